@@ -1,0 +1,37 @@
+# `make run` and `make test` are all one needs; both work in a virtual environment of their own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: run test lint protos clean
+
+run: $(VENV)/run-installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
+
+test: lint
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+lint: $(VENV)/dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Writes protos/orca_protos anew; a test compares it with engine.proto.
+protos: $(VENV)/dev-installed
+	$(BIN)/python -m grpc_tools.protoc -Iorca_protos=protos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
+		orca_protos/engine.proto
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[worker]'
+	touch $@
+
+$(VENV)/dev-installed: $(VENV)/run-installed
+	$(PIP) --editable '.[worker,dev]'
+	touch $@

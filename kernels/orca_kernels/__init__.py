@@ -1,0 +1,1 @@
+"""The fused kernels behind one interface (`orca_kernels.interface.Kernels`)."""

@@ -1,0 +1,1 @@
+"""The engine master: endpoint, request pool, scheduler and engine. No torch in this process."""

@@ -1,0 +1,55 @@
+"""The console command `orca`: finds the sub-commands that the installed packages bring, and runs one.
+
+Sub-commands are entry points of the group `orca.commands` (pyproject.toml), each a `main(argv) -> int`,
+so that this file imports neither torch nor kopf. A mistake of the user ends with one line and exit
+code 2, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.metadata import entry_points, version
+from typing import NoReturn
+
+HELP = """usage: orca COMMAND [options]
+
+commands:
+  serve    master and workers on this machine, behind one HTTP endpoint
+  master   the engine master alone, for workers that were started by hand
+  worker   one worker, which waits for a master
+
+orca COMMAND --help lists the options of a command."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the line and exits with code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs `orca argv…` and returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    commands = {point.name: point for point in entry_points(group="orca.commands")}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(HELP)
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(version("orca-serving"))
+        return 0
+    if arguments[0] not in commands:
+        print(f"orca: error: no command {arguments[0]!r}; there are {', '.join(sorted(commands))}", file=sys.stderr)
+        return 2
+    try:
+        command = commands[arguments[0]].load()
+    except ModuleNotFoundError as error:
+        print(f"orca: error: {arguments[0]} needs {error.name}: install orca-serving[worker]", file=sys.stderr)
+        return 2
+    return int(command(arguments[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

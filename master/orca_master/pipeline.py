@@ -1,0 +1,230 @@
+"""`Pipeline`: one pipeline's workers, from formation through iterations to its end.
+
+Order of events: Describe all (which also waits for them) → epoch = highest seen + 1 → Load all →
+Prepare all → Form all → Warmup all → Allocate the smallest number of blocks → open `Results` on the
+last partition and `Run` on the first → iterations with rising sequence numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from orca_protos import engine_pb2 as pb
+
+from orca_master.errors import ConfigurationError
+from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.scheduler import Batch
+from orca_master.topology import PipelineSpec, Topology
+from orca_master.workers import WorkerConnection, WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FormationConfig:
+    """What forming needs beside the topology. Times in seconds."""
+
+    max_batch_size: int
+    token_budget: int | None
+    kv_slots: int | None = None
+    memory_utilization: float = 0.9
+    connect_timeout: float = 60.0
+    stall_timeout: float = 300.0
+
+
+def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
+    """Returns the wire form of a dispatched batch (protos/engine.proto, Iteration)."""
+    iteration = pb.Iteration(epoch=epoch, sequence=sequence)
+    for scheduled in batch.requests:
+        iteration.row.append(scheduled.row)
+        iteration.num_tokens.append(scheduled.num_tokens)
+        iteration.context_length.append(scheduled.context_length)
+        iteration.token.extend(scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens))
+        iteration.num_new_blocks.append(len(scheduled.new_blocks))
+        iteration.new_block.extend(scheduled.new_blocks)
+        iteration.sample.append(scheduled.samples)
+        if scheduled.admitted:
+            sampling = scheduled.request.sampling
+            admission = iteration.admission.add(row=scheduled.row)
+            admission.sampling.temperature = sampling.temperature
+            admission.sampling.top_p = sampling.top_p
+            admission.sampling.seed = sampling.seed
+            admission.sampling.choice = sampling.choice
+    return iteration
+
+
+class Pipeline:
+    """One pipeline. `facts` and `num_blocks` are set once `form` has returned."""
+
+    def __init__(self, spec: PipelineSpec, topology: Topology, config: FormationConfig) -> None:
+        self.id = spec.id
+        self.facts = pb.ModelFacts()
+        self.num_blocks = 0
+        self._spec = spec
+        self._topology = topology
+        self._config = config
+        self._epoch = 0
+        self._sequence = 0
+        self._connections: list[WorkerConnection] = []
+        self._run: Any = None
+        self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
+
+    async def form(self) -> None:
+        """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
+        topology, config = self._topology, self._config
+        self._connections = [WorkerConnection(address) for address in self._spec.workers]
+        workers = self._connections
+        described = await _all(worker.describe(config.connect_timeout) for worker in workers)
+        self._epoch = max(self._epoch, *(description.highest_epoch for description in described)) + 1
+        hosts = [address.rpartition(":")[0] if address[:5] != "unix:" else "" for address in self._spec.workers]
+        facts = await _all(
+            worker.load(
+                pb.LoadRequest(
+                    model_path=topology.model.path,
+                    partition=partition,
+                    pipeline_parallel_size=topology.pipeline_parallel_size,
+                    tensor_parallel_size=topology.tensor_parallel_size,
+                    dtype=topology.model.dtype,
+                    device="cuda" if topology.communication.backend == "nccl" else "cpu",
+                    communication_backend=topology.communication.backend,
+                    socket_interface=topology.communication.socket_interface,
+                    environment=topology.communication.env,
+                    max_model_len=topology.model.max_model_len or 0,
+                    workers_on_host=hosts.count(hosts[partition]),
+                )
+            )
+            for partition, worker in enumerate(workers)
+        )
+        self.facts = facts[0]
+        prepared = await _all(
+            worker.prepare(pb.PrepareRequest(epoch=self._epoch, host_store=partition == 0))
+            for partition, worker in enumerate(workers)
+        )
+        await _all(
+            worker.form(
+                pb.FormRequest(
+                    epoch=self._epoch,
+                    next_hop=[*self._spec.workers, ""][partition + 1],
+                    first_rank=partition * topology.tensor_parallel_size,
+                    world_size=len(workers) * topology.tensor_parallel_size,
+                    store_address=prepared[0].store_address,
+                    group_timeout_ms=int(config.stall_timeout * 1000),
+                    max_in_flight=len(workers),
+                )
+            )
+            for partition, worker in enumerate(workers)
+        )
+        await self._allocate()
+        self._results = workers[-1].results(self._epoch)
+        self._run = workers[0].run(self._epoch)
+        logger.info(
+            "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
+            self.id,
+            self._epoch,
+            len(workers),
+            self.num_blocks * BLOCK_SIZE,
+        )
+
+    async def _allocate(self) -> None:
+        """Sizes the block pools: what was asked for, or what fits but no more than can be used."""
+        config, max_model_len = self._config, self.facts.max_model_len
+        warmup = pb.WarmupRequest(
+            max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
+            memory_utilization=config.memory_utilization,
+        )
+        warmed_up = await _all(worker.warmup(warmup, config.stall_timeout) for worker in self._connections)
+        scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
+        if config.kv_slots is not None:
+            self.num_blocks = config.kv_slots // BLOCK_SIZE
+        else:
+            usable = config.max_batch_size * len(self._connections) * blocks_for(max_model_len)
+            self.num_blocks = min(scarcest.num_blocks, usable)
+            logger.info("K/V blocks: min(%s; %d that requests can use)", scarcest.formula, usable)
+        if not 0 < self.num_blocks <= scarcest.num_blocks:
+            raise ConfigurationError(
+                f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
+            )
+        await _all(worker.allocate(pb.AllocateRequest(num_blocks=self.num_blocks)) for worker in self._connections)
+
+    def send(self, batch: Batch) -> int:
+        """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
+        self._sequence += 1
+        self._outgoing.put_nowait(build_iteration(self._epoch, self._sequence, batch))
+        return self._sequence
+
+    async def serve(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        """Moves messages until a worker is lost, which it raises as WorkerLostError."""
+        parts = [
+            asyncio.create_task(part)
+            for part in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+        ]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            # A dead worker breaks several streams; the one that names a fault says the most.
+            faults = [part.exception() for part in parts if part.done()]
+            raise next((fault for fault in faults if fault is not None), WorkerLostError("a stream ended"))
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def shutdown(self, reason: str) -> None:
+        """Ends the workers and the channels."""
+        await asyncio.gather(*(worker.shutdown(reason) for worker in self._connections))
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channels, the workers live on."""
+        await asyncio.gather(*(worker.close() for worker in self._connections))
+
+    async def _write(self) -> None:
+        while True:
+            iteration = await self._outgoing.get()
+            try:
+                await self._run.write(iteration)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The same stream's reader learns the status; this one only has to stop.
+                await asyncio.Event().wait()
+
+    async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
+        async for ack in _messages(self._run, self._connections[0]):
+            for timing in ack.timing:
+                on_timing(timing)
+
+    async def _read_results(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        async for result in _messages(self._results, self._connections[-1]):
+            if result.epoch != self._epoch:
+                continue
+            on_timing(result.timing)
+            on_result(result)
+
+
+async def _messages(stream: Any, worker: WorkerConnection) -> Any:
+    """Yields the messages of a kept-open stream; raises WorkerLostError when it ends."""
+    try:
+        async for message in stream:
+            yield message
+    except grpc.aio.AioRpcError as error:
+        raise worker.translate(error) from error
+    raise WorkerLostError(f"worker {worker.address} closed its stream")
+
+
+async def _all(calls: Any) -> list[Any]:
+    """Awaits calls side by side; raises the first error after the others were cancelled."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

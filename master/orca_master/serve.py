@@ -1,0 +1,112 @@
+"""`orca serve`: master and workers of one pipeline on this machine.
+
+The same master and the same workers as in a cluster: this file starts `orca worker` processes on Unix
+sockets, writes a topology for them and runs the server. However it ends, no process stays behind: the
+workers are asked to end, then told, then killed, and the kernel kills them if this process is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from orca_master.cli import OneLineParser
+from orca_master.errors import ConfigurationError
+from orca_master.options import add_model_options, add_server_options, engine_config, positive
+from orca_master.server import SIGNALS, bind, configure_logging, run_to_exit_code
+from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
+
+PR_SET_PDEATHSIG = 1
+WORKER_EXIT_SECONDS = 5.0
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: its end follows this process's (prctl(2), Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def local_workers(count: int) -> Iterator[list[str]]:
+    """Starts `count` workers and yields their addresses; they have ended when it returns.
+
+    Must be entered on the main thread while it is the only one: the kernel ties "dies with its parent"
+    to the thread that started the child.
+    """
+    with tempfile.TemporaryDirectory(prefix="orca-") as folder:
+        addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "orca_worker", "--listen", address],
+                # No other thread is there yet, so code before exec is safe.
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
+            )
+            for address in addresses
+        ]
+        try:
+            yield addresses
+        finally:
+            _end(workers)
+
+
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+    """Waits for workers that were asked to end; signals those that do not."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        for worker in workers:
+            if number is not None and worker.poll() is None:
+                worker.send_signal(number)
+        deadline = time.monotonic() + WORKER_EXIT_SECONDS
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, deadline - time.monotonic()))
+
+
+def main(argv: list[str]) -> int:
+    """`orca serve`."""
+    parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
+    parser.add_argument("model", help="Hugging Face model directory")
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    add_model_options(parser)
+    add_server_options(parser)
+    arguments = parser.parse_args(argv)
+    configure_logging()
+    for number in SIGNALS:
+        signal.signal(number, _leave)
+    model = Path(arguments.model).resolve()
+    if not (model / "config.json").is_file():
+        parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
+    try:
+        listener = bind(arguments.host, arguments.port)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    with listener, local_workers(arguments.pipeline_parallel_size) as addresses:
+        return run_to_exit_code(parser.prog, _topology(arguments, model, addresses), engine_config(arguments), listener)
+
+
+def _topology(arguments: argparse.Namespace, model: Path, addresses: list[str]) -> Topology:
+    return Topology(
+        model=ModelSpec(
+            path=str(model),
+            served_name=arguments.served_model_name or model.name,
+            dtype=arguments.dtype,
+            max_model_len=arguments.max_model_len,
+        ),
+        pipeline_parallel_size=len(addresses),
+        communication=Communication(backend="nccl" if arguments.device == "cuda" else "gloo", socket_interface="lo"),
+        pipelines=[PipelineSpec(id="local-0", workers=addresses)],
+    )
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Before the server runs, a signal unwinds the stack, so that the workers are ended."""
+    sys.exit(128 + number)

@@ -1,0 +1,152 @@
+"""`orca master`, and the HTTP server that `orca serve` shares with it.
+
+Order of events: options → port bound (a port in use is known before anything starts) → HTTP answers,
+/readyz says loading → engine formed → ready. A signal ends it in the opposite order: no new
+connections, running answers finish within a bound, workers end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from orca_master.api import Endpoint, create_app
+from orca_master.cli import OneLineParser
+from orca_master.engine import EngineConfig
+from orca_master.engine_thread import EngineThread
+from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.metrics import Metrics
+from orca_master.options import add_model_options, add_server_options, engine_config
+from orca_master.tokenizer import TextCodec
+from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
+
+logger = logging.getLogger(__name__)
+
+GRACEFUL_SHUTDOWN_SECONDS = 30
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a listening socket; raises ConfigurationError if the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process before the workers are."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run_server(topology: Topology, config: EngineConfig, listener: socket.socket) -> None:
+    """Serves until a signal comes; raises ConfigurationError or EngineUnavailableError if it cannot start."""
+    codec = TextCodec(Path(topology.model.path))
+    metrics = Metrics()
+    engine = EngineThread(topology, config, metrics)
+    metrics.watch(engine.engine)
+    endpoint = Endpoint(engine, codec, topology.model.served_name, metrics)
+    server = _Server(
+        uvicorn.Config(
+            create_app(endpoint),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        )
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    started = asyncio.create_task(engine.start())
+    serving = asyncio.create_task(server.serve([listener]))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({started, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if started.done() and not stop.is_set():
+            await started
+            host, port = listener.getsockname()[:2]
+            logger.info("ready: %s on http://%s:%d", topology.model.served_name, host, port)
+            await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        for task in (started, stopped):
+            task.cancel()
+        await asyncio.gather(started, serving, stopped, return_exceptions=True)
+        await engine.stop("the server ends")
+
+
+def run_to_exit_code(program: str, topology: Topology, config: EngineConfig, listener: socket.socket) -> int:
+    """Runs the server and returns the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
+    try:
+        asyncio.run(run_server(topology, config, listener))
+    except ConfigurationError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
+    except EngineUnavailableError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def configure_logging() -> None:
+    """Log lines go to standard error with time and module."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def main(argv: list[str]) -> int:
+    """`orca master`."""
+    parser = OneLineParser(prog="orca master", description="Runs the engine master for workers started elsewhere.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--topology", type=Path, help="topology.json (docs/contracts.md, section 1)")
+    source.add_argument(
+        "--pipeline", action="append", metavar="HOST:PORT,…", help="the workers of one pipeline, in partition order"
+    )
+    parser.add_argument("--model", help="model directory, readable by master and workers (with --pipeline)")
+    add_model_options(parser)
+    parser.add_argument("--communication-backend", choices=("gloo", "nccl"), default="gloo")
+    add_server_options(parser)
+    arguments = parser.parse_args(argv)
+    configure_logging()
+    try:
+        topology = read_topology(arguments.topology) if arguments.topology else _by_hand(arguments)
+        listener = bind(arguments.host, arguments.port)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    return run_to_exit_code(parser.prog, topology, engine_config(arguments), listener)
+
+
+def _by_hand(arguments: argparse.Namespace) -> Topology:
+    if arguments.model is None:
+        raise ConfigurationError("--model is needed with --pipeline")
+    pipelines = [pipeline.split(",") for pipeline in arguments.pipeline]
+    if len({len(workers) for workers in pipelines}) != 1:
+        raise ConfigurationError("--pipeline: every pipeline must have the same number of workers")
+    return Topology(
+        model=ModelSpec(
+            path=arguments.model,
+            served_name=arguments.served_model_name or Path(arguments.model).name,
+            dtype=arguments.dtype,
+            max_model_len=arguments.max_model_len,
+        ),
+        pipeline_parallel_size=len(pipelines[0]),
+        communication=Communication(backend=arguments.communication_backend),
+        pipelines=[PipelineSpec(id=f"local-{index}", workers=workers) for index, workers in enumerate(pipelines)],
+    )

@@ -1,0 +1,120 @@
+"""`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
+
+Unary calls carry deadlines. The kept-open streams carry none; keepalive (10 s) and the iteration's own
+deadline (engine.py) watch them. A worker that comes back under its name with another address is found
+again because name resolution and reconnect back-off are kept short (docs/contracts.md, section 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub
+
+from orca_master.errors import ConfigurationError, EngineUnavailableError
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+]
+EPOCH_KEY = "orca-epoch"
+"""Metadata of `Run` that names the epoch the stream belongs to."""
+CALL_TIMEOUT = 30.0
+"""Seconds a unary call may take."""
+LOAD_SILENCE_TIMEOUT = 120.0
+"""Seconds a loading worker may stay without progress."""
+
+Reply = TypeVar("Reply")
+
+
+class WorkerLostError(EngineUnavailableError):
+    """A worker that did not answer, or whose part of the engine failed."""
+
+
+class WorkerConnection:
+    """One controller. Must be made and used on one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def describe(self, timeout: float) -> pb.Description:
+        """Waits up to `timeout` seconds for the worker to be there."""
+        return await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=timeout, wait_for_ready=True))
+
+    async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
+        """Loads a partition; raises ConfigurationError for a model that does not fit."""
+        stream = self._stub.Load(request)
+        while True:
+            try:
+                progress = await self._call(asyncio.wait_for(stream.read(), LOAD_SILENCE_TIMEOUT))
+            except TimeoutError as error:
+                raise WorkerLostError(
+                    f"worker {self.address} made no progress in loading for {LOAD_SILENCE_TIMEOUT:.0f} s"
+                ) from error
+            if progress is grpc.aio.EOF:
+                raise WorkerLostError(f"worker {self.address} ended loading without an answer")
+            if progress.HasField("facts"):
+                facts: pb.ModelFacts = progress.facts
+                return facts
+
+    async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
+        """Forgets older epochs."""
+        return await self._call(self._stub.Prepare(request, timeout=CALL_TIMEOUT))
+
+    async def form(self, request: pb.FormRequest) -> pb.Formed:
+        """Joins the groups of the epoch; every worker of the pipeline must be asked at the same time."""
+        timeout = CALL_TIMEOUT + request.group_timeout_ms / 1000
+        return await self._call(self._stub.Form(request, timeout=timeout))
+
+    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> pb.WarmedUp:
+        """Runs the largest iteration once."""
+        return await self._call(self._stub.Warmup(request, timeout=timeout))
+
+    async def allocate(self, request: pb.AllocateRequest) -> pb.Allocated:
+        """Allocates the block pools."""
+        return await self._call(self._stub.Allocate(request, timeout=CALL_TIMEOUT))
+
+    async def shutdown(self, reason: str) -> None:
+        """Asks the worker to end; one that is gone already is no error."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=2.0)
+
+    def run(self, epoch: int) -> Any:
+        """Opens the hot stream Iteration → Ack."""
+        return self._stub.Run(metadata=((EPOCH_KEY, str(epoch)),))
+
+    def results(self, epoch: int) -> Any:
+        """Opens the hot stream of results."""
+        return self._stub.Results(pb.ResultsRequest(epoch=epoch))
+
+    async def close(self) -> None:
+        """Closes the channel and every stream on it."""
+        await self._channel.close()
+
+    async def _call(self, call: Awaitable[Reply]) -> Reply:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+
+    def translate(self, error: grpc.aio.AioRpcError) -> Exception:
+        """Returns the typed error behind a gRPC status: INVALID_ARGUMENT is for people to mend."""
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigurationError(error.details() or "refused by the worker")
+        return WorkerLostError(f"worker {self.address}: {error.details() or error.code().name}")

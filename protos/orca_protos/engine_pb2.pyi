@@ -1,0 +1,286 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("boot_id", "pod_uid", "version", "device", "free_memory_bytes", "loaded_digest", "highest_epoch", "last_sequence")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    pod_uid: str
+    version: str
+    device: str
+    free_memory_bytes: int
+    loaded_digest: str
+    highest_epoch: int
+    last_sequence: int
+    def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_ON_HOST_FIELD_NUMBER: _ClassVar[int]
+    model_path: str
+    partition: int
+    pipeline_parallel_size: int
+    tensor_parallel_size: int
+    dtype: str
+    device: str
+    communication_backend: str
+    socket_interface: str
+    environment: _containers.ScalarMap[str, str]
+    max_model_len: int
+    workers_on_host: int
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("loaded_bytes", "facts")
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    loaded_bytes: int
+    facts: ModelFacts
+    def __init__(self, loaded_bytes: _Optional[int] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ...) -> None: ...
+
+class ModelFacts(_message.Message):
+    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    vocabulary_size: int
+    max_model_len: int
+    num_layers: int
+    dtype: str
+    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("epoch", "host_store")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_STORE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    host_store: bool
+    def __init__(self, epoch: _Optional[int] = ..., host_store: _Optional[bool] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("store_address",)
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    store_address: str
+    def __init__(self, store_address: _Optional[str] = ...) -> None: ...
+
+class FormRequest(_message.Message):
+    __slots__ = ("epoch", "next_hop", "first_rank", "world_size", "store_address", "group_timeout_ms", "max_in_flight")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_HOP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    next_hop: str
+    first_rank: int
+    world_size: int
+    store_address: str
+    group_timeout_ms: int
+    max_in_flight: int
+    def __init__(self, epoch: _Optional[int] = ..., next_hop: _Optional[str] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., store_address: _Optional[str] = ..., group_timeout_ms: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+
+class Formed(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WarmupRequest(_message.Message):
+    __slots__ = ("max_tokens", "memory_utilization")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    memory_utilization: float
+    def __init__(self, max_tokens: _Optional[int] = ..., memory_utilization: _Optional[float] = ...) -> None: ...
+
+class WarmedUp(_message.Message):
+    __slots__ = ("num_blocks", "formula")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FORMULA_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    formula: str
+    def __init__(self, num_blocks: _Optional[int] = ..., formula: _Optional[str] = ...) -> None: ...
+
+class AllocateRequest(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+
+class Allocated(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "seed", "choice")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    seed: int
+    choice: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("row", "sampling")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    sampling: Sampling
+    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+
+class Iteration(_message.Message):
+    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    row: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    context_length: _containers.RepeatedScalarFieldContainer[int]
+    token: _containers.RepeatedScalarFieldContainer[int]
+    num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
+    new_block: _containers.RepeatedScalarFieldContainer[int]
+    sample: _containers.RepeatedScalarFieldContainer[bool]
+    admission: _containers.RepeatedCompositeFieldContainer[Admission]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ...) -> None: ...
+
+class StageTiming(_message.Message):
+    __slots__ = ("sequence", "partition", "started_ns", "ended_ns")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    partition: int
+    started_ns: int
+    ended_ns: int
+    def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("epoch", "sequence", "timing")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    timing: _containers.RepeatedCompositeFieldContainer[StageTiming]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., timing: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+
+class ResultsRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class IterationResult(_message.Message):
+    __slots__ = ("epoch", "sequence", "token", "timing")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    token: _containers.RepeatedScalarFieldContainer[int]
+    timing: StageTiming
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ...) -> None: ...
+
+class ShutdownRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ShutdownAccepted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankCommand(_message.Message):
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATE_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    load: LoadRequest
+    prepare: PrepareRequest
+    form: FormRequest
+    warmup: WarmupRequest
+    allocate: AllocateRequest
+    iteration: bytes
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ...) -> None: ...
+
+class RankFault(_message.Message):
+    __slots__ = ("message", "user_error")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    USER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    user_error: bool
+    def __init__(self, message: _Optional[str] = ..., user_error: _Optional[bool] = ...) -> None: ...
+
+class RankReply(_message.Message):
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    WARMED_UP_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    load: LoadProgress
+    prepared: Prepared
+    formed: Formed
+    warmed_up: WarmedUp
+    allocated: Allocated
+    result: IterationResult
+    timing: StageTiming
+    fault: RankFault
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[RankFault, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What several test folders share: checkpoints, engines of real worker processes, served models."""

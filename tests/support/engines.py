@@ -1,0 +1,132 @@
+"""An `EngineMaster` over real worker processes, for tests of engine and workers together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orca_master.engine import EngineConfig, EngineMaster, Output, Submission
+from orca_master.request import FinishReason, SamplingParameters
+from orca_master.scheduler import Batch
+from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_protos import engine_pb2 as pb
+
+WORKER_COMMAND = (sys.executable, "-m", "orca_worker")
+
+
+@contextlib.contextmanager
+def worker_processes(
+    count: int, commands: dict[int, Sequence[str]] | None = None
+) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
+    """Starts workers on Unix sockets; yields addresses and processes. `commands` replaces some of them."""
+    with tempfile.TemporaryDirectory(prefix="orca-test-") as folder:
+        addresses = [f"unix:{folder}/{index}.sock" for index in range(count)]
+        processes = [
+            subprocess.Popen(
+                [*(commands or {}).get(index, WORKER_COMMAND), "--listen", address],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for index, address in enumerate(addresses)
+        ]
+        try:
+            yield addresses, processes
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def topology(model: Path, addresses: list[str], dtype: str = "float32") -> Topology:
+    """One pipeline over `addresses`."""
+    return Topology(
+        model=ModelSpec(path=str(model), served_name=model.name, dtype=dtype),
+        pipeline_parallel_size=len(addresses),
+        communication=Communication(socket_interface="lo"),
+        pipelines=[PipelineSpec(id="test-0", workers=addresses)],
+    )
+
+
+@dataclass
+class Harness:
+    """An engine with a record of what it did."""
+
+    engine: EngineMaster = field(init=False)
+    outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue)
+    batches: list[tuple[int, Batch]] = field(default_factory=list)
+    timings: list[pb.StageTiming] = field(default_factory=list)
+
+    def deliver(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self.outputs.put_nowait(output)
+
+    def on_dispatch(self, sequence: int, batch: Batch) -> None:
+        self.batches.append((sequence, batch))
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        self.timings.append(timing)
+
+    def submit(self, request_id: str, prompt: tuple[int, ...], max_gen_tokens: int, **sampling: float) -> None:
+        parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
+        self.engine.submit(Submission(request_id, prompt, max_gen_tokens, parameters, frozenset()))
+
+    async def collect(self, count: int, timeout: float = 120.0) -> dict[str, list[int]]:
+        """Waits until `count` requests have ended; returns their tokens. Fails on an error."""
+        tokens: dict[str, list[int]] = {}
+        async with asyncio.timeout(timeout):
+            while count:
+                output = await self.outputs.get()
+                assert output.finish_reason is not FinishReason.ERROR, output.error
+                assert output.token is not None
+                tokens.setdefault(output.request_id, []).append(output.token)
+                count -= output.finish_reason is not None
+        return tokens
+
+    def mixed_iterations(self) -> int:
+        """Iterations that held both phases: a prompt's tokens and a single next token."""
+        count = 0
+        for _, batch in self.batches:
+            beginning = [scheduled.context_length < len(scheduled.request.prompt) for scheduled in batch.requests]
+            count += any(beginning) and not all(beginning)
+        return count
+
+    def assert_nothing_held(self) -> None:
+        """No slot, block or row is held and no request is known."""
+        for pipeline in self.engine.scheduler._pipelines.values():
+            assert pipeline.ledger.num_free_blocks == pipeline.ledger.num_blocks
+            assert pipeline.ledger.num_holders == 0
+            assert pipeline.admitted == []
+            assert pipeline.in_flight == 0
+        assert len(self.engine.pool) == 0
+        assert self.engine._requests == {}
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    model: Path,
+    pipeline_parallel_size: int,
+    config: EngineConfig | None = None,
+    commands: dict[int, Sequence[str]] | None = None,
+    start: bool = True,
+) -> AsyncIterator[Harness]:
+    """A harness around an engine, started unless told otherwise."""
+    with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
+        harness = Harness()
+        harness.engine = EngineMaster(topology(model, addresses), config or EngineConfig(), harness.deliver, harness)
+        if start:
+            await harness.engine.start()
+        try:
+            yield harness
+        finally:
+            await harness.engine.stop("the test ends")

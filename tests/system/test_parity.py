@@ -1,0 +1,41 @@
+"""Correct means the same greedy tokens as `transformers`, through master, gRPC, gloo and P partitions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from orca_master.engine import EngineConfig
+from support.checkpoints import VARIANTS
+from support.engines import engine
+
+LENGTHS = (1, 2, 33, 600)
+NUM_TOKENS = 32
+
+
+@pytest.mark.parametrize("pipeline_parallel_size", [1, 2, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_equal_transformers(variant, pipeline_parallel_size, checkpoint, references):
+    """Prompts of 1, 2, 33 and 600 tokens, sent together; 5 layers do not divide evenly by 2 or 3."""
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    # A budget below the longest prompt makes chunks that run beside the others' increments.
+    config = EngineConfig(max_batch_size=4, token_budget=256)
+
+    async def run() -> None:
+        async with engine(checkpoint(variant), pipeline_parallel_size, config) as harness:
+            for index, reference in enumerate(expected):
+                harness.submit(str(index), reference.prompt, NUM_TOKENS)
+            tokens = await harness.collect(len(expected))
+            assert harness.mixed_iterations() >= 1
+            harness.assert_nothing_held()
+        for index, reference in enumerate(expected):
+            assert tokens[str(index)] == reference.greedy, f"prompt of {len(reference.prompt)} tokens"
+
+    asyncio.run(run())
+
+
+def test_the_references_are_not_trivial(references):
+    """A model that repeats one token would hide mistakes."""
+    for variant in VARIANTS:
+        distinct = [len(set(reference.greedy)) for reference in references(variant, LENGTHS, NUM_TOKENS)]
+        assert sum(distinct) > 40, (variant, distinct)

@@ -1,0 +1,94 @@
+"""`Checkpoint`: the tensors of a Hugging Face directory, each read when it is asked for and only then.
+
+safetensors, one file or sharded with an index. A rank asks for its own tensors alone, so a partition
+never holds the whole model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from orca_worker.errors import ModelError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """Weights of one directory, cast to `dtype` on `device` as they are read.
+
+    `on_read` is told the bytes read so far. Raises ModelError if there are no weights or a file is damaged.
+    """
+
+    def __init__(
+        self, model_path: Path, dtype: torch.dtype, device: torch.device, on_read: Callable[[int], None]
+    ) -> None:
+        self._path = model_path
+        self._dtype = dtype
+        self._device = device
+        self._on_read = on_read
+        self._bytes_read = 0
+        self._files: dict[str, Any] = {}
+        self._file_of: dict[str, str] = self._index()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Returns the tensor `name` of exactly `shape`; raises ModelError if it is missing or of another."""
+        if name not in self._file_of:
+            raise ModelError(f"{self._path}: tensor {name} is missing")
+        part = self._open(self._file_of[name]).get_slice(name)
+        found = tuple(part.get_shape())
+        if found != shape:
+            raise ModelError(f"{self._path}: tensor {name} has shape {list(found)}, {list(shape)} is expected")
+        tensor: torch.Tensor = part[:]
+        self._bytes_read += tensor.nbytes
+        self._on_read(self._bytes_read)
+        return tensor.to(self._device, self._dtype)
+
+    def _index(self) -> dict[str, str]:
+        if (self._path / INDEX).is_file():
+            try:
+                weight_map = json.loads((self._path / INDEX).read_bytes())["weight_map"]
+            except (ValueError, KeyError) as error:
+                raise ModelError(f"{self._path / INDEX}: no weight_map in it") from error
+            return dict(weight_map)
+        if (self._path / SINGLE).is_file():
+            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        hint = ""
+        if any(self._path.glob("*.bin")) or any(self._path.glob("*.pt")):
+            hint = "; pickled weights are not read: save the model with safe_serialization"
+        raise ModelError(f"{self._path}: no weights: {SINGLE} or {INDEX} is expected{hint}")
+
+    def _open(self, name: str) -> Any:
+        if name not in self._files:
+            try:
+                self._files[name] = safe_open(self._path / name, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{self._path / name}: {error}") from error
+        return self._files[name]
+
+
+class Scope:
+    """The tensors of a checkpoint below a prefix, `scope["attn"]["c_proj"]`-style."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str = "") -> None:
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+
+    def __getitem__(self, name: str | int) -> Scope:
+        return Scope(self._checkpoint, f"{self._prefix}{name}.")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self._prefix}{name}" in self._checkpoint
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        """See Checkpoint.read."""
+        return self._checkpoint.read(f"{self._prefix}{name}", shape)

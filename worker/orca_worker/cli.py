@@ -1,0 +1,75 @@
+"""`orca worker`: waits on an address for a master and does what it says.
+
+The address is the whole start-up interface (docs/contracts.md, section 1): model, partition and
+neighbours come from the master.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import grpc.aio
+from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
+
+from orca_worker.controller import SERVER_OPTIONS, Controller
+from orca_worker.rank_process import RANK_COMMAND
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 1.0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+async def run(address: str, rank_command: Sequence[str] = RANK_COMMAND) -> int:
+    """Serves until `Shutdown` or a signal; returns the exit code."""
+    controller = Controller(_store_host(address), rank_command)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        print(f"orca worker: error: --listen {address}: the address is in use or not of this machine", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, controller.stopped.set)
+    await server.start()
+    logger.info("worker listens on %s", address)
+    await controller.stopped.wait()
+    await controller.close()
+    await server.stop(STOP_GRACE_SECONDS)
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """`orca worker`."""
+    parser = _Parser(prog="orca worker", description="Runs one worker, which waits for a master.")
+    parser.add_argument("--listen", required=True, metavar="ADDR", help="host:port or unix:PATH")
+    arguments = parser.parse_args(argv)
+    host, _, port = arguments.listen.rpartition(":")
+    if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    return asyncio.run(run(arguments.listen))
+
+
+def _store_host(address: str) -> str:
+    """The address on which this worker's data plane can be reached by the others."""
+    host = address.rpartition(":")[0]
+    if host == "unix":
+        return "127.0.0.1"
+    if host in ("0.0.0.0", "[::]"):
+        return socket.gethostbyname(socket.gethostname())
+    return socket.gethostbyname(host)

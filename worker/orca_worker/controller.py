@@ -1,0 +1,258 @@
+"""`Controller`: the gRPC service of a worker. No torch in this process.
+
+Cold calls go to every rank and wait for all answers. On the hot path an Iteration is put into the
+ranks' local queues and forwarded to the next controller at once, before any kernel has run. An Ack
+goes back when this and every later partition has queued it; nobody waits for Acks but the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
+
+from orca_worker.epoch import Epoch
+from orca_worker.errors import EpochError, ModelError, RankError
+from orca_worker.model_config import load_digest, read_model_config
+from orca_worker.rank_process import RANK_COMMAND, RankProcess
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+]
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+]
+EPOCH_KEY = "orca-epoch"
+"""Metadata of `Run` that names the epoch the stream belongs to."""
+ANSWER_SECONDS = 30.0
+LOAD_SILENCE_SECONDS = 100.0
+MAX_DETAILS = 2000
+"""Characters of a status message: it travels in an HTTP/2 header."""
+
+
+class Controller(WorkerServicer):
+    """One worker. `rank_command` starts a rank; tests put their own in front of it."""
+
+    def __init__(self, store_host: str, rank_command: Sequence[str] = RANK_COMMAND) -> None:
+        self.stopped = asyncio.Event()
+        self._store_host = store_host
+        self._rank_command = rank_command
+        self._boot_id = uuid.uuid4().hex
+        self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._highest_epoch = 0
+        self._ranks: list[RankProcess] = []
+        self._load: pb.LoadRequest | None = None
+        self._facts: pb.ModelFacts | None = None
+        self._epoch: Epoch | None = None
+        self._next_channel: grpc.aio.Channel | None = None
+        self._formed = asyncio.Condition()
+
+    # -- cold ----------------------------------------------------------------------------------------
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
+        """See engine.proto."""
+        return pb.Description(
+            boot_id=self._boot_id,
+            pod_uid=os.environ.get("POD_UID", ""),
+            version=version("orca-serving"),
+            device=self._load.device if self._load else "",
+            free_memory_bytes=self._free_memory,
+            loaded_digest=self._facts.digest if self._facts else "",
+            highest_epoch=self._highest_epoch,
+            last_sequence=self._epoch.last_sequence if self._epoch else 0,
+        )
+
+    async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
+        """See engine.proto."""
+        try:
+            path = Path(request.model_path)
+            read_model_config(path).check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
+            if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
+                async for progress in self._load_ranks(request):
+                    yield progress
+            yield pb.LoadProgress(facts=self._facts)
+        except (ModelError, RankError) as error:
+            await self._end_ranks()
+            await _abort(context, error)
+
+    async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
+        await self._end_ranks()
+        environment = dict(request.environment)
+        if request.socket_interface:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environment.setdefault(name, request.socket_interface)
+        for tensor_rank in range(request.tensor_parallel_size):
+            # Results and timings are rank 0's to report; the others compute the same iteration.
+            on_reply = self._on_reply if tensor_rank == 0 else _ignore
+            self._ranks.append(
+                await RankProcess.spawn(
+                    tensor_rank, self._store_host, environment, self._rank_command, on_reply, self._on_fault
+                )
+            )
+        for rank in self._ranks:
+            rank.send(pb.RankCommand(load=request))
+        for rank in self._ranks:
+            while not (reply := await rank.answer(LOAD_SILENCE_SECONDS)).load.HasField("facts"):
+                yield reply.load
+            self._facts = reply.load.facts
+        self._load = request
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
+        """See engine.proto."""
+        if request.epoch <= self._highest_epoch:
+            message = f"epoch {request.epoch} is over: {self._highest_epoch} was seen"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        self._highest_epoch = request.epoch
+        await self._leave_epoch(f"epoch {request.epoch} is being formed")
+        replies = await self._ask(context, pb.RankCommand(prepare=request), ANSWER_SECONDS)
+        return replies[0].prepared
+
+    async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
+        """See engine.proto."""
+        if request.epoch != self._highest_epoch:
+            message = f"epoch {request.epoch} was not prepared: {self._highest_epoch} is the last"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        await self._ask(context, pb.RankCommand(form=request), ANSWER_SECONDS + request.group_timeout_ms / 1000)
+        next_hop = None
+        if request.next_hop:
+            self._next_channel = grpc.aio.insecure_channel(request.next_hop, options=CHANNEL_OPTIONS)
+            metadata = ((EPOCH_KEY, str(request.epoch)),)
+            next_hop = WorkerStub(self._next_channel).Run(  # type: ignore[no-untyped-call]
+                wait_for_ready=True, metadata=metadata
+            )
+        async with self._formed:
+            self._epoch = Epoch(request.epoch, next_hop)
+            self._formed.notify_all()
+        return pb.Formed()
+
+    async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
+        """See engine.proto."""
+        replies = await self._ask(context, pb.RankCommand(warmup=request), context.time_remaining() or ANSWER_SECONDS)
+        return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.Allocated:
+        """See engine.proto."""
+        await self._ask(context, pb.RankCommand(allocate=request), ANSWER_SECONDS)
+        return pb.Allocated()
+
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
+        """See engine.proto."""
+        self.stopped.set()
+        return pb.ShutdownAccepted()
+
+    # -- hot -----------------------------------------------------------------------------------------
+
+    async def Run(self, request_iterator: Any, context: Any) -> None:
+        """See engine.proto. Reads iterations on this task and writes Acks on another."""
+        acks: asyncio.Task[None] | None = None
+        try:
+            epoch = await self._formed_epoch(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
+            acks = asyncio.create_task(_write_acks(epoch, context))
+            while (iteration := await epoch.unless_over(context.read())) is not grpc.aio.EOF:
+                epoch.accept(iteration)
+                command = pb.RankCommand(iteration=iteration.SerializeToString())
+                for rank in self._ranks:
+                    rank.send(command)
+                await epoch.unless_over(epoch.forward(iteration))
+        except (EpochError, RankError) as error:
+            await _abort(context, error)
+        finally:
+            if acks is not None:
+                acks.cancel()
+
+    async def Results(self, request: pb.ResultsRequest, context: Any) -> AsyncIterator[pb.IterationResult]:
+        """See engine.proto."""
+        try:
+            epoch = await self._formed_epoch(str(request.epoch))
+            while True:
+                yield await epoch.unless_over(epoch.results.get())
+        except (EpochError, RankError) as error:
+            await _abort(context, error)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Ends epoch and ranks."""
+        await self._leave_epoch("the worker ends")
+        await self._end_ranks()
+
+    async def _formed_epoch(self, number: str) -> Epoch:
+        """Waits for the epoch to be formed here: a neighbour may have been faster. Raises EpochError."""
+        if not number.isdecimal() or int(number) != self._highest_epoch:
+            raise EpochError(f"epoch {number or 'none'} is not the current one, {self._highest_epoch}")
+        async with self._formed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._formed.wait_for(lambda: self._epoch is not None), ANSWER_SECONDS)
+        if self._epoch is None or self._epoch.number != int(number):
+            raise EpochError(f"epoch {number} was not formed")
+        return self._epoch
+
+    def _on_reply(self, reply: pb.RankReply) -> None:
+        if self._epoch is not None:
+            self._epoch.reply(reply)
+
+    def _on_fault(self, message: str) -> None:
+        self._facts = None
+        if self._epoch is not None:
+            self._epoch.end(message)
+
+    async def _ask(self, context: Any, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
+        if not self._ranks:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is loaded")
+        try:
+            return list(await asyncio.gather(*(rank.ask(command, timeout) for rank in self._ranks)))
+        except (ModelError, RankError) as error:
+            await _abort(context, error)
+            raise  # unreachable: abort raises
+
+    async def _leave_epoch(self, reason: str) -> None:
+        if self._epoch is not None:
+            self._epoch.end(reason)
+        self._epoch = None
+        if self._next_channel is not None:
+            await self._next_channel.close()
+        self._next_channel = None
+
+    async def _end_ranks(self) -> None:
+        ranks, self._ranks, self._facts, self._load = self._ranks, [], None, None
+        await asyncio.gather(*(rank.end() for rank in ranks))
+
+
+async def _write_acks(epoch: Epoch, context: Any) -> None:
+    while True:
+        await context.write(await epoch.acks.get())
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    """Ends a call with the status that belongs to `error`."""
+    code = {
+        ModelError: grpc.StatusCode.INVALID_ARGUMENT,
+        RankError: grpc.StatusCode.ABORTED,
+        EpochError: grpc.StatusCode.FAILED_PRECONDITION,
+    }[type(error)]
+    await context.abort(code, str(error)[:MAX_DETAILS])
+
+
+def _ignore(_: pb.RankReply) -> None:
+    pass

@@ -1,0 +1,76 @@
+"""`DataPlane`: activations between the ranks of neighbouring partitions, over NCCL or gloo.
+
+Nothing but activations travels here. Sends do not block and their buffers are kept until they are
+through, at most one per iteration in flight, so a stage never waits for a slow neighbour (a blocking
+gloo send waits for the peer's receive even at 3 KB).
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from orca_worker.errors import RankError
+
+
+def host_store(host: str) -> TCPStore:
+    """Returns a fresh rendezvous store listening on `host` and a free port (`.port`)."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+
+
+class DataPlane:
+    """The process group of one epoch. Every rank of the pipeline must make it at the same time.
+
+    Raises RankError if they do not meet within `timeout` seconds.
+    """
+
+    def __init__(
+        self, backend: str, store_address: str, rank: int, world_size: int, timeout: float, max_in_flight: int
+    ) -> None:
+        self._rank = rank
+        self._max_in_flight = max_in_flight
+        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._timeout = datetime.timedelta(seconds=timeout)
+        host, _, port = store_address.rpartition(":")
+        try:
+            store = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
+        except (RuntimeError, dist.DistError) as error:
+            raise RankError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
+
+    def send(self, hidden: torch.Tensor, distance: int) -> None:
+        """Starts sending `hidden` to the rank `distance` further on."""
+        while len(self._sends) >= self._max_in_flight:
+            self._wait(*self._sends.popleft())
+        work = dist.isend(hidden, self._rank + distance)
+        assert work is not None
+        self._sends.append((work, hidden))
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> torch.Tensor:
+        """Returns the activations of `shape` that come from the rank `distance` before this one."""
+        hidden = torch.empty(shape, dtype=dtype, device=device)
+        work = dist.irecv(hidden, self._rank - distance)
+        assert work is not None
+        self._wait(work, hidden)
+        return hidden
+
+    def close(self) -> None:
+        """Leaves the group; sends that are under way are given up."""
+        self._sends.clear()
+        dist.destroy_process_group()
+
+    def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:
+        # On NCCL this orders streams and returns at once; on gloo it waits for the data.
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise RankError(f"rank {self._rank} lost its neighbour: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,93 @@
+"""`Epoch`: what a controller holds for one set of communicators, from `Form` until it is over.
+
+Iterations pass through to the next controller; Acks and results wait here for the streams that carry
+them. The first fault ends the epoch and with it every stream that belongs to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.errors import EpochError, RankError
+
+T = TypeVar("T")
+
+
+class Epoch:
+    """One epoch of one controller. `next_hop` is the Run stream to the next controller, None on the last."""
+
+    def __init__(self, number: int, next_hop: Any | None) -> None:
+        self.number = number
+        self.last_sequence = 0
+        self.results: asyncio.Queue[pb.IterationResult] = asyncio.Queue()
+        self.acks: asyncio.Queue[pb.Ack] = asyncio.Queue()
+        self._next_hop = next_hop
+        self._timings: list[pb.StageTiming] = []
+        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._relay = asyncio.create_task(self._relay_acks()) if next_hop is not None else None
+
+    def accept(self, iteration: pb.Iteration) -> None:
+        """Checks epoch and sequence number; raises EpochError for another epoch, RankError on a gap."""
+        if iteration.epoch != self.number:
+            raise EpochError(f"iteration of epoch {iteration.epoch} in epoch {self.number}")
+        if iteration.sequence != self.last_sequence + 1:
+            raise RankError(f"iteration {iteration.sequence} came where {self.last_sequence + 1} was due")
+        self.last_sequence = iteration.sequence
+
+    async def forward(self, iteration: pb.Iteration) -> None:
+        """Passes an iteration on; on the last partition it is queued everywhere now, so its Ack is due."""
+        if self._next_hop is None:
+            self.acks.put_nowait(self._ack(iteration.sequence))
+            return
+        try:
+            await self._next_hop.write(iteration)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The relay of Acks learns from the same stream why it broke.
+            await asyncio.shield(self._over)
+
+    def reply(self, reply: pb.RankReply) -> None:
+        """Takes what rank 0 says about an iteration: its result, or its timing for a later Ack."""
+        if reply.HasField("result"):
+            self.results.put_nowait(reply.result)
+        else:
+            self._timings.append(reply.timing)
+
+    def end(self, reason: str) -> None:
+        """Ends the epoch; the first reason stands."""
+        if not self._over.done():
+            self._over.set_result(reason)
+        if self._relay is not None:
+            self._relay.cancel()
+
+    async def unless_over(self, work: Awaitable[T]) -> T:
+        """Awaits `work`; raises RankError with the reason as soon as the epoch is over."""
+        task = asyncio.ensure_future(work)
+        try:
+            waited: set[asyncio.Future[Any]] = {task, self._over}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                raise RankError(self._over.result())
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _relay_acks(self) -> None:
+        assert self._next_hop is not None
+        reason = "the next partition's controller closed its stream"
+        try:
+            async for ack in self._next_hop:
+                self._timings.extend(ack.timing)
+                self.acks.put_nowait(self._ack(ack.sequence))
+        except grpc.aio.AioRpcError as error:
+            reason = f"next partition: {error.details() or error.code().name}"
+        self.end(reason)
+
+    def _ack(self, sequence: int) -> pb.Ack:
+        timings, self._timings = self._timings, []
+        return pb.Ack(epoch=self.number, sequence=sequence, timing=timings)

@@ -1,0 +1,78 @@
+"""GPT-2 (Radford et al., 2019; `GPT2LMHeadModel` in transformers)."""
+
+from __future__ import annotations
+
+import torch
+from orca_kernels.interface import Kernels, RaggedBatch
+from torch import nn
+
+from orca_worker.checkpoint import Checkpoint, Scope
+from orca_worker.layers import Attention, Embedding, LayerNorm, Linear
+from orca_worker.model_config import ModelConfig
+from orca_worker.models.partition import ModelPartition, Share
+
+
+class Gpt2Layer(nn.Module):
+    """One Transformer layer, norms before the blocks."""
+
+    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.heads = (config.num_heads, config.head_dim)
+        self.kernels = kernels
+        self.norm_1 = LayerNorm(scope["ln_1"], hidden, config.norm_epsilon, kernels)
+        self.qkv = Linear.read_transposed(scope["attn"]["c_attn"], hidden, 3 * hidden)
+        self.attention = Attention(config.num_heads, config.head_dim, kernels)
+        self.attention_out = Linear.read_transposed(scope["attn"]["c_proj"], hidden, hidden)
+        self.norm_2 = LayerNorm(scope["ln_2"], hidden, config.norm_epsilon, kernels)
+        self.mlp_in = Linear.read_transposed(scope["mlp"]["c_fc"], hidden, inner)
+        self.mlp_out = Linear.read_transposed(scope["mlp"]["c_proj"], inner, hidden)
+
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """Returns [S, H]."""
+        query, key, value = (part.unflatten(1, self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
+        hidden = hidden + self.attention_out(self.attention(query, key, value, batch))
+        output: torch.Tensor = hidden + self.mlp_out(self.kernels.gelu_tanh(self.mlp_in(self.norm_2(hidden))))
+        return output
+
+
+class Gpt2Partition(ModelPartition):
+    """One inter-layer partition of GPT-2."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, share: Share) -> None:
+        super().__init__()
+        root = Scope(checkpoint)
+        # The first checkpoints of GPT-2 were saved without the prefix.
+        scope = root["transformer"] if "transformer.wte.weight" in root else root
+        if share.first or (share.last and config.tied_head):
+            tokens = scope.read("wte.weight", config.vocabulary_size, config.hidden_size)
+        if share.first:
+            self.token_embedding = Embedding(tokens)
+            self.position_embedding = Embedding(scope.read("wpe.weight", config.max_positions, config.hidden_size))
+        self.layers = nn.ModuleList(
+            Gpt2Layer(config, scope["h"][layer], share.kernels)
+            for layer in config.layers_of(share.partition, share.num_partitions)
+        )
+        if share.last:
+            self.final_norm = LayerNorm(scope["ln_f"], config.hidden_size, config.norm_epsilon, share.kernels)
+            self.head = (
+                Linear(tokens)
+                if config.tied_head
+                else Linear.read(root["lm_head"], config.hidden_size, config.vocabulary_size, bias=False)
+            )
+
+    def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """See ModelPartition."""
+        embedded: torch.Tensor = self.token_embedding(tokens) + self.position_embedding(batch.positions)
+        return embedded
+
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """See ModelPartition."""
+        for layer in self.layers:
+            hidden = layer(hidden, batch)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ModelPartition."""
+        logits: torch.Tensor = self.head(self.final_norm(hidden))
+        return logits.float()

@@ -1,0 +1,119 @@
+"""A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
+
+Started by the controller as `python -m orca_worker.rank --fd N --tensor-rank I`. A thread reads the
+socket, so that the end of the controller ends this process at once, even while a kernel runs or a
+neighbour is awaited. A model that does not fit is reported and the rank stays; any other error is
+reported as a fault and ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.errors import ModelError
+from orca_worker.frames import encode, read_command
+from orca_worker.stage import Stage
+
+PROGRESS_INTERVAL = 0.5
+"""Seconds between two messages about a load."""
+
+
+class Rank:
+    """Executes commands in order and answers each on `connection`."""
+
+    def __init__(self, connection: socket.socket, tensor_rank: int, store_host: str) -> None:
+        self._connection = connection
+        self._tensor_rank = tensor_rank
+        self._store_host = store_host
+        self._stage: Stage | None = None
+        self._last_progress = 0.0
+
+    def handle(self, command: pb.RankCommand) -> None:
+        """Runs one command; raises whatever makes this rank useless."""
+        kind = command.WhichOneof("command")
+        if kind == "load":
+            self._load(command.load)
+            return
+        stage = self._stage
+        if stage is None:
+            raise RuntimeError(f"{kind} came before load")
+        if kind == "iteration":
+            self._reply(stage.execute(pb.Iteration.FromString(command.iteration)))
+        elif kind == "prepare":
+            host = self._store_host if command.prepare.host_store else None
+            address = stage.prepare(command.prepare.epoch, host)
+            self._reply(pb.RankReply(prepared=pb.Prepared(store_address=address)))
+        elif kind == "form":
+            stage.form(command.form)
+            self._reply(pb.RankReply(formed=pb.Formed()))
+        elif kind == "warmup":
+            num_blocks, formula = stage.warmup(command.warmup)
+            self._reply(pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=num_blocks, formula=formula)))
+        elif kind == "allocate":
+            stage.allocate(command.allocate.num_blocks)
+            self._reply(pb.RankReply(allocated=pb.Allocated()))
+
+    def _load(self, request: pb.LoadRequest) -> None:
+        try:
+            self._stage = None
+            self._stage = Stage(request, self._tensor_rank, self._progress)
+        except ModelError as error:
+            self._reply(pb.RankReply(fault=pb.RankFault(message=str(error), user_error=True)))
+            return
+        self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
+
+    def _progress(self, loaded_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._last_progress > PROGRESS_INTERVAL:
+            self._last_progress = now
+            self._reply(pb.RankReply(load=pb.LoadProgress(loaded_bytes=loaded_bytes)))
+
+    def _reply(self, reply: pb.RankReply) -> None:
+        self._connection.sendall(encode(reply))
+
+
+def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
+    """Serves the controller until it is gone or a fault ends this rank; returns the exit code."""
+    commands: queue.SimpleQueue[pb.RankCommand] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
+    rank = Rank(connection, tensor_rank, store_host)
+    while True:
+        try:
+            rank.handle(commands.get())
+        except Exception as error:
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"
+            connection.sendall(encode(pb.RankReply(fault=pb.RankFault(message=message))))
+            return 1
+
+
+def _read(connection: socket.socket, commands: queue.SimpleQueue[pb.RankCommand]) -> None:
+    while (command := read_command(connection)) is not None:
+        commands.put(command)
+    os._exit(0)
+
+
+def main() -> int:
+    """Parses what the controller passes on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
+    parser.add_argument("--tensor-rank", type=int, required=True)
+    parser.add_argument("--store-host", required=True, help="address on which a rendezvous store listens")
+    arguments = parser.parse_args()
+    connection = socket.socket(fileno=arguments.fd)
+    code = run(connection, arguments.tensor_rank, arguments.store_host)
+    sys.stderr.flush()
+    os._exit(code)  # threads of gloo or NCCL may wait for a lost neighbour; nothing is left to save
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""`RowTable`: what a rank keeps per request (its blocks and how it samples), and batches made from it.
+
+The master grants rows and blocks; a row that begins again forgets what it held before. Every rank of
+every partition keeps the same table, fed by the same iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
+from orca_protos import engine_pb2 as pb
+
+INITIAL_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each sampling request of one iteration draws its token; K = requests that sample."""
+
+    last_token: torch.Tensor
+    """[K] int64 index among the iteration's tokens of each request's last one."""
+    temperature: np.ndarray
+    """[K] float32."""
+    top_p: np.ndarray
+    """[K] float32."""
+    seed: np.ndarray
+    """[K] uint64."""
+    choice: np.ndarray
+    """[K] uint64."""
+    position: np.ndarray
+    """[K] uint64 position that the sampled token will have."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationBatch:
+    """One iteration as tensors."""
+
+    tokens: torch.Tensor
+    """[S] int64 input tokens."""
+    ragged: RaggedBatch
+    sampling: SamplingRows
+
+
+class RowTable:
+    """State of all rows; grows as rows of higher numbers begin."""
+
+    def __init__(self, max_model_len: int, device: torch.device) -> None:
+        self._device = device
+        layout = np.dtype(
+            [
+                ("blocks", np.int64, (-(-max_model_len // BLOCK_SIZE),)),
+                ("num_blocks", np.int64),
+                ("temperature", np.float32),
+                ("top_p", np.float32),
+                ("seed", np.uint64),
+                ("choice", np.uint64),
+            ]
+        )
+        self._rows = np.zeros(INITIAL_ROWS, layout)
+
+    def batch(self, iteration: pb.Iteration) -> IterationBatch:
+        """Applies the grants of an iteration and returns its batch."""
+        self._admit(iteration)
+        row = np.fromiter(iteration.row, np.int64)
+        num_tokens = np.fromiter(iteration.num_tokens, np.int64)
+        context = np.fromiter(iteration.context_length, np.int64)
+        self._grant(row, iteration)
+
+        end = num_tokens.cumsum()
+        start = end - num_tokens
+        request = np.repeat(np.arange(len(row)), num_tokens)
+        position = np.arange(end[-1]) - start[request] + context[request]
+        block = self._rows["blocks"][row[request], position // BLOCK_SIZE]
+        longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
+        samples = np.fromiter(iteration.sample, np.bool_)
+        sampling = self._rows[row[samples]]
+        return IterationBatch(
+            tokens=self._tensor(np.fromiter(iteration.token, np.int64)),
+            ragged=RaggedBatch(
+                query_start=(0, *end.tolist()),
+                context_length=tuple(context.tolist()),
+                positions=self._tensor(position),
+                slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
+                block_table=self._tensor(self._rows["blocks"][row, :longest]),
+            ),
+            sampling=SamplingRows(
+                last_token=self._tensor(end[samples] - 1),
+                temperature=sampling["temperature"],
+                top_p=sampling["top_p"],
+                seed=sampling["seed"],
+                choice=sampling["choice"],
+                position=(context + num_tokens)[samples].astype(np.uint64),
+            ),
+        )
+
+    def _admit(self, iteration: pb.Iteration) -> None:
+        for admission in iteration.admission:
+            while admission.row >= len(self._rows):
+                self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
+            sampling, row = admission.sampling, self._rows[admission.row]
+            row["num_blocks"] = 0
+            row["temperature"], row["top_p"] = sampling.temperature, sampling.top_p
+            row["seed"], row["choice"] = sampling.seed, sampling.choice
+
+    def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> None:
+        if not iteration.new_block:
+            return
+        blocks = np.fromiter(iteration.new_block, np.int64)
+        taken = 0
+        for index, count in zip(row, iteration.num_new_blocks, strict=True):
+            held = self._rows["num_blocks"][index]
+            self._rows["blocks"][index, held : held + count] = blocks[taken : taken + count]
+            self._rows["num_blocks"][index] = held + count
+            taken += count
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

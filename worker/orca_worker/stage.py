@@ -1,0 +1,205 @@
+"""`Stage`: one rank's part of the engine: model partition, K/V pools, rows, data plane.
+
+Per iteration: rows → input (embedding, or activations from the partition before) → layers → activations
+to the next partition, or logits and sampled tokens on the last. No stage but the last ever waits for
+its device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from orca_kernels.interface import BLOCK_SIZE
+from orca_kernels.reference import ReferenceKernels
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.checkpoint import Checkpoint
+from orca_worker.data_plane import DataPlane, host_store
+from orca_worker.errors import ModelError, RankError
+from orca_worker.memory import blocks_that_fit, free_bytes
+from orca_worker.model_config import load_digest, read_model_config
+from orca_worker.models import build
+from orca_worker.models.partition import Share
+from orca_worker.rows import IterationBatch, RowTable
+from orca_worker.sampling import sample
+
+CPU_WARMUP_TOKENS = 64
+"""On the CPU a warm-up only has to wake libraries; its memory is estimated."""
+
+
+class Stage:
+    """A loaded partition. Raises ModelError for a model that does not fit."""
+
+    def __init__(self, request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> None:
+        path = Path(request.model_path)
+        config = read_model_config(path)
+        config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
+        self._request = request
+        self._tensor_rank = tensor_rank
+        self._config = config
+        self._device = _device(request.device, tensor_rank)
+        self._dtype_name = config.dtype if request.dtype == "auto" else request.dtype
+        self._dtype = getattr(torch, self._dtype_name)
+        self._max_model_len = request.max_model_len or config.max_positions
+        if self._max_model_len > config.max_positions:
+            raise ModelError(
+                f"max-model-len {self._max_model_len} exceeds the model's {config.max_positions} positions"
+            )
+        if "OMP_NUM_THREADS" not in os.environ:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // (request.workers_on_host * request.tensor_parallel_size)))
+        self._model = build(
+            config,
+            Checkpoint(path, self._dtype, self._device, on_read),
+            Share(
+                request.partition,
+                request.pipeline_parallel_size,
+                self._max_model_len,
+                ReferenceKernels(),
+                self._device,
+            ),
+        )
+        self._first = request.partition == 0
+        self._last = request.partition == request.pipeline_parallel_size - 1
+        self._rows = RowTable(self._max_model_len, self._device)
+        self._num_blocks = 0
+        self._store: Any = None
+        self._data_plane: DataPlane | None = None
+        self._epoch = 0
+
+    def facts(self) -> pb.ModelFacts:
+        """What the master learns about the model."""
+        return pb.ModelFacts(
+            digest=load_digest(self._request),
+            vocabulary_size=self._config.vocabulary_size,
+            max_model_len=self._max_model_len,
+            num_layers=self._config.num_layers,
+            dtype=self._dtype_name,
+        )
+
+    def prepare(self, epoch: int, store_host: str | None) -> str:
+        """Leaves the groups of older epochs; returns a new store's address if asked to host one."""
+        if self._data_plane is not None:
+            self._data_plane.close()
+        self._data_plane = self._store = None
+        self._epoch = epoch
+        self._rows = RowTable(self._max_model_len, self._device)
+        if store_host is None:
+            return ""
+        self._store = host_store(store_host)
+        return f"{store_host}:{self._store.port}"
+
+    def form(self, request: pb.FormRequest) -> None:
+        """Joins the epoch's group; raises RankError if the others do not come."""
+        if request.world_size == 1:
+            return
+        self._data_plane = DataPlane(
+            self._request.communication_backend,
+            request.store_address,
+            request.first_rank + self._tensor_rank,
+            request.world_size,
+            request.group_timeout_ms / 1000,
+            request.max_in_flight,
+        )
+
+    def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
+        """Runs the largest iteration once; returns how many blocks fit beside it, and the formula."""
+        config, element = self._config, self._dtype.itemsize
+        num_layers = len(self._model.attentions())
+        block_bytes = num_layers * 2 * BLOCK_SIZE * config.num_kv_heads * config.head_dim * element
+        on_cpu = self._device.type == "cpu"
+        num_tokens = min(request.max_tokens, self._max_model_len)
+        if self._num_blocks == 0:
+            self._run_once(min(num_tokens, CPU_WARMUP_TOKENS) if on_cpu else num_tokens)
+        buffers = request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element
+        sharers = self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1
+        blocks, formula = blocks_that_fit(
+            free_bytes(self._device), sharers, request.memory_utilization, buffers, block_bytes
+        )
+        return self._num_blocks or blocks, formula
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocates the pools of every layer, once; the same number again is a no-op."""
+        if self._num_blocks not in (0, num_blocks):
+            raise RankError(f"pools of {self._num_blocks} blocks stand already, {num_blocks} were asked for")
+        if self._num_blocks == 0:
+            self._allocate(num_blocks)
+            self._num_blocks = num_blocks
+
+    @torch.inference_mode()
+    def execute(self, iteration: pb.Iteration) -> pb.RankReply:
+        """Runs one iteration; returns its result on the last partition, else its timing."""
+        batch = self._rows.batch(iteration)
+        hidden = None
+        if not self._first:
+            shape = (len(batch.tokens), self._config.hidden_size)
+            hidden = self._plane().receive(shape, self._dtype, self._device, self._request.tensor_parallel_size)
+        timing = pb.StageTiming(
+            sequence=iteration.sequence, partition=self._request.partition, started_ns=time.monotonic_ns()
+        )
+        output = self.run_layers(batch, hidden)
+        if not self._last:
+            self._plane().send(output, self._request.tensor_parallel_size)
+            timing.ended_ns = time.monotonic_ns()
+            return pb.RankReply(timing=timing)
+        tokens = []
+        if len(batch.sampling.temperature):
+            logits = self._model.logits(output[batch.sampling.last_token])
+            tokens = sample(logits, batch.sampling).tolist()
+        timing.ended_ns = time.monotonic_ns()
+        result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence, token=tokens, timing=timing)
+        return pb.RankReply(result=result)
+
+    def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Embeds the tokens on the first partition, then runs the layers; returns [S, H]."""
+        if hidden is None:
+            hidden = self._model.embed(batch.tokens, batch.ragged)
+        output: torch.Tensor = self._model(hidden, batch.ragged)
+        return output
+
+    def _plane(self) -> DataPlane:
+        if self._data_plane is None:
+            raise RankError("no group has been formed")
+        return self._data_plane
+
+    def _allocate(self, num_blocks: int) -> None:
+        shape = (num_blocks, BLOCK_SIZE, self._config.num_kv_heads, self._config.head_dim)
+        for attention in self._model.attentions():
+            attention.allocate(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2)))
+
+    @torch.inference_mode()
+    def _run_once(self, num_tokens: int) -> None:
+        """One initiation of `num_tokens` tokens in pools of its own, without neighbours."""
+        num_blocks = -(-num_tokens // BLOCK_SIZE)
+        self._allocate(num_blocks)
+        iteration = pb.Iteration(
+            row=[0],
+            num_tokens=[num_tokens],
+            context_length=[0],
+            token=[0] * num_tokens,
+            num_new_blocks=[num_blocks],
+            new_block=range(num_blocks),
+            sample=[True],
+            admission=[pb.Admission(row=0)],
+        )
+        batch = RowTable(self._max_model_len, self._device).batch(iteration)
+        hidden = None
+        if not self._first:
+            hidden = torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)
+        output = self.run_layers(batch, hidden)
+        if self._last:
+            sample(self._model.logits(output[batch.sampling.last_token]), batch.sampling)
+
+
+def _device(name: str, tensor_rank: int) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, and this worker has none: use the gloo backend on the CPU")
+    torch.cuda.set_device(tensor_rank)
+    return torch.device("cuda", tensor_rank)
