@@ -10,7 +10,7 @@ import pytest
 # Two OpenMP threads on a busy core collapse (docs/benchmarks.md); tests run beside each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from support import checkpoints  # noqa: E402
+from support import checkpoints
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        # Where a field may have several types each is complained about; the deepest error is meant.
+        first = max(error.errors(), key=lambda found: len(found["loc"]))
         path = [str(part) for part in first["loc"] if part != "body"]
         field = path[0] if path else None
         return error_response(400, f"{'.'.join(path) or 'body'}: {first['msg']}", field)
@@ -146,6 +147,10 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
         return error_response(error.status_code, str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+        return error_response(500, f"internal error: {type(error).__name__}")
 
     @app.post("/v1/completions", response_model=Completion, response_model_exclude_none=False, responses=ERRORS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -208,6 +213,8 @@ def _check_serving(endpoint: Endpoint) -> None:
 def _dump(completion: Completion) -> dict[str, Any]:
     """The wire form: extensions that were not asked for are left out, OpenAI's nulls stay."""
     data = completion.model_dump()
+    if completion.usage is None:
+        del data["usage"]
     for choice in data["choices"]:
         for name in ("token_ids", "prompt_token_ids"):
             if choice[name] is None:

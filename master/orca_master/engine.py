@@ -123,6 +123,7 @@ class EngineMaster:
             ),
             self.pool,
         )
+        self._pipelines: list[Pipeline] = []
         self._serving: dict[str, _Serving] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -149,32 +150,29 @@ class EngineMaster:
             self._config.connect_timeout,
             self._config.stall_timeout,
         )
-        pipelines = [Pipeline(spec, self._topology, formation) for spec in self._topology.pipelines]
+        self._pipelines = [Pipeline(spec, self._topology, formation) for spec in self._topology.pipelines]
         try:
-            await asyncio.gather(*(pipeline.form() for pipeline in pipelines))
+            await asyncio.gather(*(pipeline.form() for pipeline in self._pipelines))
         except Exception:
             self.state, self.failure = EngineState.FAILED, "the engine did not start"
-            await asyncio.gather(*(pipeline.shutdown("formation failed") for pipeline in pipelines))
             raise
-        for pipeline in pipelines:
+        for pipeline in self._pipelines:
             self.scheduler.add_pipeline(pipeline.id, KvLedger(pipeline.num_blocks))
             self._serving[pipeline.id] = serving = _Serving(pipeline)
             self._tasks.append(asyncio.create_task(self._serve(serving)))
-        self.facts = pipelines[0].facts
+        self.facts = self._pipelines[0].facts
         self.state = EngineState.SERVING
         self._refuse_misfits()
         self._dispatch()
 
     async def stop(self, reason: str) -> None:
         """Ends what runs with an error and shuts the workers down."""
-        failed = self.state is EngineState.FAILED
-        self.state = EngineState.STOPPED if not failed else self.state
-        pipelines = [serving.pipeline for serving in self._serving.values()]
+        self.state = EngineState.STOPPED
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_requests(f"the server stops: {reason}")
-        await asyncio.gather(*(pipeline.shutdown(reason) for pipeline in pipelines))
+        await asyncio.gather(*(pipeline.shutdown(reason) for pipeline in self._pipelines))
 
     def submit(self, submission: Submission) -> None:
         """Takes a request into the pool.
@@ -242,17 +240,16 @@ class EngineMaster:
                 lambda timing: self._observer.on_timing(pipeline.id, timing),
             )
         )
+        reason = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
         try:
             await asyncio.wait({messages, serving.stalled}, return_when=asyncio.FIRST_COMPLETED)
+            if messages.done():
+                reason = str(messages.exception())
         finally:
             if serving.deadline is not None:
                 serving.deadline.cancel()
-        if messages.done():
-            reason = str(messages.exception())
-        else:
-            reason = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
-        messages.cancel()
-        await asyncio.gather(messages, return_exceptions=True)
+            messages.cancel()
+            await asyncio.gather(messages, return_exceptions=True)
         await self._lose(pipeline, reason)
 
     def _dispatch(self) -> None:
@@ -300,8 +297,11 @@ class EngineMaster:
         self.scheduler.remove_pipeline(pipeline.id)
         if not self._serving:
             self.state, self.failure = EngineState.FAILED, f"pipeline {pipeline.id} is lost: {reason}"
-            self._fail_requests(self.failure)
         self._dispatch()
+        reason = await pipeline.last_words() or reason
+        if not self._serving:
+            self.failure = f"pipeline {pipeline.id} is lost: {reason}"
+            self._fail_requests(self.failure)
         await pipeline.shutdown(reason)
 
     def _fail_requests(self, reason: str) -> None:

@@ -25,6 +25,8 @@ from orca_master.workers import WorkerConnection, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
+LAST_WORDS_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class FormationConfig:
@@ -74,6 +76,7 @@ class Pipeline:
         self._connections: list[WorkerConnection] = []
         self._run: Any = None
         self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
+        self._parts: list[asyncio.Task[None]] = []
 
     async def form(self) -> None:
         """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
@@ -162,19 +165,24 @@ class Pipeline:
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
         """Moves messages until a worker is lost, which it raises as WorkerLostError."""
-        parts = [
+        self._parts = [
             asyncio.create_task(part)
             for part in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
         ]
-        try:
-            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            # A dead worker breaks several streams; the one that names a fault says the most.
-            faults = [part.exception() for part in parts if part.done()]
-            raise next((fault for fault in faults if fault is not None), WorkerLostError("a stream ended"))
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
+        done, _ = await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            part.result()
+
+    async def last_words(self) -> str:
+        """Returns what all broken streams say, within a bound.
+
+        A dead worker breaks several, and the one that names the cause may not be the first.
+        """
+        _, pending = await asyncio.wait(self._parts, timeout=LAST_WORDS_SECONDS)
+        for part in pending:
+            part.cancel()
+        said = [str(part.exception()) for part in self._parts if part not in pending]
+        return "; ".join(dict.fromkeys(said))
 
     async def shutdown(self, reason: str) -> None:
         """Ends the workers and the channels."""
@@ -183,7 +191,11 @@ class Pipeline:
 
     async def close(self) -> None:
         """Closes the channels, the workers live on."""
-        await asyncio.gather(*(worker.close() for worker in self._connections))
+        for part in self._parts:
+            part.cancel()
+        await asyncio.gather(*self._parts, return_exceptions=True)
+        connections, self._connections = self._connections, []
+        await asyncio.gather(*(worker.close() for worker in connections))
 
     async def _write(self) -> None:
         while True:
@@ -191,8 +203,7 @@ class Pipeline:
             try:
                 await self._run.write(iteration)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                # The same stream's reader learns the status; this one only has to stop.
-                await asyncio.Event().wait()
+                await asyncio.Event().wait()  # the same stream's reader learns the status
 
     async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
         async for ack in _messages(self._run, self._connections[0]):

@@ -2,7 +2,7 @@
 
 The same master and the same workers as in a cluster: this file starts `orca worker` processes on Unix
 sockets, writes a topology for them and runs the server. However it ends, no process stays behind: the
-workers are asked to end, then told, then killed, and the kernel kills them if this process is killed.
+workers are told to end, then killed, and the kernel kills them if this process is killed.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def local_workers(count: int) -> Iterator[list[str]]:
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Waits for workers that were asked to end; signals those that do not."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
+    """Tells the workers to end, and kills those that do not within a bound."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         for worker in workers:
-            if number is not None and worker.poll() is None:
+            if worker.poll() is None:
                 worker.send_signal(number)
         deadline = time.monotonic() + WORKER_EXIT_SECONDS
         for worker in workers:

@@ -20,7 +20,7 @@ def make_model(name: str) -> PreTrainedModel:
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:  # norms and biases, which transformers starts at one and zero
-                parameter += 0.05 * noise
+                parameter.add_(0.05 * noise)
             elif ".h." in parameter_name or ".layers." in parameter_name:
                 parameter.copy_(noise * parameter.shape[0] ** -0.5 * 2)
             else:  # embeddings and head: small against the layers, else a tied model repeats its input

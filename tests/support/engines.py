@@ -124,9 +124,9 @@ async def engine(
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
         harness.engine = EngineMaster(topology(model, addresses), config or EngineConfig(), harness.deliver, harness)
-        if start:
-            await harness.engine.start()
         try:
+            if start:
+                await harness.engine.start()
             yield harness
         finally:
             await harness.engine.stop("the test ends")

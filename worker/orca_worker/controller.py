@@ -107,7 +107,13 @@ class Controller(WorkerServicer):
             on_reply = self._on_reply if tensor_rank == 0 else _ignore
             self._ranks.append(
                 await RankProcess.spawn(
-                    tensor_rank, self._store_host, environment, self._rank_command, on_reply, self._on_fault
+                    tensor_rank,
+                    self._store_host,
+                    environment,
+                    self._rank_command,
+                    on_reply,
+                    self._on_gone,
+                    self._on_fault,
                 )
             )
         for rank in self._ranks:
@@ -211,6 +217,10 @@ class Controller(WorkerServicer):
     def _on_reply(self, reply: pb.RankReply) -> None:
         if self._epoch is not None:
             self._epoch.reply(reply)
+
+    def _on_gone(self) -> None:
+        if self._epoch is not None:
+            self._epoch.expect_own_fault()
 
     def _on_fault(self, message: str) -> None:
         self._facts = None

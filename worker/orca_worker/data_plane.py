@@ -8,6 +8,7 @@ gloo send waits for the peer's receive even at 3 KB).
 from __future__ import annotations
 
 import datetime
+import re
 import socket
 from collections import deque
 
@@ -73,4 +74,6 @@ class DataPlane:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise RankError(f"rank {self._rank} lost its neighbour: {str(error).splitlines()[0]}") from error
+            # gloo puts its source file in front and advice behind.
+            gist = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
+            raise RankError(f"rank {self._rank} lost its neighbour: {gist}") from error

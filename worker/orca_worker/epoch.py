@@ -29,6 +29,7 @@ class Epoch:
         self.acks: asyncio.Queue[pb.Ack] = asyncio.Queue()
         self._next_hop = next_hop
         self._timings: list[pb.StageTiming] = []
+        self._own_fault_expected = False
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._relay = asyncio.create_task(self._relay_acks()) if next_hop is not None else None
 
@@ -58,6 +59,10 @@ class Epoch:
         else:
             self._timings.append(reply.timing)
 
+    def expect_own_fault(self) -> None:
+        """A rank of this worker is gone and `end` will say why: what neighbours say about it can wait."""
+        self._own_fault_expected = True
+
     def end(self, reason: str) -> None:
         """Ends the epoch; the first reason stands."""
         if not self._over.done():
@@ -86,7 +91,8 @@ class Epoch:
                 self.acks.put_nowait(self._ack(ack.sequence))
         except grpc.aio.AioRpcError as error:
             reason = f"next partition: {error.details() or error.code().name}"
-        self.end(reason)
+        if not self._own_fault_expected:
+            self.end(reason)
 
     def _ack(self, sequence: int) -> pb.Ack:
         timings, self._timings = self._timings, []

@@ -9,6 +9,7 @@ reported as a fault and ends it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import socket
@@ -89,10 +90,13 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
     while True:
         try:
             rank.handle(commands.get())
+        except ConnectionError:
+            return 0  # the controller is gone
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
-            connection.sendall(encode(pb.RankReply(fault=pb.RankFault(message=message))))
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(encode(pb.RankReply(fault=pb.RankFault(message=message))))
             return 1
 
 
@@ -102,18 +106,17 @@ def _read(connection: socket.socket, commands: queue.SimpleQueue[pb.RankCommand]
     os._exit(0)
 
 
-def main() -> int:
-    """Parses what the controller passes on."""
+def run_as_process() -> None:
+    """Parses what the controller passes on, serves it, and ends this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     parser.add_argument("--tensor-rank", type=int, required=True)
     parser.add_argument("--store-host", required=True, help="address on which a rendezvous store listens")
     arguments = parser.parse_args()
-    connection = socket.socket(fileno=arguments.fd)
-    code = run(connection, arguments.tensor_rank, arguments.store_host)
+    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, arguments.store_host)
     sys.stderr.flush()
     os._exit(code)  # threads of gloo or NCCL may wait for a lost neighbour; nothing is left to save
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_process()

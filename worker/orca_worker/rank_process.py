@@ -26,7 +26,11 @@ EXIT_SECONDS = 5.0
 
 
 class RankProcess:
-    """One rank. Made by `spawn`; `on_reply` gets results and timings, `on_fault` the reason of its end."""
+    """One rank, made by `spawn`.
+
+    `on_reply` gets results and timings; `on_gone` is called when the rank's socket closes, `on_fault` with
+    the reason as soon as it is known.
+    """
 
     def __init__(
         self,
@@ -35,12 +39,14 @@ class RankProcess:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_reply: Callable[[pb.RankReply], None],
+        on_gone: Callable[[], None],
         on_fault: Callable[[str], None],
     ) -> None:
         self._tensor_rank = tensor_rank
         self._process = process
         self._writer = writer
         self._on_reply = on_reply
+        self._on_gone = on_gone
         self._on_fault = on_fault
         self._answers: asyncio.Queue[pb.RankReply] = asyncio.Queue()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -58,6 +64,7 @@ class RankProcess:
         environment: Mapping[str, str],
         command: Sequence[str],
         on_reply: Callable[[pb.RankReply], None],
+        on_gone: Callable[[], None],
         on_fault: Callable[[str], None],
     ) -> RankProcess:
         """Starts a rank process with `environment` on top of this one's."""
@@ -71,7 +78,7 @@ class RankProcess:
                 env={**os.environ, **environment},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(tensor_rank, process, reader, writer, on_reply, on_fault)
+        return cls(tensor_rank, process, reader, writer, on_reply, on_gone, on_fault)
 
     def send(self, command: pb.RankCommand) -> None:
         """Puts a command into the rank's local queue. Never blocks."""
@@ -119,6 +126,7 @@ class RankProcess:
             if kind == "fault" and not reply.fault.user_error:
                 self._fail(reply.fault.message)
             self._answers.put_nowait(reply)
+        self._on_gone()
         code = await self._process.wait()
         died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # let the last lines arrive

@@ -1,0 +1,302 @@
+"""Properties of Scheduler and KvLedger under hypothesis (docs/architecture.md, section 3)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_master.errors import QueueFullError
+from orca_master.kv_ledger import BLOCK_SIZE, KvLedger, blocks_for
+from orca_master.pool import RequestPool
+from orca_master.request import FinishReason, Request, RequestState
+from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
+
+EXAMPLES = settings(max_examples=500, deadline=None)
+STOP = 5
+
+shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 12)), min_size=1, max_size=14)
+configs = st.builds(
+    SchedulerConfig,
+    max_batch_size=st.integers(1, 5),
+    n_workers=st.integers(1, 4),
+    token_budget=st.none() | st.integers(1, 40),
+    balanced=st.booleans(),
+)
+
+
+def next_token(tokens: list[int]) -> int:
+    """A deterministic model: the next token depends on all tokens before it."""
+    return (sum((index + 1) * token for index, token in enumerate(tokens)) * 31 + len(tokens)) % 97
+
+
+def solo(prompt: tuple[int, ...], max_gen_tokens: int) -> list[int]:
+    """What the model generates for a request alone."""
+    generated: list[int] = []
+    while len(generated) < max_gen_tokens and (not generated or generated[-1] != STOP):
+        generated.append(next_token([*prompt, *generated]))
+    return generated
+
+
+class FakeEngine:
+    """Runs a scheduler against the deterministic model and checks every invariant at every step."""
+
+    def __init__(self, config: SchedulerConfig, shapes: list[tuple[int, int]], num_blocks: int, pipelines: int = 1):
+        self.config = config
+        self.scheduler = Scheduler(config, RequestPool(1000, 1 << 20))
+        self.pipelines = [f"p{index}" for index in range(pipelines)]
+        for pipeline in self.pipelines:
+            self.scheduler.add_pipeline(pipeline, KvLedger(num_blocks))
+        self.requests = [
+            Request(
+                str(arrival),
+                arrival,
+                tuple((arrival * 7 + index) % 90 + 6 for index in range(length)),
+                limit,
+                stop_token_ids=frozenset({STOP}),
+            )
+            for arrival, (length, limit) in enumerate(shapes)
+        ]
+        self.in_flight: dict[str, deque[tuple[Batch, list[int]]]] = {pipeline: deque() for pipeline in self.pipelines}
+        self.iterations = dict.fromkeys((request.request_id for request in self.requests), 0)
+        self.admitted_order: list[int] = []
+        self.arrived = 0
+
+    def arrive(self) -> None:
+        if self.arrived < len(self.requests):
+            self.scheduler.pool.add(self.requests[self.arrived])
+            self.arrived += 1
+
+    def schedule(self, pipeline: str) -> bool:
+        selected = self.scheduler.select(pipeline)
+        assert selected == self.scheduler.select(pipeline), "select changes nothing"
+        if not selected:
+            return False
+        ledger = self.scheduler.ledger(pipeline)
+        busy = {
+            id(s.request)
+            for queue in self.in_flight.values()
+            for batch, _ in queue
+            for s in batch.requests
+            if s.incarnation == s.request.incarnation
+        }
+        assert len({selection.request.request_id for selection in selected}) == len(selected)
+        assert len(selected) <= self.config.max_batch_size
+        for selection in selected:
+            assert id(selection.request) not in busy, "no request in two batches"
+            assert 1 <= selection.num_tokens <= selection.request.num_uncomputed
+        if self.config.token_budget is not None:
+            assert sum(selection.num_tokens for selection in selected) <= self.config.token_budget
+        self.check_order(pipeline, [selection.request for selection in selected])
+        batch = self.scheduler.dispatch(pipeline, selected)
+        assert 0 <= ledger.num_reserved_slots <= ledger.num_blocks * BLOCK_SIZE
+        tokens = []
+        for scheduled in batch.requests:
+            request = scheduled.request
+            self.iterations[request.request_id] += 1
+            if scheduled.admitted:
+                self.admitted_order.append(request.arrival)
+                assert len(scheduled.new_blocks) == blocks_for(request.max_tokens)
+            if scheduled.samples:
+                tokens.append(next_token([*request.prompt, *request.generated]))
+        self.in_flight[pipeline].append((batch, tokens))
+        assert self.scheduler.in_flight(pipeline) == len(self.in_flight[pipeline]) <= self.config.n_workers
+        return True
+
+    def check_order(self, pipeline: str, selected: list[Request]) -> None:
+        """FCFS (a): within one Select nobody is served while an earlier selectable one is left out."""
+        arrivals = [request.arrival for request in selected]
+        assert arrivals == sorted(arrivals)
+        for request in self.scheduler._pipelines[pipeline].admitted:
+            if request.state is RequestState.INCREMENT and request not in selected:
+                assert request.arrival > arrivals[-1]
+
+    def complete(self, pipeline: str) -> None:
+        if self.in_flight[pipeline]:
+            batch, tokens = self.in_flight[pipeline].popleft()
+            for request in self.scheduler.commit(batch, tokens):
+                assert request.generated == solo(request.prompt, request.max_gen_tokens)[: len(request.generated)]
+
+    def drain(self) -> None:
+        """Runs until all is done; the bound makes a deadlock a failure."""
+        while self.arrived < len(self.requests):
+            self.arrive()
+        for _ in range(20_000):
+            progressed = [self.schedule(pipeline) for pipeline in self.pipelines]
+            if not any(progressed):
+                if not any(self.in_flight.values()):
+                    break
+                for pipeline in self.pipelines:
+                    self.complete(pipeline)
+        for request in self.requests:
+            assert request.state is RequestState.FINISHED
+            if request.finish_reason is not FinishReason.CANCELLED:
+                assert request.generated == solo(request.prompt, request.max_gen_tokens)
+        for pipeline in self.pipelines:
+            ledger = self.scheduler.ledger(pipeline)
+            assert ledger.num_free_blocks == ledger.num_blocks
+            assert ledger.num_holders == 0
+        assert len(self.scheduler.pool) == 0
+        assert self.scheduler.num_running == 0
+
+
+steps = st.lists(st.sampled_from(["arrive", "schedule", "complete"]), max_size=60)
+
+
+def play(engine: FakeEngine, script: list[str]) -> None:
+    for step in script:
+        for pipeline in engine.pipelines:
+            if step == "schedule":
+                engine.schedule(pipeline)
+            elif step == "complete":
+                engine.complete(pipeline)
+        if step == "arrive":
+            engine.arrive()
+
+
+@EXAMPLES
+@given(configs, shapes, st.integers(6, 30), steps)
+def test_every_request_finishes_within_all_bounds(config, shapes, num_blocks, script):
+    engine = FakeEngine(config, shapes, num_blocks)
+    play(engine, script)
+    engine.drain()
+    assert engine.admitted_order == sorted(engine.admitted_order), "admission in arrival order"
+
+
+@EXAMPLES
+@given(configs, shapes, st.integers(6, 30), steps)
+def test_iteration_level_fcfs_without_chunks(config, shapes, num_blocks, script):
+    """FCFS (b): the earlier of two requests has run the same number of iterations or more."""
+    config = SchedulerConfig(config.max_batch_size, config.n_workers, None, config.balanced)
+    engine = FakeEngine(config, shapes, num_blocks)
+
+    def check() -> None:
+        alive = [r for r in engine.requests[: engine.arrived] if r.state is not RequestState.FINISHED]
+        counts = [engine.iterations[request.request_id] for request in alive]
+        assert counts == sorted(counts, reverse=True)
+
+    for step in script:
+        play(engine, [step])
+        check()
+    while engine.arrived < len(engine.requests):
+        engine.arrive()
+    for _ in range(2000):
+        if not engine.schedule("p0"):
+            engine.complete("p0")
+        check()
+    engine.drain()
+
+
+@EXAMPLES
+@given(configs, shapes, st.integers(6, 30), steps, st.integers(2, 3))
+def test_several_pipelines_share_one_pool_in_arrival_order(config, shapes, num_blocks, script, pipelines):
+    """FCFS (c): first service is in arrival order over all pipelines."""
+    engine = FakeEngine(config, shapes, num_blocks, pipelines)
+    play(engine, script)
+    engine.drain()
+    assert engine.admitted_order == sorted(engine.admitted_order)
+
+
+@EXAMPLES
+@given(
+    configs,
+    shapes,
+    st.integers(6, 30),
+    st.lists(st.tuples(st.sampled_from(["arrive", "schedule", "complete", "rewind", "cancel"]), st.integers(0, 13))),
+    st.integers(1, 2),
+)
+def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(config, shapes, num_blocks, script, pipelines):
+    """Results that were under way are stale and ignored; `FakeEngine` compares every token with the solo run."""
+    engine = FakeEngine(config, shapes, num_blocks, pipelines)
+    for step, index in script:
+        request = engine.requests[index % len(engine.requests)]
+        if step == "rewind":
+            if request.request_id in engine.scheduler._pipeline_of:
+                engine.scheduler.rewind(request)
+        elif step == "cancel":
+            if request.arrival < engine.arrived:
+                engine.scheduler.cancel(request)
+        else:
+            play(engine, [step])
+    engine.drain()
+
+
+@EXAMPLES
+@given(configs, shapes, st.integers(6, 30), steps)
+def test_losing_a_pipeline_moves_its_requests(config, shapes, num_blocks, script):
+    engine = FakeEngine(config, shapes, num_blocks, pipelines=2)
+    play(engine, script)
+    engine.scheduler.remove_pipeline("p0")
+    for batch, tokens in engine.in_flight.pop("p0"):
+        assert engine.scheduler.commit(batch, tokens) == [], "stale"
+    engine.pipelines = ["p1"]
+    engine.drain()
+
+
+@EXAMPLES
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=60), st.integers(1, 40))
+def test_ledger_grants_each_block_once(operations, num_blocks):
+    """Admit and release in any order: no block or row is held twice, none is lost."""
+    ledger = KvLedger(num_blocks)
+    held: dict[str, tuple[Request, int]] = {}
+    for number, (release, max_tokens) in enumerate(operations):
+        if release and held:
+            ledger.release(held.pop(sorted(held)[max_tokens % len(held)])[0])
+        else:
+            request = Request(str(number), number, (1,) * max_tokens, 1)
+            if ledger.blocks_to_admit(request) <= ledger.num_free_blocks:
+                holding = ledger.admit(request)
+                assert len(holding.blocks) == blocks_for(request.max_tokens)
+                held[request.request_id] = (request, holding.row)
+        blocks = [block for request, _ in held.values() for block in ledger.holding(request).blocks]
+        assert len(blocks) == len(set(blocks)) == num_blocks - ledger.num_free_blocks
+        assert set(blocks) <= set(range(num_blocks))
+        rows = [row for _, row in held.values()]
+        assert len(rows) == len(set(rows)) == ledger.num_holders
+        assert max(rows, default=0) < len(operations)
+        expected = sum(blocks_for(request.max_tokens) for request, _ in held.values()) * BLOCK_SIZE
+        assert ledger.num_reserved_slots == expected
+
+
+@EXAMPLES
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 10), st.integers(1, 120))
+def test_pool_is_bounded_and_ordered(lengths, max_requests, max_tokens):
+    pool = RequestPool(max_requests, max_tokens)
+    accepted = []
+    for arrival, length in enumerate(lengths):
+        request = Request(str(arrival), arrival, (1,) * length, 1)
+        tokens = sum(waiting.max_tokens for waiting in accepted)
+        fits = len(accepted) < max_requests and (not accepted or tokens + request.max_tokens <= max_tokens)
+        try:
+            pool.add(request)
+        except QueueFullError:
+            assert not fits
+        else:
+            assert fits
+            accepted.append(request)
+        if arrival % 3 == 2 and accepted:
+            taken = accepted.pop(0)
+            pool.remove(taken)
+            if arrival % 2:
+                pool.put_back(taken)
+                accepted.insert(0, taken)
+        assert list(pool) == accepted
+
+
+def test_balanced_batches_keep_every_stage_busy():
+    """Four live requests on two workers: two batches of two, where the printed algorithm makes one of four."""
+    for balanced, sizes in ((True, [2, 2]), (False, [4])):
+        engine = FakeEngine(SchedulerConfig(8, 2, None, balanced), [(4, 4)] * 4, 30)
+        for _ in range(4):
+            engine.arrive()
+        while engine.schedule("p0"):
+            pass
+        assert [len(batch.requests) for batch, _ in engine.in_flight["p0"]] == sizes
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken():
+    """`break`, never skip: the small request behind the large one waits, although it would fit."""
+    engine = FakeEngine(SchedulerConfig(8, 1), [(16, 16), (60, 4), (1, 1)], num_blocks=5)
+    for _ in range(3):
+        engine.arrive()
+    assert [selection.request.arrival for selection in engine.scheduler.select("p0")] == [0]

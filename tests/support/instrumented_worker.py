@@ -1,0 +1,24 @@
+"""`orca worker` whose ranks are started through another script of this folder: `RANK.py --listen ADDR`.
+
+The controller is the real one; only the command that starts a rank differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from orca_worker import cli
+
+
+def command(script: str, *arguments: str) -> tuple[str, ...]:
+    """Returns the command of a worker with ranks from tests/support/`script`."""
+    return (sys.executable, __file__, script, *arguments)
+
+
+if __name__ == "__main__":
+    *script, flag, address = sys.argv[1:]
+    assert flag == "--listen"
+    rank = (sys.executable, str(Path(__file__).parent / script[0]), *script[1:])
+    sys.exit(asyncio.run(cli.run(address, rank)))

@@ -1,0 +1,52 @@
+"""A rank that records its torch.distributed calls, and whose kernel waits while a file `armed` lies there.
+
+The folder comes first on the command line. `release` lets the kernel go on; a minute is the bound.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from orca_worker import rank
+from orca_worker.stage import Stage
+
+folder = Path(sys.argv.pop(1))
+run_layers = Stage.run_layers
+CALLS = (
+    "isend", "irecv", "send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "batch_isend_irecv", "all_gather_into_tensor", "send_object_list",
+    "recv_object_list", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+)  # fmt: skip
+
+
+def record(name):
+    original = getattr(dist, name)
+
+    def call(*arguments, **options):
+        tensors = [a for a in (*arguments, *options.values()) if isinstance(a, torch.Tensor)]
+        with (folder / "calls.jsonl").open("a") as file:
+            file.write(json.dumps([name, [[list(t.shape), str(t.dtype)] for t in tensors]]) + "\n")
+        return original(*arguments, **options)
+
+    return call
+
+
+def blocked(self, batch, hidden):
+    if (folder / "armed").exists():
+        deadline = time.monotonic() + 60
+        while not (folder / "release").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("nobody released the kernel")
+            time.sleep(0.01)
+    return run_layers(self, batch, hidden)
+
+
+for call_name in CALLS:
+    setattr(dist, call_name, record(call_name))
+Stage.run_layers = blocked
+rank.run_as_process()

@@ -1,0 +1,198 @@
+"""Start, failure and end of `orca serve`: exit codes, one-line errors, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.served import ORCA, Served, alive, descendants, eventually, serve
+
+NAME = "gpt2-tied"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ORCA, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def error_lines(text: str) -> list[str]:
+    """What is not a log line (those begin with the date)."""
+    return [line for line in text.splitlines() if not line.startswith("20")]
+
+
+@pytest.fixture
+def copy(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint(NAME), tmp_path / NAME)
+
+
+def test_a_missing_model_directory(tmp_path):
+    result = run("serve", str(tmp_path / "nothing"))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "nothing: no config.json there" in line
+
+
+def test_an_unsupported_architecture(copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "architectures": ["T5ForConditionalGeneration"]}))
+    result = run("serve", str(copy), "--port", "0")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "architecture T5ForConditionalGeneration is not supported: GPT2LMHeadModel, LlamaForCausalLM are" in line
+
+
+def test_a_pipeline_that_does_not_fit(copy):
+    result = run("serve", str(copy), "--port", "0", "--pipeline-parallel-size", "6")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "pipeline-parallel-size 6 does not fit: the model has 5 layers, so 1 to 5 would" in line
+
+
+@pytest.mark.parametrize("fault", ["missing", "misshapen", "none"])
+def test_weights_that_do_not_fit(copy, fault):
+    name = "transformer.h.4.mlp.c_proj.weight"
+    weights = load_file(copy / "model.safetensors")
+    if fault == "none":
+        (copy / "model.safetensors").unlink()
+        message = "no weights: model.safetensors or model.safetensors.index.json is expected"
+    elif fault == "missing":
+        del weights[name]
+        message = f"tensor {name} is missing"
+    else:
+        weights[name] = weights[name][:9].contiguous()
+        message = f"tensor {name} has shape [9, 96], [384, 96] is expected"
+    if fault != "none":
+        save_file(weights, copy / "model.safetensors")
+    result = run("serve", str(copy), "--port", "0", "--pipeline-parallel-size", "2")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert message in line
+
+
+def test_more_slots_or_positions_than_there_are(copy):
+    result = run("serve", str(copy), "--port", "0", "--kv-slots", str(10**12))
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "--kv-slots: 62500000000 blocks of 16 slots do not fit: (" in line
+    result = run("serve", str(copy), "--port", "0", "--max-model-len", "705")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "max-model-len 705 exceeds the model's 704 positions" in line
+
+
+def test_a_device_that_is_not_there(copy):
+    """The same code selects CUDA and NCCL when asked; without a GPU it says so."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    result = run("serve", str(copy), "--port", "0", "--device", "cuda")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "device cuda was asked for, and this worker has none" in line
+
+
+def test_a_damaged_tokenizer(copy):
+    (copy / "tokenizer.json").write_text("{}")
+    result = run("serve", str(copy), "--port", "0")
+    assert result.returncode == 2
+    (line,) = error_lines(result.stderr)
+    assert "tokenizer.json: " in line
+
+
+def test_a_port_in_use(copy):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", str(copy), "--port", str(port))
+        assert result.returncode == 2
+        (line,) = result.stderr.splitlines()
+        assert f"--port {port}: Address already in use" in line
+        result = run("worker", "--listen", f"127.0.0.1:{port}")
+        assert result.returncode == 2
+        assert f"--listen 127.0.0.1:{port}: the address is in use" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "the following arguments are required: model"),
+        (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number of at least 1"),
+        (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
+        (["serve", "m", "--port", "65536"], "'65536' is not a port"),
+        (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
+        (["master", "--model", "m"], "one of the arguments --topology --pipeline is required"),
+        (["master", "--pipeline", "a:1"], "--model is needed with --pipeline"),
+        (["master", "--topology", "/nowhere.json"], "--topology /nowhere.json: No such file or directory"),
+        (["dance"], "no command 'dance'"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, message):
+    result = run(*arguments)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_no_process_stays_behind(checkpoint, number):
+    """However the server ends: by request, by Ctrl-C, with its terminal, or killed."""
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
+        processes = descendants(served.process.pid)
+        assert len(processes) == 4, "two workers with one rank each"
+        code = served.stop(number)
+        assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+        assert eventually(lambda: not any(map(alive, processes)))
+
+
+def test_a_signal_during_start_leaves_nothing(checkpoint):
+    served = Served([str(checkpoint(NAME)), "--pipeline-parallel-size", "2"])
+    assert eventually(lambda: len(descendants(served.process.pid)) >= 3)
+    processes = descendants(served.process.pid)
+    served.stop(signal.SIGTERM)
+    assert eventually(lambda: not any(map(alive, processes)))
+    assert not any("Traceback" in line for line in served.log), served.log
+
+
+@pytest.mark.parametrize("partition", [0, 1, 2])
+@pytest.mark.parametrize("victim", ["controller", "rank"])
+def test_a_worker_that_dies_is_reported_at_once(checkpoint, partition, victim):
+    """/readyz turns, running requests end with a clear error, new ones are refused; the server stays."""
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
+        body = {"model": NAME, "prompt": [1, 2], "max_tokens": 690, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(_pid(served, partition, victim), signal.SIGKILL)
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == "engine_unavailable"
+        assert "pipeline local-0 is lost" in error["message"]
+        if victim == "rank":
+            assert "rank 0 ended: killed by SIGKILL" in error["message"]
+        ready = httpx.get(f"{served.url}/readyz")
+        assert ready.status_code == 503
+        assert "is lost" in ready.text
+        refused = httpx.post(f"{served.url}/v1/completions", json={**body, "stream": False})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_an_idle_death_is_noticed_too(checkpoint):
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
+        os.kill(_pid(served, 1, "rank"), signal.SIGKILL)
+        assert eventually(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
+
+
+def _pid(served: Served, partition: int, victim: str) -> int:
+    """The controller or rank of a partition, found by the worker's socket name."""
+    for pid in descendants(served.process.pid):
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+            if f"worker-{partition}.sock" in file.read():
+                return pid if victim == "controller" else next(iter(descendants(pid)))
+    raise AssertionError(f"no worker {partition}")

@@ -1,0 +1,47 @@
+"""Dependencies point one way, and the processes that must be light are (docs/architecture.md, section 2)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "protos/orca_protos": set(),
+    "kernels/orca_kernels": set(),
+    "master/orca_master": {"orca_protos"},
+    "worker/orca_worker": {"orca_protos", "orca_kernels"},
+}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_import_only_downward(package):
+    own = Path(package).name
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                top = name.split(".")[0]
+                assert not top.startswith("orca_") or top == own or top in MAY_IMPORT[package], f"{path}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (["orca_master.serve", "orca_master.server", "orca_master.cli"], ["torch", "numpy", "transformers"]),
+        (["orca_worker.cli", "orca_worker.controller"], ["torch", "transformers", "fastapi"]),
+    ],
+)
+def test_light_processes_stay_light(modules, absent):
+    """No torch in the master or in a controller."""
+    script = f"import sys, {', '.join(modules)}; print([name for name in {absent} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

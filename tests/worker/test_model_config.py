@@ -1,0 +1,122 @@
+"""What a model directory may hold, and the one line that says why another one is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from orca_worker.checkpoint import Checkpoint, Scope
+from orca_worker.errors import ModelError
+from orca_worker.model_config import read_model_config
+from safetensors.torch import load_file, save_file
+from support.partitions import PartitionedModel
+
+CPU = torch.device("cpu")
+
+
+def edit(path, **changes):
+    config = json.loads((path / "config.json").read_text())
+    config.update(changes)
+    (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+@pytest.fixture
+def copy(checkpoint, tmp_path):
+    def copied(name):
+        return shutil.copytree(checkpoint(name), tmp_path / name)
+
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "message"),
+    [
+        ("gpt2-tied", {"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+        ("gpt2-tied", {"architectures": None}, "architecture none is not supported"),
+        ("gpt2-tied", {"n_head": 7}, "hidden size 96 is not a multiple of the 7 heads"),
+        ("gpt2-tied", {"n_layer": ...}, "n_layer is missing"),
+        ("gpt2-tied", {"activation_function": "relu"}, "activation_function 'relu' is not supported"),
+        ("gpt2-tied", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ("llama-gqa-tied", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("llama-gqa-tied", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
+        ("llama-gqa-tied", {"dtype": "float64"}, "dtype 'float64' is not supported"),
+    ],
+)
+def test_a_config_that_is_not_supported_is_named(copy, variant, changes, message):
+    path = copy(variant)
+    edit(path, **changes)
+    with pytest.raises(ModelError, match=message):
+        read_model_config(path)
+
+
+def test_older_rope_fields_mean_the_same(copy):
+    path = copy("llama-gqa-tied")
+    new = read_model_config(path)
+    edit(path, rope_parameters=..., rope_theta=5000.0, rope_scaling=None)
+    assert read_model_config(path) == new
+
+
+def test_missing_and_damaged_config(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json: No such file"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: not JSON"):
+        read_model_config(tmp_path)
+
+
+def test_layers_are_spread_and_the_last_partition_is_never_larger(checkpoint):
+    config = read_model_config(checkpoint("gpt2-tied"))
+    assert [list(config.layers_of(p, 2)) for p in range(2)] == [[0, 1, 2], [3, 4]]
+    assert [list(config.layers_of(p, 3)) for p in range(3)] == [[0, 1], [2, 3], [4]]
+    config.check_fits(5, 1)
+    with pytest.raises(ModelError, match="pipeline-parallel-size 6 does not fit: the model has 5 layers, so 1 to 5"):
+        config.check_fits(6, 1)
+
+
+def test_weights_that_are_missing_or_misshapen(copy):
+    path = copy("gpt2-tied")
+    weights = load_file(path / "model.safetensors")
+    name = "transformer.h.3.mlp.c_fc.weight"
+    save_file({**weights, name: weights[name][:, :5].contiguous()}, path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"tensor {name} has shape \[96, 5\], \[96, 384\] is expected"):
+        PartitionedModel(path, 1)
+    save_file({key: value for key, value in weights.items() if key != name}, path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"tensor {name} is missing"):
+        PartitionedModel(path, 2)
+    (path / "model.safetensors").write_bytes(b"not a safetensors file")
+    with pytest.raises(ModelError, match=r"model\.safetensors: "):
+        PartitionedModel(path, 1)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights: model\.safetensors or"):
+        PartitionedModel(path, 1)
+    (path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match="pickled weights are not read"):
+        PartitionedModel(path, 1)
+
+
+def test_sharded_weights_and_names_without_prefix(copy):
+    """An index over two files, and GPT-2's first checkpoints, which had no `transformer.` in front."""
+    path = copy("gpt2-tied")
+    expected = PartitionedModel(path, 1)
+    weights = {
+        name.removeprefix("transformer."): value for name, value in load_file(path / "model.safetensors").items()
+    }
+    (path / "model.safetensors").unlink()
+    names = sorted(weights)
+    weight_map = {}
+    for file, part in (("a.safetensors", names[::2]), ("b.safetensors", names[1::2])):
+        save_file({name: weights[name] for name in part}, path / file)
+        weight_map |= dict.fromkeys(part, file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    sharded = PartitionedModel(path, 1)
+    part = [(0, 0, [1, 2, 3])]
+    assert torch.equal(sharded.logits(sharded.iteration(part, 16)), expected.logits(expected.iteration(part, 16)))
+
+
+def test_scope_reads_below_its_prefix(checkpoint):
+    weights = Checkpoint(checkpoint("llama-gqa-tied"), torch.bfloat16, CPU, lambda _: None)
+    norm = Scope(weights)["model"]["layers"][4]["input_layernorm"]
+    assert "weight" in norm
+    assert norm.read("weight", 96).dtype is torch.bfloat16
