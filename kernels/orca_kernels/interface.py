@@ -67,8 +67,10 @@ class Kernels(Protocol):
         value_pool: torch.Tensor,
         batch: RaggedBatch,
         scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         """Causal attention of query [S, N, D], each token over its own request's slots; returns [S, N, D].
 
+        With a `window` a token sees that many positions at most, its own included.
         Keys and values of this iteration's tokens must be stored already.
         """

@@ -54,6 +54,7 @@ class ReferenceKernels:
         value_pool: torch.Tensor,
         batch: RaggedBatch,
         scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         """See Kernels.attention. Split, attend request by request, merge (the paper, Figure 5)."""
         output = torch.empty_like(query)
@@ -65,8 +66,10 @@ class ReferenceKernels:
             value = value_pool[blocks].flatten(0, 1)[:length]
             # Row i of the mask is the token at position context + i: it sees itself and all before it.
             mask = None
-            if end - start > 1:
+            if end - start > 1 or window is not None:
                 mask = torch.ones(end - start, length, dtype=torch.bool, device=query.device).tril(context)
+                if window is not None:
+                    mask = mask.triu(context - window + 1)
             attended = functional.scaled_dot_product_attention(
                 query[start:end].transpose(0, 1).unsqueeze(0),
                 key.transpose(0, 1).unsqueeze(0),

@@ -75,6 +75,7 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
     parser.add_argument("model", help="Hugging Face model directory")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     add_model_options(parser)
     add_server_options(parser)
@@ -102,6 +103,7 @@ def _topology(arguments: argparse.Namespace, model: Path, addresses: list[str]) 
             max_model_len=arguments.max_model_len,
         ),
         pipeline_parallel_size=len(addresses),
+        tensor_parallel_size=arguments.tensor_parallel_size,
         communication=Communication(backend="nccl" if arguments.device == "cuda" else "gloo", socket_interface="lo"),
         pipelines=[PipelineSpec(id="local-0", workers=addresses)],
     )

@@ -25,7 +25,7 @@ from orca_master.engine import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.metrics import Metrics
-from orca_master.options import add_model_options, add_server_options, engine_config
+from orca_master.options import add_model_options, add_server_options, engine_config, positive
 from orca_master.tokenizer import TextCodec
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
 
@@ -121,6 +121,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--model", help="model directory, readable by master and workers (with --pipeline)")
     add_model_options(parser)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="ranks per worker (1)")
     parser.add_argument("--communication-backend", choices=("gloo", "nccl"), default="gloo")
     add_server_options(parser)
     arguments = parser.parse_args(argv)
@@ -147,6 +148,7 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
             max_model_len=arguments.max_model_len,
         ),
         pipeline_parallel_size=len(pipelines[0]),
+        tensor_parallel_size=arguments.tensor_parallel_size,
         communication=Communication(backend=arguments.communication_backend),
         pipelines=[PipelineSpec(id=f"local-{index}", workers=workers) for index, workers in enumerate(pipelines)],
     )

@@ -38,9 +38,10 @@ def ragged(contexts, counts, num_blocks, generator):
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=5),
     st.sampled_from([(1, 1), (4, 4), (6, 2)]),
     st.sampled_from([8, 80]),
+    st.sampled_from([None, 1, 7, 16]),
     st.integers(0, 1000),
 )
-def test_attention_over_scattered_blocks(parts, heads, head_dim, seed):
+def test_attention_over_scattered_blocks(parts, heads, head_dim, window, seed):
     """Any mix of chunks and increments; unwritten slots hold NaN, which no output may show."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
@@ -58,12 +59,12 @@ def test_attention_over_scattered_blocks(parts, heads, head_dim, seed):
         for i in range(count):
             for head in range(num_heads):
                 kv_head = head // (num_heads // num_kv_heads)
-                seen = slice(0, context + i + 1)
+                seen = slice(0 if window is None else max(0, context + i + 1 - window), context + i + 1)
                 q = query[batch.query_start[index] + i, head].double()
                 weights = torch.softmax(key[seen, kv_head].double() @ q * 0.3, dim=0)
                 output_rows.append(weights @ value[seen, kv_head].double())
     expected = torch.stack(output_rows).view(total, num_heads, head_dim)
-    output = KERNELS.attention(query, *pools, batch, 0.3)
+    output = KERNELS.attention(query, *pools, batch, 0.3, window)
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 

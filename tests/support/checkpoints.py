@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCABULARY = 211
 MAX_POSITIONS = 704
@@ -14,8 +25,12 @@ MAX_POSITIONS = 704
 
 def make_model(name: str) -> PreTrainedModel:
     """Returns one of the odd-sized models of VARIANTS, with the same weights every time."""
-    model = VARIANTS[name]().eval()
-    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return randomise(VARIANTS[name](), sum(name.encode()))
+
+
+def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Gives every parameter a value that matters, so that none can be forgotten unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -25,17 +40,17 @@ def make_model(name: str) -> PreTrainedModel:
                 parameter.copy_(noise * parameter.shape[0] ** -0.5 * 2)
             else:  # embeddings and head: small against the layers, else a tied model repeats its input
                 parameter.copy_(noise * 0.1)
-    return model
+    return model.eval()
 
 
-def _gpt2(hidden: int, heads: int, tied: bool) -> GPT2LMHeadModel:
+def _gpt2(head_dim: int, tied: bool) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
             n_positions=MAX_POSITIONS,
-            n_embd=hidden,
+            n_embd=2 * head_dim,
             n_layer=5,
-            n_head=heads,
+            n_head=2,
             tie_word_embeddings=tied,
             bos_token_id=0,
             eos_token_id=0,
@@ -43,31 +58,42 @@ def _gpt2(hidden: int, heads: int, tied: bool) -> GPT2LMHeadModel:
     )
 
 
-def _llama(heads: int, kv_heads: int, head_dim: int, tied: bool) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
+def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options: Any) -> PreTrainedModel:
+    """Returns a model of one of the CONFIGURATIONS: 8 heads over 2 K/V heads, or as many of both."""
+    configuration = CONFIGURATIONS[family]
+    return AutoModelForCausalLM.from_config(
+        configuration(
             vocab_size=VOCABULARY,
             hidden_size=96,
             intermediate_size=200,
             num_hidden_layers=5,
-            num_attention_heads=heads,
+            num_attention_heads=8 if kv_heads == 2 else kv_heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=MAX_POSITIONS,
             tie_word_embeddings=tied,
-            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
             bos_token_id=0,
             eos_token_id=0,
+            **{"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, **options},
         )
     )
 
 
-VARIANTS = {
-    "gpt2-tied": lambda: _gpt2(hidden=96, heads=6, tied=True),
-    "gpt2-head80-untied": lambda: _gpt2(hidden=160, heads=2, tied=False),
-    "llama-gqa-tied": lambda: _llama(heads=8, kv_heads=2, head_dim=16, tied=True),
-    "llama-head80-untied": lambda: _llama(heads=3, kv_heads=3, head_dim=80, tied=False),
+CONFIGURATIONS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+SOME_LAYERS_SLIDE = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 3}
+VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
+    "gpt2-head64-tied": lambda: _gpt2(64, tied=True),
+    "gpt2-head80-untied": lambda: _gpt2(80, tied=False),
+    "llama-gqa-tied": lambda: llama_like("llama", 2, 64, tied=True),
+    "llama-head80-untied": lambda: llama_like("llama", 4, 80, tied=False, attention_bias=True, mlp_bias=True),
+    "mistral-gqa": lambda: llama_like("mistral", 2, 64, tied=False, sliding_window=40),
+    "mistral-head80": lambda: llama_like("mistral", 4, 80, tied=False, sliding_window=None),
+    "qwen2-gqa-tied": lambda: llama_like("qwen2", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
+    "qwen2-head80": lambda: llama_like("qwen2", 4, 80, tied=False),
+    "qwen3-gqa-tied": lambda: llama_like("qwen3", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
+    "qwen3-head80": lambda: llama_like("qwen3", 4, 80, tied=False, attention_bias=True),
 }
+"""Two of each family: GQA 8/2 and MHA, head dimension 64 and 80, head tied and untied, 5 layers; 211 is prime."""
 
 
 def save(name: str, folder: Path) -> Path:

@@ -48,11 +48,12 @@ def worker_processes(
                     process.wait()
 
 
-def topology(model: Path, addresses: list[str], dtype: str = "float32") -> Topology:
-    """One pipeline over `addresses`."""
+def topology(model: Path, addresses: list[str], tensor_parallel_size: int = 1) -> Topology:
+    """One pipeline over `addresses`, in float32."""
     return Topology(
-        model=ModelSpec(path=str(model), served_name=model.name, dtype=dtype),
+        model=ModelSpec(path=str(model), served_name=model.name, dtype="float32"),
         pipeline_parallel_size=len(addresses),
+        tensor_parallel_size=tensor_parallel_size,
         communication=Communication(socket_interface="lo"),
         pipelines=[PipelineSpec(id="test-0", workers=addresses)],
     )
@@ -119,11 +120,14 @@ async def engine(
     config: EngineConfig | None = None,
     commands: dict[int, Sequence[str]] | None = None,
     start: bool = True,
+    tensor_parallel_size: int = 1,
 ) -> AsyncIterator[Harness]:
     """A harness around an engine, started unless told otherwise."""
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
-        harness.engine = EngineMaster(topology(model, addresses), config or EngineConfig(), harness.deliver, harness)
+        harness.engine = EngineMaster(
+            topology(model, addresses, tensor_parallel_size), config or EngineConfig(), harness.deliver, harness
+        )
         try:
             if start:
                 await harness.engine.start()

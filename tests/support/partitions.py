@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ from orca_kernels.interface import BLOCK_SIZE
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
+from orca_worker.intra_layer import IntraLayer
 from orca_worker.model_config import read_model_config
 from orca_worker.models import build
 from orca_worker.models.partition import ModelPartition, Share
@@ -17,25 +20,60 @@ from orca_worker.rows import RowTable
 CPU = torch.device("cpu")
 
 
-class PartitionedModel:
-    """P partitions with pools of `num_blocks` blocks, handed out in a scattered order."""
+class ThreadRanks(IntraLayer):
+    """T ranks as threads of this process: sums and gathers meet at a barrier instead of in a process group."""
 
-    def __init__(self, path: Path, num_partitions: int, dtype: torch.dtype = torch.float32, num_blocks: int = 160):
+    def __init__(self, rank: int, size: int, meeting: list[torch.Tensor | None], barrier: threading.Barrier):
+        super().__init__(rank, size)
+        self._meeting, self._barrier = meeting, barrier
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(x)).sum(0) if self.size > 1 else x
+
+    def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
+        return torch.cat(self._exchange(x), dim=1) if self.size > 1 else x
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self._meeting[self.rank] = x
+        self._barrier.wait(30)
+        everyone = [part for part in self._meeting if part is not None]
+        self._barrier.wait(30)
+        return everyone
+
+
+class PartitionedModel:
+    """P partitions of T ranks, with pools of `num_blocks` blocks that are handed out in a scattered order."""
+
+    def __init__(
+        self,
+        path: Path,
+        num_partitions: int,
+        tensor_parallel_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        num_blocks: int = 160,
+    ):
         self.config = read_model_config(path)
-        self.num_partitions = num_partitions
-        self.partitions: list[ModelPartition] = []
         self.rows = RowTable(self.config.max_positions, CPU)
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
-        for index in range(num_partitions):
-            checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-            share = Share(index, num_partitions, self.config.max_positions, ReferenceKernels(), CPU)
-            partition = build(self.config, checkpoint, share)
-            shape = (num_blocks, BLOCK_SIZE, self.config.num_kv_heads, self.config.head_dim)
-            for attention in partition.attentions():
-                # NaN shows every read of a slot that nobody wrote.
-                pools = (torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
-                attention.allocate(*pools)
-            self.partitions.append(partition)
+        meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
+        barrier = threading.Barrier(tensor_parallel_size)
+        self.ranks: list[list[ModelPartition]] = []
+        """By intra-layer rank, then by partition."""
+        for rank in range(tensor_parallel_size):
+            ranks = ThreadRanks(rank, tensor_parallel_size, meeting, barrier)
+            self.ranks.append(
+                [self._build(path, p, num_partitions, dtype, num_blocks, ranks) for p in range(num_partitions)]
+            )
+
+    def _build(self, path, index, num_partitions, dtype, num_blocks, ranks) -> ModelPartition:
+        checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
+        share = Share(index, num_partitions, self.config.max_positions, ReferenceKernels(), CPU, ranks)
+        partition = build(self.config, checkpoint, share)
+        for attention in partition.attentions():
+            # NaN shows every read of a slot that nobody wrote.
+            shape = (num_blocks, BLOCK_SIZE, attention.num_kv_heads, attention.head_dim)
+            attention.allocate(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
+        return partition
 
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:
         """Returns an Iteration of (row, context length, tokens); context 0 begins a row with `max_tokens` slots."""
@@ -53,11 +91,16 @@ class PartitionedModel:
                 iteration.admission.add(row=row)
         return iteration
 
-    @torch.inference_mode()
     def logits(self, iteration: pb.Iteration) -> torch.Tensor:
         """Runs one iteration over all partitions; returns [S, vocabulary], logits after every token."""
         batch = self.rows.batch(iteration)
-        hidden = self.partitions[0].embed(batch.tokens, batch.ragged)
-        for partition in self.partitions:
-            hidden = partition(hidden, batch.ragged)
-        return self.partitions[-1].logits(hidden)
+
+        def run(partitions: list[ModelPartition]) -> torch.Tensor:
+            with torch.inference_mode():
+                hidden = partitions[0].embed(batch.tokens, batch.ragged)
+                for partition in partitions:
+                    hidden = partition(hidden, batch.ragged)
+                return partitions[-1].logits(hidden)
+
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            return next(iter(pool.map(run, self.ranks)))

@@ -10,7 +10,7 @@ from orca_protos import engine_pb2 as pb
 from support.engines import topology, worker_processes
 from support.instrumented_worker import command
 
-HIDDEN = 96
+HIDDEN = 128
 CHUNKS = (7, 1, 1)
 
 
@@ -30,7 +30,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
     workers = {partition: command("watched_rank.py", str(folder)) for partition, folder in enumerate(folders)}
 
     async def run() -> None:
-        spec = topology(checkpoint("gpt2-tied"), addresses)
+        spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))
         await pipeline.form()
         try:
@@ -66,7 +66,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
 
 def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint):
     async def run() -> None:
-        spec = topology(checkpoint("gpt2-tied"), addresses)
+        spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))
         await pipeline.form()
         worker = pipeline._connections[0]
@@ -88,7 +88,7 @@ def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoi
     """A restarted master finds the worker loaded: the same boot, the same digest, a higher epoch."""
 
     async def run() -> None:
-        spec = topology(checkpoint("gpt2-tied"), addresses)
+        spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         seen = []
         for _ in range(2):
             pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))

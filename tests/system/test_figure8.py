@@ -22,7 +22,7 @@ def test_three_batches_overlap_on_three_stages_then_the_first_returns(checkpoint
 
     async def run():
         config = EngineConfig(max_batch_size=2, token_budget=None)
-        async with engine(checkpoint("gpt2-tied"), 3, config, workers, start=False) as harness:
+        async with engine(checkpoint("gpt2-head64-tied"), 3, config, workers, start=False) as harness:
             for name, prompt in zip("ABCDEF", make_prompts((3, 4, 5, 6, 7, 8)), strict=True):
                 harness.submit(name, prompt, 3)
             await harness.engine.start()

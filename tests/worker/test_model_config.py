@@ -33,14 +33,14 @@ def copy(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
-        ("gpt2-tied", {"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
-        ("gpt2-tied", {"architectures": None}, "architecture none is not supported"),
-        ("gpt2-tied", {"n_head": 7}, "hidden size 96 is not a multiple of the 7 heads"),
-        ("gpt2-tied", {"n_layer": ...}, "n_layer is missing"),
-        ("gpt2-tied", {"activation_function": "relu"}, "activation_function 'relu' is not supported"),
-        ("gpt2-tied", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ("gpt2-head64-tied", {"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+        ("gpt2-head64-tied", {"architectures": None}, "architecture none is not supported"),
+        ("gpt2-head64-tied", {"n_head": 7}, "hidden size 128 is not a multiple of the 7 heads"),
+        ("gpt2-head64-tied", {"n_layer": ...}, "n_layer is missing"),
+        ("gpt2-head64-tied", {"activation_function": "relu"}, "activation_function 'relu' is not supported"),
+        ("gpt2-head64-tied", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ("llama-gqa-tied", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ("llama-gqa-tied", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
+        ("llama-gqa-tied", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type 'longrope'"),
         ("llama-gqa-tied", {"dtype": "float64"}, "dtype 'float64' is not supported"),
     ],
 )
@@ -67,7 +67,7 @@ def test_missing_and_damaged_config(tmp_path):
 
 
 def test_layers_are_spread_and_the_last_partition_is_never_larger(checkpoint):
-    config = read_model_config(checkpoint("gpt2-tied"))
+    config = read_model_config(checkpoint("gpt2-head64-tied"))
     assert [list(config.layers_of(p, 2)) for p in range(2)] == [[0, 1, 2], [3, 4]]
     assert [list(config.layers_of(p, 3)) for p in range(3)] == [[0, 1], [2, 3], [4]]
     config.check_fits(5, 1)
@@ -76,11 +76,11 @@ def test_layers_are_spread_and_the_last_partition_is_never_larger(checkpoint):
 
 
 def test_weights_that_are_missing_or_misshapen(copy):
-    path = copy("gpt2-tied")
+    path = copy("gpt2-head64-tied")
     weights = load_file(path / "model.safetensors")
     name = "transformer.h.3.mlp.c_fc.weight"
     save_file({**weights, name: weights[name][:, :5].contiguous()}, path / "model.safetensors")
-    with pytest.raises(ModelError, match=rf"tensor {name} has shape \[96, 5\], \[96, 384\] is expected"):
+    with pytest.raises(ModelError, match=rf"tensor {name} has shape \[128, 5\], \[128, 512\] is expected"):
         PartitionedModel(path, 1)
     save_file({key: value for key, value in weights.items() if key != name}, path / "model.safetensors")
     with pytest.raises(ModelError, match=f"tensor {name} is missing"):
@@ -98,7 +98,7 @@ def test_weights_that_are_missing_or_misshapen(copy):
 
 def test_sharded_weights_and_names_without_prefix(copy):
     """An index over two files, and GPT-2's first checkpoints, which had no `transformer.` in front."""
-    path = copy("gpt2-tied")
+    path = copy("gpt2-head64-tied")
     expected = PartitionedModel(path, 1)
     weights = {
         name.removeprefix("transformer."): value for name, value in load_file(path / "model.safetensors").items()

@@ -40,15 +40,18 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Returns the tensor `name` of exactly `shape`; raises ModelError if it is missing or of another."""
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
+        """Returns `part` of the tensor `name`, which must be of exactly `shape` as a whole.
+
+        Only that part is read. Raises ModelError if the tensor is missing or of another shape.
+        """
         if name not in self._file_of:
             raise ModelError(f"{self._path}: tensor {name} is missing")
-        part = self._open(self._file_of[name]).get_slice(name)
-        found = tuple(part.get_shape())
+        stored = self._open(self._file_of[name]).get_slice(name)
+        found = tuple(stored.get_shape())
         if found != shape:
             raise ModelError(f"{self._path}: tensor {name} has shape {list(found)}, {list(shape)} is expected")
-        tensor: torch.Tensor = part[:]
+        tensor: torch.Tensor = stored[part]
         self._bytes_read += tensor.nbytes
         self._on_read(self._bytes_read)
         return tensor.to(self._device, self._dtype)
@@ -89,6 +92,6 @@ class Scope:
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._checkpoint
 
-    def read(self, name: str, *shape: int) -> torch.Tensor:
+    def read(self, name: str, *shape: int, part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
         """See Checkpoint.read."""
-        return self._checkpoint.read(f"{self._prefix}{name}", shape)
+        return self._checkpoint.read(f"{self._prefix}{name}", shape, part)

@@ -1,4 +1,4 @@
-"""`DataPlane`: activations between the ranks of neighbouring partitions, over NCCL or gloo.
+"""`DataPlane`: the process group of one epoch, and activations between neighbouring partitions, over NCCL or gloo.
 
 Nothing but activations travels here. Sends do not block and their buffers are kept until they are
 through, at most one per iteration in flight, so a stage never waits for a slow neighbour (a blocking
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from orca_worker.errors import RankError
+from orca_worker.intra_layer import IntraLayer
 
 
 def host_store(host: str) -> TCPStore:
@@ -35,7 +36,14 @@ class DataPlane:
     """
 
     def __init__(
-        self, backend: str, store_address: str, rank: int, world_size: int, timeout: float, max_in_flight: int
+        self,
+        backend: str,
+        store_address: str,
+        rank: int,
+        world_size: int,
+        ranks: IntraLayer,
+        timeout: float,
+        max_in_flight: int,
     ) -> None:
         self._rank = rank
         self._max_in_flight = max_in_flight
@@ -45,8 +53,18 @@ class DataPlane:
         try:
             store = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
+            ranks.group = self._intra_layer_group(world_size, ranks.size)
         except (RuntimeError, dist.DistError) as error:
             raise RankError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
+
+    def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
+        """Makes the group of every partition, as each rank must, and returns this rank's."""
+        mine = None
+        for first in range(0, world_size if size > 1 else 0, size):
+            group = dist.new_group(list(range(first, first + size)), timeout=self._timeout)
+            if first <= self._rank < first + size:
+                mine = group
+        return mine
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
         """Starts sending `hidden` to the rank `distance` further on."""

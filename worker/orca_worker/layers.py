@@ -13,10 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from orca_worker.checkpoint import Scope
+from orca_worker.intra_layer import IntraLayer
+from orca_worker.rope import Rope, inverse_frequencies
+
+ALL = slice(None)
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, for x [S, inputs] and y [S, outputs]."""
+    """y = x W^T + b, for x [S, inputs] and y [S, outputs]; column-parallel if it holds some of the outputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -24,18 +28,48 @@ class Linear(nn.Module):
         self.bias = bias
 
     @classmethod
-    def read(cls, scope: Scope, inputs: int, outputs: int, bias: bool) -> Linear:
-        """Reads `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
-        return cls(scope.read("weight", outputs, inputs), scope.read("bias", outputs) if bias else None)
+    def read(cls, scope: Scope, inputs: int, outputs: int, bias: bool, part: slice = ALL) -> Linear:
+        """Reads rows `part` of `weight` [outputs, inputs] and, if there is one, of `bias` [outputs]."""
+        weight = scope.read("weight", outputs, inputs, part=(part,))
+        return cls(weight, scope.read("bias", outputs, part=(part,)) if bias else None)
 
     @classmethod
-    def read_transposed(cls, scope: Scope, inputs: int, outputs: int) -> Linear:
-        """Reads GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
-        return cls(scope.read("weight", inputs, outputs).t().contiguous(), scope.read("bias", outputs))
+    def read_transposed(cls, scope: Scope, inputs: int, outputs: int, parts: list[slice]) -> Linear:
+        """Reads columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
+        weights = [scope.read("weight", inputs, outputs, part=(ALL, part)).t() for part in parts]
+        biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
+        return cls(torch.cat(weights), torch.cat(biases))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [S, outputs]."""
         return functional.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(Linear):
+    """y = x W^T + b where each rank holds some of the inputs; the ranks' parts are summed."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ranks: IntraLayer) -> None:
+        super().__init__(weight, bias)
+        self.ranks = ranks
+
+    @classmethod
+    def read_rows(cls, scope: Scope, inputs: int, outputs: int, bias: bool, ranks: IntraLayer) -> RowParallelLinear:
+        """Reads this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
+        weight = scope.read("weight", outputs, inputs, part=(ALL, ranks.part(inputs))).contiguous()
+        return cls(weight, scope.read("bias", outputs) if bias else None, ranks)
+
+    @classmethod
+    def read_rows_transposed(cls, scope: Scope, inputs: int, outputs: int, ranks: IntraLayer) -> RowParallelLinear:
+        """Reads this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
+        weight = scope.read("weight", inputs, outputs, part=(ranks.part(inputs),)).t().contiguous()
+        return cls(weight, scope.read("bias", outputs), ranks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [S, outputs], the same on every rank."""
+        if self.ranks.size == 1:
+            return functional.linear(x, self.weight, self.bias)
+        y = self.ranks.sum(functional.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
 
 
 class Embedding(nn.Module):
@@ -48,6 +82,38 @@ class Embedding(nn.Module):
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """Returns [S, H] for indices [S]."""
         return functional.embedding(indices, self.weight)
+
+
+class VocabularyEmbedding(nn.Module):
+    """Token embedding whose rows are spread over the ranks."""
+
+    def __init__(self, weight: torch.Tensor, vocabulary: int, ranks: IntraLayer) -> None:
+        super().__init__()
+        self.weight = weight
+        self.first = ranks.part(vocabulary).start
+        self.ranks = ranks
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns [S, H] for token ids [S], the same on every rank."""
+        if self.ranks.size == 1:
+            return functional.embedding(tokens, self.weight)
+        local = tokens - self.first
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        embedded = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.ranks.sum(embedded.masked_fill(elsewhere.unsqueeze(1), 0))
+
+
+class Head(Linear):
+    """Logits; the vocabulary is spread over the ranks and gathered to rank 0."""
+
+    def __init__(self, weight: torch.Tensor, vocabulary: int, ranks: IntraLayer) -> None:
+        super().__init__(weight)
+        self.vocabulary = vocabulary
+        self.ranks = ranks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [rows, vocabulary] on rank 0, this rank's columns on the others."""
+        return self.ranks.gather_columns(super().forward(x), self.vocabulary)
 
 
 class LayerNorm(nn.Module):
@@ -79,13 +145,13 @@ class RmsNorm(nn.Module):
 
 
 class Rotary:
-    """Cosines and sines of the rotary embedding for every position, type `default`, in float32."""
+    """Cosines and sines of the rotary embedding for every position, computed in float32."""
 
-    def __init__(self, theta: float, head_dim: int, max_positions: int, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
-        angles = torch.outer(torch.arange(max_positions, device=device).float(), 1.0 / theta**exponents)
+    def __init__(self, rope: Rope, head_dim: int, max_model_len: int, device: torch.device) -> None:
+        frequencies, factor = inverse_frequencies(rope, head_dim, max_model_len, device)
+        angles = torch.outer(torch.arange(max_model_len, device=device).float(), frequencies)
         angles = torch.cat((angles, angles), dim=-1)
-        self._cosine, self._sine = angles.cos(), angles.sin()
+        self._cosine, self._sine = angles.cos() * factor, angles.sin() * factor
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosine and sine [S, D] for positions [S]."""
@@ -98,10 +164,11 @@ class Attention(nn.Module):
     The only block that sees requests. `allocate` must have been called.
     """
 
-    def __init__(self, num_kv_heads: int, head_dim: int, kernels: Kernels) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int, window: int | None, kernels: Kernels) -> None:
         super().__init__()
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.window = window
         self.kernels = kernels
         self.key_pool = self.value_pool = torch.empty(0)
 
@@ -113,4 +180,4 @@ class Attention(nn.Module):
         """Returns [S, N x D] for query [S, N, D] and key, value [S, G, D]."""
         self.kernels.store(key, value, self.key_pool, self.value_pool, batch.slots)
         scale = self.head_dim**-0.5
-        return self.kernels.attention(query, self.key_pool, self.value_pool, batch, scale).flatten(1)
+        return self.kernels.attention(query, self.key_pool, self.value_pool, batch, scale, self.window).flatten(1)

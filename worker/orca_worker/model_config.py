@@ -1,8 +1,6 @@
 """`ModelConfig`: config.json of a supported family, read and checked without torch.
 
 The controller reads it before it spawns ranks, so that a model that does not fit is refused at once.
-Both forms of RoPE parameters are understood: `rope_parameters` (transformers 5) and `rope_theta` with
-`rope_scaling` (before).
 """
 
 from __future__ import annotations
@@ -16,15 +14,22 @@ from typing import Any
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
+from orca_worker.rope import Rope, read_rope
 
-ARCHITECTURES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama"}
-"""Architecture names of config.json → family; the family's model is worker/orca_worker/models/<family>.py."""
+ARCHITECTURES = {
+    "GPT2LMHeadModel": "gpt2",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Architecture names of config.json → family."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What both families have in common, under Llama's names, and their few differences."""
+    """What the families have in common, under Llama's names, and their few differences."""
 
     family: str
     num_layers: int
@@ -37,10 +42,20 @@ class ModelConfig:
     max_positions: int
     norm_epsilon: float
     tied_head: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
-    rope_theta: float
+    normalised_heads: bool
+    """Queries and keys are normalised per head (Qwen3)."""
+    windows: tuple[int | None, ...]
+    """Per layer: how many positions a token sees, itself included; None for all."""
+    rope: Rope | None
     dtype: str
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence that `max_model_len` may ask for."""
+        return self.rope.longest(self.max_positions) if self.rope else self.max_positions
 
     def layers_of(self, partition: int, num_partitions: int) -> range:
         """Layers of one inter-layer partition; the first ones take what is left over.
@@ -58,8 +73,17 @@ class ModelConfig:
                 f"pipeline-parallel-size {pipeline_parallel_size} does not fit: "
                 f"the model has {self.num_layers} layers, so 1 to {self.num_layers} would"
             )
-        if tensor_parallel_size != 1:
-            raise ModelError(f"tensor-parallel-size {tensor_parallel_size} is not supported yet: 1 is")
+        if not self._divides(tensor_parallel_size):
+            fitting = ", ".join(str(size) for size in range(1, self.num_heads + 1) if self._divides(size))
+            raise ModelError(
+                f"tensor-parallel-size {tensor_parallel_size} does not fit: {self.num_heads} heads, "
+                f"{self.num_kv_heads} K/V heads and {self.intermediate_size} inner units must divide: {fitting} would"
+            )
+
+    def _divides(self, size: int) -> bool:
+        """K/V heads are split, or copied where there are fewer of them than ranks."""
+        kv_heads_fit = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
+        return self.num_heads % size == 0 and self.intermediate_size % size == 0 and kv_heads_fit
 
 
 def read_model_config(model_path: Path) -> ModelConfig:
@@ -76,7 +100,7 @@ def read_model_config(model_path: Path) -> ModelConfig:
     if family is None:
         raise ModelError(f"{path}: architecture {names[0]} is not supported: {', '.join(ARCHITECTURES)} are")
     try:
-        return {"gpt2": _gpt2, "llama": _llama}[family](raw)
+        return _gpt2(raw) if family == "gpt2" else _llama_like(family, raw)
     except KeyError as error:
         raise ModelError(f"{path}: {error.args[0]} is missing") from error
     except ModelError as error:
@@ -88,10 +112,10 @@ def _gpt2(raw: dict[str, Any]) -> ModelConfig:
     _require(raw, "scale_attn_weights", True, (True,))
     _require(raw, "scale_attn_by_inverse_layer_idx", False, (False,))
     _require(raw, "add_cross_attention", False, (False,))
-    hidden, heads = raw["n_embd"], raw["n_head"]
+    hidden, heads, layers = raw["n_embd"], raw["n_head"], raw["n_layer"]
     return ModelConfig(
         family="gpt2",
-        num_layers=raw["n_layer"],
+        num_layers=layers,
         hidden_size=hidden,
         intermediate_size=raw.get("n_inner") or 4 * hidden,
         num_heads=heads,
@@ -101,35 +125,54 @@ def _gpt2(raw: dict[str, Any]) -> ModelConfig:
         max_positions=raw["n_positions"],
         norm_epsilon=raw.get("layer_norm_epsilon", 1e-5),
         tied_head=raw.get("tie_word_embeddings", True),
-        attention_bias=True,
+        qkv_bias=True,
+        output_bias=True,
         mlp_bias=True,
-        rope_theta=0.0,
+        normalised_heads=False,
+        windows=(None,) * layers,
+        rope=None,
         dtype=_dtype(raw),
     )
 
 
-def _llama(raw: dict[str, Any]) -> ModelConfig:
+def _llama_like(family: str, raw: dict[str, Any]) -> ModelConfig:
+    """Llama, and what its relatives add: Mistral a window, Qwen2 biases, Qwen3 norms on heads."""
     _require(raw, "hidden_act", "silu", ("silu",))
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    _require(rope, "rope_type", rope.get("type", "default"), ("default",))
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    bias = raw.get("attention_bias", False) and family in ("llama", "qwen3")
     return ModelConfig(
-        family="llama",
+        family=family,
         num_layers=raw["num_hidden_layers"],
         hidden_size=hidden,
         intermediate_size=raw["intermediate_size"],
         num_heads=heads,
         num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or _divide(hidden, heads),
+        head_dim=raw.get("head_dim") or (128 if family == "qwen3" else _divide(hidden, heads)),
         vocabulary_size=raw["vocab_size"],
         max_positions=raw["max_position_embeddings"],
         norm_epsilon=raw.get("rms_norm_eps", 1e-6),
         tied_head=raw.get("tie_word_embeddings", False),
-        attention_bias=raw.get("attention_bias", False),
-        mlp_bias=raw.get("mlp_bias", False),
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        qkv_bias=bias or family == "qwen2",
+        output_bias=bias,
+        mlp_bias=raw.get("mlp_bias", False) and family == "llama",
+        normalised_heads=family == "qwen3",
+        windows=_windows(family, raw),
+        rope=read_rope(raw),
         dtype=_dtype(raw),
     )
+
+
+def _windows(family: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
+    layers: int = raw["num_hidden_layers"]
+    window: int | None = raw.get("sliding_window")
+    if family == "mistral":
+        return (window,) * layers
+    if family == "llama" or not raw.get("use_sliding_window") or window is None:
+        return (None,) * layers
+    types = raw.get("layer_types") or [
+        "sliding_attention" if layer >= raw["max_window_layers"] else "full_attention" for layer in range(layers)
+    ]
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def _require(raw: dict[str, Any], name: str, default: object, supported: tuple[object, ...]) -> None:

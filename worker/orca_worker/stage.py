@@ -21,6 +21,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
+from orca_worker.intra_layer import IntraLayer
 from orca_worker.memory import blocks_that_fit, free_bytes
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models import build
@@ -40,16 +41,14 @@ class Stage:
         config = read_model_config(path)
         config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
         self._request = request
-        self._tensor_rank = tensor_rank
+        self._ranks = IntraLayer(tensor_rank, request.tensor_parallel_size)
         self._config = config
         self._device = _device(request.device, tensor_rank)
         self._dtype_name = config.dtype if request.dtype == "auto" else request.dtype
         self._dtype = getattr(torch, self._dtype_name)
         self._max_model_len = request.max_model_len or config.max_positions
-        if self._max_model_len > config.max_positions:
-            raise ModelError(
-                f"max-model-len {self._max_model_len} exceeds the model's {config.max_positions} positions"
-            )
+        if self._max_model_len > config.longest:
+            raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // (request.workers_on_host * request.tensor_parallel_size)))
@@ -62,6 +61,7 @@ class Stage:
                 self._max_model_len,
                 ReferenceKernels(),
                 self._device,
+                self._ranks,
             ),
         )
         self._first = request.partition == 0
@@ -101,8 +101,9 @@ class Stage:
         self._data_plane = DataPlane(
             self._request.communication_backend,
             request.store_address,
-            request.first_rank + self._tensor_rank,
+            request.first_rank + self._ranks.rank,
             request.world_size,
+            self._ranks,
             request.group_timeout_ms / 1000,
             request.max_in_flight,
         )
@@ -111,7 +112,7 @@ class Stage:
         """Runs the largest iteration once; returns how many blocks fit beside it, and the formula."""
         config, element = self._config, self._dtype.itemsize
         num_layers = len(self._model.attentions())
-        block_bytes = num_layers * 2 * BLOCK_SIZE * config.num_kv_heads * config.head_dim * element
+        block_bytes = num_layers * 2 * BLOCK_SIZE * self._kv_heads() * config.head_dim * element
         on_cpu = self._device.type == "cpu"
         num_tokens = min(request.max_tokens, self._max_model_len)
         if self._num_blocks == 0:
@@ -150,7 +151,8 @@ class Stage:
         tokens = []
         if len(batch.sampling.temperature):
             logits = self._model.logits(output[batch.sampling.last_token])
-            tokens = sample(logits, batch.sampling).tolist()
+            # Rank 0 has all columns, and the noise is its to draw; the others are done.
+            tokens = sample(logits, batch.sampling).tolist() if self._ranks.rank == 0 else []
         timing.ended_ns = time.monotonic_ns()
         result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence, token=tokens, timing=timing)
         return pb.RankReply(result=result)
@@ -162,13 +164,17 @@ class Stage:
         output: torch.Tensor = self._model(hidden, batch.ragged)
         return output
 
+    def _kv_heads(self) -> int:
+        heads = self._ranks.kv_heads(self._config.num_kv_heads)
+        return int(heads.stop - heads.start)
+
     def _plane(self) -> DataPlane:
         if self._data_plane is None:
             raise RankError("no group has been formed")
         return self._data_plane
 
     def _allocate(self, num_blocks: int) -> None:
-        shape = (num_blocks, BLOCK_SIZE, self._config.num_kv_heads, self._config.head_dim)
+        shape = (num_blocks, BLOCK_SIZE, self._kv_heads(), self._config.head_dim)
         for attention in self._model.attentions():
             attention.allocate(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2)))
 
@@ -193,7 +199,8 @@ class Stage:
             hidden = torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)
         output = self.run_layers(batch, hidden)
         if self._last:
-            sample(self._model.logits(output[batch.sampling.last_token]), batch.sampling)
+            logits = self._model.logits(output[batch.sampling.last_token])
+            sample(logits, batch.sampling)
 
 
 def _device(name: str, tensor_rank: int) -> torch.device:

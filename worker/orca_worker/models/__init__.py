@@ -8,7 +8,13 @@ from orca_worker.models.gpt2 import Gpt2Partition
 from orca_worker.models.llama import LlamaPartition
 from orca_worker.models.partition import ModelPartition, Share
 
-FAMILIES = {"gpt2": Gpt2Partition, "llama": LlamaPartition}
+FAMILIES = {
+    "gpt2": Gpt2Partition,
+    "llama": LlamaPartition,
+    "mistral": LlamaPartition,
+    "qwen2": LlamaPartition,
+    "qwen3": LlamaPartition,
+}
 
 
 def build(config: ModelConfig, checkpoint: Checkpoint, share: Share) -> ModelPartition:

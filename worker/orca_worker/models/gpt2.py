@@ -7,7 +7,16 @@ from orca_kernels.interface import Kernels, RaggedBatch
 from torch import nn
 
 from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.layers import Attention, Embedding, LayerNorm, Linear
+from orca_worker.intra_layer import IntraLayer
+from orca_worker.layers import (
+    Attention,
+    Embedding,
+    Head,
+    LayerNorm,
+    Linear,
+    RowParallelLinear,
+    VocabularyEmbedding,
+)
 from orca_worker.model_config import ModelConfig
 from orca_worker.models.partition import ModelPartition, Share
 
@@ -15,18 +24,21 @@ from orca_worker.models.partition import ModelPartition, Share
 class Gpt2Layer(nn.Module):
     """One Transformer layer, norms before the blocks."""
 
-    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.heads = (config.num_heads, config.head_dim)
+        heads = ranks.part(config.num_heads)
+        mine = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
+        query_key_value = [slice(at + mine.start, at + mine.stop) for at in (0, hidden, 2 * hidden)]
+        self.heads = (-1, config.head_dim)
         self.kernels = kernels
         self.norm_1 = LayerNorm(scope["ln_1"], hidden, config.norm_epsilon, kernels)
-        self.qkv = Linear.read_transposed(scope["attn"]["c_attn"], hidden, 3 * hidden)
-        self.attention = Attention(config.num_heads, config.head_dim, kernels)
-        self.attention_out = Linear.read_transposed(scope["attn"]["c_proj"], hidden, hidden)
+        self.qkv = Linear.read_transposed(scope["attn"]["c_attn"], hidden, 3 * hidden, query_key_value)
+        self.attention = Attention(heads.stop - heads.start, config.head_dim, None, kernels)
+        self.attention_out = RowParallelLinear.read_rows_transposed(scope["attn"]["c_proj"], hidden, hidden, ranks)
         self.norm_2 = LayerNorm(scope["ln_2"], hidden, config.norm_epsilon, kernels)
-        self.mlp_in = Linear.read_transposed(scope["mlp"]["c_fc"], hidden, inner)
-        self.mlp_out = Linear.read_transposed(scope["mlp"]["c_proj"], inner, hidden)
+        self.mlp_in = Linear.read_transposed(scope["mlp"]["c_fc"], hidden, inner, [ranks.part(inner)])
+        self.mlp_out = RowParallelLinear.read_rows_transposed(scope["mlp"]["c_proj"], inner, hidden, ranks)
 
     def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Returns [S, H]."""
@@ -44,22 +56,22 @@ class Gpt2Partition(ModelPartition):
         root = Scope(checkpoint)
         # The first checkpoints of GPT-2 were saved without the prefix.
         scope = root["transformer"] if "transformer.wte.weight" in root else root
+        vocabulary = config.vocabulary_size
+        mine = (share.ranks.part(vocabulary),)
         if share.first or (share.last and config.tied_head):
-            tokens = scope.read("wte.weight", config.vocabulary_size, config.hidden_size)
+            tokens = scope.read("wte.weight", vocabulary, config.hidden_size, part=mine)
         if share.first:
-            self.token_embedding = Embedding(tokens)
+            self.token_embedding = VocabularyEmbedding(tokens, vocabulary, share.ranks)
             self.position_embedding = Embedding(scope.read("wpe.weight", config.max_positions, config.hidden_size))
         self.layers = nn.ModuleList(
-            Gpt2Layer(config, scope["h"][layer], share.kernels)
+            Gpt2Layer(config, scope["h"][layer], share.kernels, share.ranks)
             for layer in config.layers_of(share.partition, share.num_partitions)
         )
         if share.last:
             self.final_norm = LayerNorm(scope["ln_f"], config.hidden_size, config.norm_epsilon, share.kernels)
-            self.head = (
-                Linear(tokens)
-                if config.tied_head
-                else Linear.read(root["lm_head"], config.hidden_size, config.vocabulary_size, bias=False)
-            )
+            if not config.tied_head:
+                tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
+            self.head = Head(tokens, vocabulary, share.ranks)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""

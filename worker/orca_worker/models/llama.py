@@ -1,4 +1,8 @@
-"""Llama (Touvron et al., 2023; `LlamaForCausalLM` in transformers), with grouped-query attention."""
+"""Llama (Touvron et al., 2023) and its relatives Mistral, Qwen2 and Qwen3, with grouped-query attention.
+
+The relatives differ in what `ModelConfig` says: Mistral sees a window, Qwen2 has biases on queries, keys and
+values, Qwen3 normalises queries and keys per head. Names of tensors are those of `transformers`.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +11,108 @@ from orca_kernels.interface import Kernels, RaggedBatch
 from torch import nn
 
 from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.layers import Attention, Embedding, Linear, RmsNorm, Rotary
+from orca_worker.intra_layer import IntraLayer
+from orca_worker.layers import Attention, Head, Linear, RmsNorm, Rotary, RowParallelLinear, VocabularyEmbedding
 from orca_worker.model_config import ModelConfig
 from orca_worker.models.partition import ModelPartition, Share
 
 
-class LlamaLayer(nn.Module):
-    """One Transformer layer."""
+class LlamaAttention(nn.Module):
+    """Queries, keys and values of this rank's heads, and the map back."""
 
-    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels) -> None:
+    def __init__(
+        self, config: ModelConfig, window: int | None, scope: Scope, kernels: Kernels, ranks: IntraLayer
+    ) -> None:
+        super().__init__()
+        hidden, size = config.hidden_size, config.head_dim
+        heads, kv_heads = ranks.part(config.num_heads), ranks.kv_heads(config.num_kv_heads)
+        query_part = slice(heads.start * size, heads.stop * size)
+        kv_part = slice(kv_heads.start * size, kv_heads.stop * size)
+        queries, keys = config.num_heads * size, config.num_kv_heads * size
+        self.head_dim = size
+        self.kernels = kernels
+        self.query = Linear.read(scope["q_proj"], hidden, queries, config.qkv_bias, query_part)
+        self.key = Linear.read(scope["k_proj"], hidden, keys, config.qkv_bias, kv_part)
+        self.value = Linear.read(scope["v_proj"], hidden, keys, config.qkv_bias, kv_part)
+        self.out = RowParallelLinear.read_rows(scope["o_proj"], queries, hidden, config.output_bias, ranks)
+        self.query_norm = self.key_norm = None
+        if config.normalised_heads:
+            self.query_norm = RmsNorm(scope["q_norm"], size, config.norm_epsilon, kernels)
+            self.key_norm = RmsNorm(scope["k_norm"], size, config.norm_epsilon, kernels)
+        self.attention = Attention(kv_heads.stop - kv_heads.start, size, window, kernels)
+
+    def forward(self, x: torch.Tensor, batch: RaggedBatch, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Returns [S, H]; `rotation` is cosine and sine [S, D]."""
+        query, key, value = (
+            linear(x).unflatten(1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = self.kernels.rotate(query, *rotation), self.kernels.rotate(key, *rotation)
+        output: torch.Tensor = self.out(self.attention(query, key, value, batch))
+        return output
+
+
+class LlamaMlp(nn.Module):
+    """down(silu(gate) x up), inner units spread over the ranks."""
+
+    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        attention, mlp = scope["self_attn"], scope["mlp"]
-        self.head_dim = config.head_dim
         self.kernels = kernels
-        self.norm_1 = RmsNorm(scope["input_layernorm"], hidden, config.norm_epsilon, kernels)
-        self.query = Linear.read(attention["q_proj"], hidden, queries, config.attention_bias)
-        self.key = Linear.read(attention["k_proj"], hidden, keys, config.attention_bias)
-        self.value = Linear.read(attention["v_proj"], hidden, keys, config.attention_bias)
-        self.attention = Attention(config.num_kv_heads, config.head_dim, kernels)
-        self.attention_out = Linear.read(attention["o_proj"], queries, hidden, config.attention_bias)
-        self.norm_2 = RmsNorm(scope["post_attention_layernorm"], hidden, config.norm_epsilon, kernels)
-        self.gate = Linear.read(mlp["gate_proj"], hidden, inner, config.mlp_bias)
-        self.up = Linear.read(mlp["up_proj"], hidden, inner, config.mlp_bias)
-        self.down = Linear.read(mlp["down_proj"], inner, hidden, config.mlp_bias)
+        self.gate = Linear.read(scope["gate_proj"], hidden, inner, config.mlp_bias, ranks.part(inner))
+        self.up = Linear.read(scope["up_proj"], hidden, inner, config.mlp_bias, ranks.part(inner))
+        self.down = RowParallelLinear.read_rows(scope["down_proj"], inner, hidden, config.mlp_bias, ranks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [S, H]."""
+        output: torch.Tensor = self.down(self.kernels.silu_and_multiply(self.gate(x), self.up(x)))
+        return output
+
+
+class LlamaLayer(nn.Module):
+    """One Transformer layer, norms before the blocks."""
+
+    def __init__(self, config: ModelConfig, layer: int, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
+        super().__init__()
+        hidden, epsilon = config.hidden_size, config.norm_epsilon
+        self.norm_1 = RmsNorm(scope["input_layernorm"], hidden, epsilon, kernels)
+        self.attention = LlamaAttention(config, config.windows[layer], scope["self_attn"], kernels, ranks)
+        self.norm_2 = RmsNorm(scope["post_attention_layernorm"], hidden, epsilon, kernels)
+        self.mlp = LlamaMlp(config, scope["mlp"], kernels, ranks)
 
     def forward(
-        self, hidden: torch.Tensor, batch: RaggedBatch, cosine: torch.Tensor, sine: torch.Tensor
+        self, hidden: torch.Tensor, batch: RaggedBatch, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Returns [S, H]; cosine and sine are [S, D]."""
-        x = self.norm_1(hidden)
-        heads = (-1, self.head_dim)
-        query = self.kernels.rotate(self.query(x).unflatten(1, heads), cosine, sine)
-        key = self.kernels.rotate(self.key(x).unflatten(1, heads), cosine, sine)
-        value = self.value(x).unflatten(1, heads)
-        hidden = hidden + self.attention_out(self.attention(query, key, value, batch))
-        x = self.norm_2(hidden)
-        output: torch.Tensor = hidden + self.down(self.kernels.silu_and_multiply(self.gate(x), self.up(x)))
+        """Returns [S, H]."""
+        hidden = hidden + self.attention(self.norm_1(hidden), batch, rotation)
+        output: torch.Tensor = hidden + self.mlp(self.norm_2(hidden))
         return output
 
 
 class LlamaPartition(ModelPartition):
-    """One inter-layer partition of Llama."""
+    """One inter-layer partition."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, share: Share) -> None:
         super().__init__()
-        root = Scope(checkpoint)
+        assert config.rope is not None
+        root, vocabulary = Scope(checkpoint), config.vocabulary_size
         scope = root["model"]
+        mine = (share.ranks.part(vocabulary),)
         if share.first or (share.last and config.tied_head):
-            tokens = scope.read("embed_tokens.weight", config.vocabulary_size, config.hidden_size)
+            tokens = scope.read("embed_tokens.weight", vocabulary, config.hidden_size, part=mine)
         if share.first:
-            self.token_embedding = Embedding(tokens)
-        self.rotary = Rotary(config.rope_theta, config.head_dim, share.max_model_len, share.device)
+            self.token_embedding = VocabularyEmbedding(tokens, vocabulary, share.ranks)
+        self.rotary = Rotary(config.rope, config.head_dim, share.max_model_len, share.device)
         self.layers = nn.ModuleList(
-            LlamaLayer(config, scope["layers"][layer], share.kernels)
+            LlamaLayer(config, layer, scope["layers"][layer], share.kernels, share.ranks)
             for layer in config.layers_of(share.partition, share.num_partitions)
         )
         if share.last:
             self.final_norm = RmsNorm(scope["norm"], config.hidden_size, config.norm_epsilon, share.kernels)
-            self.head = (
-                Linear(tokens)
-                if config.tied_head
-                else Linear.read(root["lm_head"], config.hidden_size, config.vocabulary_size, bias=False)
-            )
+            if not config.tied_head:
+                tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
+            self.head = Head(tokens, vocabulary, share.ranks)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
@@ -79,9 +121,9 @@ class LlamaPartition(ModelPartition):
 
     def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
-        cosine, sine = self.rotary.at(batch.positions, hidden.dtype)
+        rotation = self.rotary.at(batch.positions, hidden.dtype)
         for layer in self.layers:
-            hidden = layer(hidden, batch, cosine, sine)
+            hidden = layer(hidden, batch, rotation)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

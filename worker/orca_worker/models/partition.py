@@ -8,6 +8,7 @@ import torch
 from orca_kernels.interface import Kernels, RaggedBatch
 from torch import nn
 
+from orca_worker.intra_layer import IntraLayer
 from orca_worker.layers import Attention
 
 
@@ -20,6 +21,7 @@ class Share:
     max_model_len: int
     kernels: Kernels
     device: torch.device
+    ranks: IntraLayer
 
     @property
     def first(self) -> bool:
@@ -48,5 +50,8 @@ class ModelPartition(nn.Module):
         raise NotImplementedError
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [rows, vocabulary] for hidden [rows, H] of the rows that sample. Last partition only."""
+        """Returns float32 logits for hidden [rows, H] of the rows that sample. Last partition only.
+
+        [rows, vocabulary] on rank 0, some of the columns on the others.
+        """
         raise NotImplementedError

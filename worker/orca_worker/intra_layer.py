@@ -1,0 +1,52 @@
+"""`IntraLayer`: the ranks of one inter-layer partition, which share every layer between them.
+
+Says which slice of a dimension this rank holds, and how partial results become whole: sums after
+row-parallel maps, columns of the logits gathered to rank 0. With one rank all of it is the identity.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+
+class IntraLayer:
+    """`rank` of `size` ranks. `group` is set anew by every formation, on ranks that have neighbours."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.group: dist.ProcessGroup | None = None
+
+    def part(self, total: int) -> slice:
+        """This rank's slice of `total` entries; sizes differ by at most one."""
+        return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
+
+    def kv_heads(self, num_kv_heads: int) -> slice:
+        """This rank's K/V heads; with fewer heads than ranks, neighbours hold copies of one."""
+        if num_kv_heads >= self.size:
+            return self.part(num_kv_heads)
+        head = self.rank * num_kv_heads // self.size
+        return slice(head, head + 1)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of all ranks' x, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
+        """Returns [rows, total] on rank 0 from each rank's x [rows, its part]; other ranks get x back."""
+        if self.size == 1:
+            return x
+        widest = -(-total // self.size)
+        padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(padded, parts, group=self.group, group_dst=0)
+        if parts is None:
+            return x
+        starts = [total * rank // self.size for rank in range(self.size + 1)]
+        widths = [end - start for start, end in pairwise(starts)]
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)

@@ -1,0 +1,133 @@
+"""Rotary position embedding: its parameters in config.json, and the frequencies of each scaling type.
+
+Sources: RoPE (Su et al., 2021); `linear` (Chen et al., 2023); `dynamic`, NTK-aware scaling; `yarn` (Peng et
+al., 2023, sections 3.2 to 3.4); `llama3` (Llama 3.1's model card). Parity is with `transformers`' functions of
+the same names. `dynamic` depends on the longest position seen; here frequencies are fixed from the maximum
+model length, so that a replay sees the same ones (docs/contracts.md, section 7).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orca_worker.errors import ModelError
+
+if TYPE_CHECKING:  # the controller reads configurations without torch
+    import torch
+
+TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """`rope_parameters` of config.json with defaults filled in."""
+
+    type: str
+    theta: float
+    original_max_positions: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    def longest(self, max_positions: int) -> int:
+        """Positions that the scaling was made for; `max_positions` is the configuration's."""
+        stretches = self.type in ("linear", "dynamic", "yarn") and self.original_max_positions == max_positions
+        return int(max_positions * self.factor) if stretches else max_positions
+
+
+def read_rope(raw: dict[str, Any]) -> Rope:
+    """Reads both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
+
+    Raises ModelError for a type that is not supported, KeyError for a parameter that is missing.
+    """
+    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in TYPES:
+        raise ModelError(f"rope_type {kind!r} is not supported: {', '.join(TYPES)} are")
+    if parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError("partial_rotary_factor other than 1 is not supported")
+    optional = {
+        name: parameters[name]
+        for name in (
+            *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+            *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        )
+        if parameters.get(name) is not None
+    }
+    original = parameters.get("original_max_position_embeddings") or raw["max_position_embeddings"]
+    return Rope(
+        type=kind,
+        theta=float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        original_max_positions=original,
+        factor=float(parameters["factor"]) if kind != "default" else 1.0,
+        **optional,
+    )
+
+
+def inverse_frequencies(
+    rope: Rope, head_dim: int, max_model_len: int, device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """Returns float32 [head_dim / 2] angles per position, and the factor on cosines and sines."""
+    import torch
+
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
+    theta = rope.theta
+    if rope.type == "dynamic" and max_model_len > rope.original_max_positions:
+        stretched = rope.factor * max_model_len / rope.original_max_positions - (rope.factor - 1)
+        theta *= stretched ** (head_dim / (head_dim - 2))
+    frequencies = 1.0 / theta**exponents
+    if rope.type == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.type == "llama3":
+        return _llama3(rope, frequencies), 1.0
+    if rope.type == "yarn":
+        return _yarn(rope, frequencies, head_dim), _yarn_attention_factor(rope)
+    return frequencies, 1.0
+
+
+def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
+    """Short wavelengths stay, long ones are slowed by the factor, those between are blended."""
+    import torch
+
+    turns = rope.original_max_positions * frequencies / (2 * math.pi)
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    slowed = torch.where(turns < rope.low_freq_factor, frequencies / rope.factor, blended)
+    return torch.where(turns > rope.high_freq_factor, frequencies, slowed)
+
+
+def _yarn(rope: Rope, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Dimensions that turn often stay, those that hardly turn are interpolated, with a ramp between."""
+    import torch
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp
+    index = torch.arange(head_dim // 2, dtype=torch.float32, device=frequencies.device)
+    ramp = ((index - low) / (high - low)).clamp(0, 1)
+    return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
+
+
+def _yarn_attention_factor(rope: Rope) -> float:
+    def scale(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)
