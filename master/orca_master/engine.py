@@ -75,6 +75,7 @@ class Output:
     token: int | None
     finish_reason: FinishReason | None
     error: str | None = None
+    logprobs: pb.Logprobs | None = None
 
 
 class EngineObserver(Protocol):
@@ -273,8 +274,11 @@ class EngineMaster:
         if result.sequence != sequence:
             raise WorkerLostError(f"result {result.sequence} came where {sequence} was due")
         outputs = []
-        for request in self.scheduler.commit(batch, list(result.token)):
-            outputs.append(Output(request.request_id, request.generated[-1], request.finish_reason))
+        logprobs = {found.index: found for found in result.logprobs}
+        for index, request in self.scheduler.commit(batch, list(result.token)):
+            outputs.append(
+                Output(request.request_id, request.generated[-1], request.finish_reason, logprobs=logprobs.get(index))
+            )
             if request.finish_reason is not None:
                 del self._requests[request.request_id]
         self._arm(serving)

@@ -19,6 +19,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.request import Request
 from orca_master.scheduler import Batch
 from orca_master.topology import PipelineSpec, Topology
 from orca_master.workers import WorkerConnection, WorkerLostError
@@ -52,13 +53,28 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.new_block.extend(scheduled.new_blocks)
         iteration.sample.append(scheduled.samples)
         if scheduled.admitted:
-            sampling = scheduled.request.sampling
-            admission = iteration.admission.add(row=scheduled.row)
-            admission.sampling.temperature = sampling.temperature
-            admission.sampling.top_p = sampling.top_p
-            admission.sampling.seed = sampling.seed
-            admission.sampling.choice = sampling.choice
+            request = scheduled.request
+            iteration.admission.add(row=scheduled.row, sampling=_sampling(request), prompt_length=len(request.prompt))
     return iteration
+
+
+def _sampling(request: Request) -> pb.Sampling:
+    sampling = request.sampling
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        choice=sampling.choice,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        banned_token=request.stop_token_ids if sampling.min_tokens else (),
+        logprobs=sampling.logprobs,
+    )
 
 
 class Pipeline:

@@ -32,12 +32,23 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How tokens are drawn. `temperature` 0 is greedy; noise is a function of (seed, choice, position)."""
+    """How tokens are drawn; the fields of `Sampling` in protos/engine.proto.
+
+    `temperature` 0 is greedy; noise is a function of (seed, choice, position). `logprobs` None asks for none.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     choice: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(slots=True, eq=False)

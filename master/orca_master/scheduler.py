@@ -152,12 +152,12 @@ class Scheduler:
         state.in_flight += 1
         return Batch(pipeline, tuple(scheduled))
 
-    def commit(self, batch: Batch, tokens: list[int]) -> list[Request]:
-        """Takes the result of a batch back (lines 10 to 15); returns the requests that got a token.
+    def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
+        """Takes the result of a batch back (lines 10 to 15).
 
-        `tokens` has one entry for each scheduled request that samples, in order. Requests that were
-        rewound or cancelled meanwhile are passed over: their result is stale. A request whose
-        `finish_reason` is set has left, and its slots are free.
+        Returns the requests that got a token, each with that token's index. `tokens` has one entry for each
+        scheduled request that samples, in order. Requests that were rewound or cancelled meanwhile are passed
+        over: their result is stale. A request whose `finish_reason` is set has left, and its slots are free.
 
         Raises ValueError if the number of tokens is not what the batch asked for.
         """
@@ -165,19 +165,19 @@ class Scheduler:
             raise ValueError(f"the engine returned {len(tokens)} tokens for {batch}")
         if batch.pipeline in self._pipelines:
             self._pipelines[batch.pipeline].in_flight -= 1
-        sampled = iter(tokens)
+        sampled = iter(enumerate(tokens))
         progressed = []
         for scheduled in batch.requests:
-            token = next(sampled) if scheduled.samples else None
+            index, token = next(sampled) if scheduled.samples else (-1, -1)
             request = scheduled.request
             if request.incarnation != scheduled.incarnation:
                 continue
             request.state = RequestState.INCREMENT
             request.num_computed += scheduled.num_tokens
-            if token is None:
+            if not scheduled.samples:
                 continue
             request.append(token)
-            progressed.append(request)
+            progressed.append((index, request))
             if request.finish_reason is not None:
                 self._release(request)
                 request.finish(request.finish_reason)

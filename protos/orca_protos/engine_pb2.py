@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18orca_protos/engine.proto\x12\x07orca.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xb0\x01\n\x0b\x44\x65scription\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x19\n\x11\x66ree_memory_bytes\x18\x05 \x01(\x04\x12\x15\n\rloaded_digest\x18\x06 \x01(\t\x12\x15\n\rhighest_epoch\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\"\xea\x02\n\x0bLoadRequest\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x1d\n\x15\x63ommunication_backend\x18\x07 \x01(\t\x12\x18\n\x10socket_interface\x18\x08 \x01(\t\x12:\n\x0b\x65nvironment\x18\t \x03(\x0b\x32%.orca.v1.LoadRequest.EnvironmentEntry\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x17\n\x0fworkers_on_host\x18\x0b \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x0cLoadProgress\x12\x14\n\x0cloaded_bytes\x18\x01 \x01(\x04\x12\"\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x13.orca.v1.ModelFacts\"o\n\nModelFacts\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\"3\n\x0ePrepareRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nhost_store\x18\x02 \x01(\x08\"!\n\x08Prepared\x12\x15\n\rstore_address\x18\x01 \x01(\t\"\x9e\x01\n\x0b\x46ormRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08next_hop\x18\x02 \x01(\t\x12\x12\n\nfirst_rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x15\n\rstore_address\x18\x05 \x01(\t\x12\x18\n\x10group_timeout_ms\x18\x06 \x01(\r\x12\x15\n\rmax_in_flight\x18\x07 \x01(\r\"\x08\n\x06\x46ormed\"?\n\rWarmupRequest\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x1a\n\x12memory_utilization\x18\x02 \x01(\x01\"/\n\x08WarmedUp\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x0f\n\x07\x66ormula\x18\x02 \x01(\t\"%\n\x0f\x41llocateRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\"\x0b\n\tAllocated\"L\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\"=\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12#\n\x08sampling\x18\x02 \x01(\x0b\x32\x11.orca.v1.Sampling\"\xd6\x01\n\tIteration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03row\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x03(\r\x12\r\n\x05token\x18\x06 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x07 \x03(\r\x12\x11\n\tnew_block\x18\x08 \x03(\r\x12\x0e\n\x06sample\x18\t \x03(\x08\x12%\n\tadmission\x18\n \x03(\x0b\x32\x12.orca.v1.Admission\"X\n\x0bStageTiming\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\nstarted_ns\x18\x03 \x01(\x04\x12\x10\n\x08\x65nded_ns\x18\x04 \x01(\x04\"L\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x06timing\x18\x03 \x03(\x0b\x32\x14.orca.v1.StageTiming\"\x1f\n\x0eResultsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"g\n\x0fIterationResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x03(\r\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.orca.v1.StageTiming\"!\n\x0fShutdownRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x12\n\x10ShutdownAccepted\"\xfd\x01\n\x0bRankCommand\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x14.orca.v1.LoadRequestH\x00\x12*\n\x07prepare\x18\x02 \x01(\x0b\x32\x17.orca.v1.PrepareRequestH\x00\x12$\n\x04\x66orm\x18\x03 \x01(\x0b\x32\x14.orca.v1.FormRequestH\x00\x12(\n\x06warmup\x18\x04 \x01(\x0b\x32\x16.orca.v1.WarmupRequestH\x00\x12,\n\x08\x61llocate\x18\x05 \x01(\x0b\x32\x18.orca.v1.AllocateRequestH\x00\x12\x13\n\titeration\x18\x06 \x01(\x0cH\x00\x42\t\n\x07\x63ommand\"0\n\tRankFault\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x12\n\nuser_error\x18\x02 \x01(\x08\"\xcf\x02\n\tRankReply\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x15.orca.v1.LoadProgressH\x00\x12%\n\x08prepared\x18\x02 \x01(\x0b\x32\x11.orca.v1.PreparedH\x00\x12!\n\x06\x66ormed\x18\x03 \x01(\x0b\x32\x0f.orca.v1.FormedH\x00\x12&\n\twarmed_up\x18\x04 \x01(\x0b\x32\x11.orca.v1.WarmedUpH\x00\x12\'\n\tallocated\x18\x05 \x01(\x0b\x32\x12.orca.v1.AllocatedH\x00\x12*\n\x06result\x18\x06 \x01(\x0b\x32\x18.orca.v1.IterationResultH\x00\x12&\n\x06timing\x18\x07 \x01(\x0b\x32\x14.orca.v1.StageTimingH\x00\x12#\n\x05\x66\x61ult\x18\x08 \x01(\x0b\x32\x12.orca.v1.RankFaultH\x00\x42\x07\n\x05reply2\xfe\x03\n\x06Worker\x12:\n\x08\x44\x65scribe\x12\x18.orca.v1.DescribeRequest\x1a\x14.orca.v1.Description\x12\x35\n\x04Load\x12\x14.orca.v1.LoadRequest\x1a\x15.orca.v1.LoadProgress0\x01\x12\x35\n\x07Prepare\x12\x17.orca.v1.PrepareRequest\x1a\x11.orca.v1.Prepared\x12-\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x0f.orca.v1.Formed\x12\x33\n\x06Warmup\x12\x16.orca.v1.WarmupRequest\x1a\x11.orca.v1.WarmedUp\x12\x38\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x12.orca.v1.Allocated\x12+\n\x03Run\x12\x12.orca.v1.Iteration\x1a\x0c.orca.v1.Ack(\x01\x30\x01\x12>\n\x07Results\x12\x17.orca.v1.ResultsRequest\x1a\x18.orca.v1.IterationResult0\x01\x12?\n\x08Shutdown\x12\x18.orca.v1.ShutdownRequest\x1a\x19.orca.v1.ShutdownAcceptedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18orca_protos/engine.proto\x12\x07orca.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xb0\x01\n\x0b\x44\x65scription\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x19\n\x11\x66ree_memory_bytes\x18\x05 \x01(\x04\x12\x15\n\rloaded_digest\x18\x06 \x01(\t\x12\x15\n\rhighest_epoch\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\"\xea\x02\n\x0bLoadRequest\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x1d\n\x15\x63ommunication_backend\x18\x07 \x01(\t\x12\x18\n\x10socket_interface\x18\x08 \x01(\t\x12:\n\x0b\x65nvironment\x18\t \x03(\x0b\x32%.orca.v1.LoadRequest.EnvironmentEntry\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x17\n\x0fworkers_on_host\x18\x0b \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x0cLoadProgress\x12\x14\n\x0cloaded_bytes\x18\x01 \x01(\x04\x12\"\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x13.orca.v1.ModelFacts\"o\n\nModelFacts\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\"3\n\x0ePrepareRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nhost_store\x18\x02 \x01(\x08\"!\n\x08Prepared\x12\x15\n\rstore_address\x18\x01 \x01(\t\"\x9e\x01\n\x0b\x46ormRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08next_hop\x18\x02 \x01(\t\x12\x12\n\nfirst_rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x15\n\rstore_address\x18\x05 \x01(\t\x12\x18\n\x10group_timeout_ms\x18\x06 \x01(\r\x12\x15\n\rmax_in_flight\x18\x07 \x01(\r\"\x08\n\x06\x46ormed\"?\n\rWarmupRequest\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x1a\n\x12memory_utilization\x18\x02 \x01(\x01\"/\n\x08WarmedUp\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x0f\n\x07\x66ormula\x18\x02 \x01(\t\"%\n\x0f\x41llocateRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\"\x0b\n\tAllocated\"\xf1\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x34\n\nlogit_bias\x18\n \x03(\x0b\x32 .orca.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x14\n\x0c\x62\x61nned_token\x18\x0c \x03(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"T\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12#\n\x08sampling\x18\x02 \x01(\x0b\x32\x11.orca.v1.Sampling\x12\x15\n\rprompt_length\x18\x03 \x01(\r\"\xd6\x01\n\tIteration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03row\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x03(\r\x12\r\n\x05token\x18\x06 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x07 \x03(\r\x12\x11\n\tnew_block\x18\x08 \x03(\r\x12\x0e\n\x06sample\x18\t \x03(\x08\x12%\n\tadmission\x18\n \x03(\x0b\x32\x12.orca.v1.Admission\"X\n\x0bStageTiming\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\nstarted_ns\x18\x03 \x01(\x04\x12\x10\n\x08\x65nded_ns\x18\x04 \x01(\x04\"L\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x06timing\x18\x03 \x03(\x0b\x32\x14.orca.v1.StageTiming\"\x1f\n\x0eResultsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"J\n\x08Logprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07sampled\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x03(\r\x12\x0f\n\x07logprob\x18\x04 \x03(\x02\"\x8c\x01\n\x0fIterationResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x03(\r\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.orca.v1.StageTiming\x12#\n\x08logprobs\x18\x05 \x03(\x0b\x32\x11.orca.v1.Logprobs\"!\n\x0fShutdownRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x12\n\x10ShutdownAccepted\"\xfd\x01\n\x0bRankCommand\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x14.orca.v1.LoadRequestH\x00\x12*\n\x07prepare\x18\x02 \x01(\x0b\x32\x17.orca.v1.PrepareRequestH\x00\x12$\n\x04\x66orm\x18\x03 \x01(\x0b\x32\x14.orca.v1.FormRequestH\x00\x12(\n\x06warmup\x18\x04 \x01(\x0b\x32\x16.orca.v1.WarmupRequestH\x00\x12,\n\x08\x61llocate\x18\x05 \x01(\x0b\x32\x18.orca.v1.AllocateRequestH\x00\x12\x13\n\titeration\x18\x06 \x01(\x0cH\x00\x42\t\n\x07\x63ommand\"0\n\tRankFault\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x12\n\nuser_error\x18\x02 \x01(\x08\"\xcf\x02\n\tRankReply\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x15.orca.v1.LoadProgressH\x00\x12%\n\x08prepared\x18\x02 \x01(\x0b\x32\x11.orca.v1.PreparedH\x00\x12!\n\x06\x66ormed\x18\x03 \x01(\x0b\x32\x0f.orca.v1.FormedH\x00\x12&\n\twarmed_up\x18\x04 \x01(\x0b\x32\x11.orca.v1.WarmedUpH\x00\x12\'\n\tallocated\x18\x05 \x01(\x0b\x32\x12.orca.v1.AllocatedH\x00\x12*\n\x06result\x18\x06 \x01(\x0b\x32\x18.orca.v1.IterationResultH\x00\x12&\n\x06timing\x18\x07 \x01(\x0b\x32\x14.orca.v1.StageTimingH\x00\x12#\n\x05\x66\x61ult\x18\x08 \x01(\x0b\x32\x12.orca.v1.RankFaultH\x00\x42\x07\n\x05reply2\xfe\x03\n\x06Worker\x12:\n\x08\x44\x65scribe\x12\x18.orca.v1.DescribeRequest\x1a\x14.orca.v1.Description\x12\x35\n\x04Load\x12\x14.orca.v1.LoadRequest\x1a\x15.orca.v1.LoadProgress0\x01\x12\x35\n\x07Prepare\x12\x17.orca.v1.PrepareRequest\x1a\x11.orca.v1.Prepared\x12-\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x0f.orca.v1.Formed\x12\x33\n\x06Warmup\x12\x16.orca.v1.WarmupRequest\x1a\x11.orca.v1.WarmedUp\x12\x38\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x12.orca.v1.Allocated\x12+\n\x03Run\x12\x12.orca.v1.Iteration\x1a\x0c.orca.v1.Ack(\x01\x30\x01\x12>\n\x07Results\x12\x17.orca.v1.ResultsRequest\x1a\x18.orca.v1.IterationResult0\x01\x12?\n\x08Shutdown\x12\x18.orca.v1.ShutdownRequest\x1a\x19.orca.v1.ShutdownAcceptedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADREQUEST_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_LOADREQUEST_ENVIRONMENTENTRY']._serialized_options = b'8\001'
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBEREQUEST']._serialized_start=37
   _globals['_DESCRIBEREQUEST']._serialized_end=54
   _globals['_DESCRIPTION']._serialized_start=57
@@ -61,30 +63,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALLOCATEREQUEST']._serialized_end=1197
   _globals['_ALLOCATED']._serialized_start=1199
   _globals['_ALLOCATED']._serialized_end=1210
-  _globals['_SAMPLING']._serialized_start=1212
-  _globals['_SAMPLING']._serialized_end=1288
-  _globals['_ADMISSION']._serialized_start=1290
-  _globals['_ADMISSION']._serialized_end=1351
-  _globals['_ITERATION']._serialized_start=1354
-  _globals['_ITERATION']._serialized_end=1568
-  _globals['_STAGETIMING']._serialized_start=1570
-  _globals['_STAGETIMING']._serialized_end=1658
-  _globals['_ACK']._serialized_start=1660
-  _globals['_ACK']._serialized_end=1736
-  _globals['_RESULTSREQUEST']._serialized_start=1738
-  _globals['_RESULTSREQUEST']._serialized_end=1769
-  _globals['_ITERATIONRESULT']._serialized_start=1771
-  _globals['_ITERATIONRESULT']._serialized_end=1874
-  _globals['_SHUTDOWNREQUEST']._serialized_start=1876
-  _globals['_SHUTDOWNREQUEST']._serialized_end=1909
-  _globals['_SHUTDOWNACCEPTED']._serialized_start=1911
-  _globals['_SHUTDOWNACCEPTED']._serialized_end=1929
-  _globals['_RANKCOMMAND']._serialized_start=1932
-  _globals['_RANKCOMMAND']._serialized_end=2185
-  _globals['_RANKFAULT']._serialized_start=2187
-  _globals['_RANKFAULT']._serialized_end=2235
-  _globals['_RANKREPLY']._serialized_start=2238
-  _globals['_RANKREPLY']._serialized_end=2573
-  _globals['_WORKER']._serialized_start=2576
-  _globals['_WORKER']._serialized_end=3086
+  _globals['_SAMPLING']._serialized_start=1213
+  _globals['_SAMPLING']._serialized_end=1582
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1521
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1569
+  _globals['_ADMISSION']._serialized_start=1584
+  _globals['_ADMISSION']._serialized_end=1668
+  _globals['_ITERATION']._serialized_start=1671
+  _globals['_ITERATION']._serialized_end=1885
+  _globals['_STAGETIMING']._serialized_start=1887
+  _globals['_STAGETIMING']._serialized_end=1975
+  _globals['_ACK']._serialized_start=1977
+  _globals['_ACK']._serialized_end=2053
+  _globals['_RESULTSREQUEST']._serialized_start=2055
+  _globals['_RESULTSREQUEST']._serialized_end=2086
+  _globals['_LOGPROBS']._serialized_start=2088
+  _globals['_LOGPROBS']._serialized_end=2162
+  _globals['_ITERATIONRESULT']._serialized_start=2165
+  _globals['_ITERATIONRESULT']._serialized_end=2305
+  _globals['_SHUTDOWNREQUEST']._serialized_start=2307
+  _globals['_SHUTDOWNREQUEST']._serialized_end=2340
+  _globals['_SHUTDOWNACCEPTED']._serialized_start=2342
+  _globals['_SHUTDOWNACCEPTED']._serialized_end=2360
+  _globals['_RANKCOMMAND']._serialized_start=2363
+  _globals['_RANKCOMMAND']._serialized_end=2616
+  _globals['_RANKFAULT']._serialized_start=2618
+  _globals['_RANKFAULT']._serialized_end=2666
+  _globals['_RANKREPLY']._serialized_start=2669
+  _globals['_RANKREPLY']._serialized_end=3004
+  _globals['_WORKER']._serialized_start=3007
+  _globals['_WORKER']._serialized_end=3517
 # @@protoc_insertion_point(module_scope)

@@ -148,24 +148,51 @@ class Allocated(_message.Message):
     def __init__(self) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "seed", "choice")
+    __slots__ = ("temperature", "top_p", "seed", "choice", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "banned_token", "logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BANNED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     seed: int
     choice: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    min_tokens: int
+    banned_token: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "sampling")
+    __slots__ = ("row", "sampling", "prompt_length")
     ROW_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     row: int
     sampling: Sampling
-    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    prompt_length: int
+    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission")
@@ -219,17 +246,31 @@ class ResultsRequest(_message.Message):
     epoch: int
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
+class Logprobs(_message.Message):
+    __slots__ = ("index", "sampled", "token", "logprob")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    sampled: float
+    token: _containers.RepeatedScalarFieldContainer[int]
+    logprob: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, index: _Optional[int] = ..., sampled: _Optional[float] = ..., token: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class IterationResult(_message.Message):
-    __slots__ = ("epoch", "sequence", "token", "timing")
+    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     token: _containers.RepeatedScalarFieldContainer[int]
     timing: StageTiming
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("reason",)

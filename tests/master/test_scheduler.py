@@ -114,7 +114,7 @@ class FakeEngine:
     def complete(self, pipeline: str) -> None:
         if self.in_flight[pipeline]:
             batch, tokens = self.in_flight[pipeline].popleft()
-            for request in self.scheduler.commit(batch, tokens):
+            for _, request in self.scheduler.commit(batch, tokens):
                 assert request.generated == solo(request.prompt, request.max_gen_tokens)[: len(request.generated)]
 
     def drain(self) -> None:

@@ -150,6 +150,23 @@ def test_no_process_stays_behind(checkpoint, number):
         assert eventually(lambda: not any(map(alive, processes)))
 
 
+@pytest.mark.parametrize("victim", ["master", "controller"])
+def test_a_kill_in_the_middle_of_work_leaves_nothing(checkpoint, victim):
+    """Results are under way on every socket at that moment."""
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
+        processes = descendants(served.process.pid)
+        body = {"model": NAME, "prompt": [1, 2], "max_tokens": 690, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+            next(answer.iter_lines())
+            if victim == "master":
+                served.stop(signal.SIGKILL)
+            else:
+                os.kill(_pid(served, 1, "controller"), signal.SIGKILL)
+        if victim == "controller":
+            served.stop(signal.SIGTERM)
+        assert eventually(lambda: not any(map(alive, processes)))
+
+
 def test_a_signal_during_start_leaves_nothing(checkpoint):
     served = Served([str(checkpoint(NAME)), "--pipeline-parallel-size", "2"])
     assert eventually(lambda: len(descendants(served.process.pid)) >= 3)

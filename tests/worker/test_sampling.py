@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orca_protos import engine_pb2 as pb
+from orca_worker.logit_processing import LogitProcessors
 from orca_worker.rows import SamplingRows
-from orca_worker.sampling import sample, uniform
+from orca_worker.sampling import logprobs, sample, uniform
 
 
-def rows(temperature, top_p, seed, position, choice=None):
+def rows(temperature, top_p, seed, position, choice=None, top_k=None, min_p=None, wanted=None):
     size = len(temperature)
     return SamplingRows(
         last_token=torch.zeros(size, dtype=torch.int64),
         temperature=np.array(temperature, np.float32),
         top_p=np.array(top_p, np.float32),
         seed=np.array(seed, np.uint64),
+        top_k=np.array(top_k or [0] * size, np.int64),
+        min_p=np.array(min_p or [0] * size, np.float32),
+        logprobs=np.array(wanted or [-1] * size, np.int64),
         choice=np.array(choice or [0] * size, np.uint64),
         position=np.array(position, np.uint64),
     )
@@ -75,10 +81,82 @@ def test_frequencies_follow_softmax_and_the_nucleus():
     positions = list(range(count))
     for temperature, top_p, expected in (
         (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
-        (1.0, 0.8, [0.625, 0.375, 0, 0]),  # 0.5 + 0.3 reach 0.8
+        (1.0, 0.79, [0.625, 0.375, 0, 0]),  # 0.5 + 0.3 reach it
         (1.0, 0.81, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
         (0.5, 1.0, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
     ):
         tokens = sample(logits, rows([temperature] * count, [top_p] * count, [9] * count, positions))
         found = torch.bincount(tokens, minlength=4) / count
         torch.testing.assert_close(found, torch.tensor(expected), atol=0.015, rtol=0)
+
+
+def test_top_k_and_min_p_keep_the_likeliest():
+    count = 20_000
+    logits = torch.log(torch.tensor([0.05, 0.5, 0.15, 0.3])).expand(count, 4)
+    positions = list(range(count))
+    for top_k, min_p, top_p, expected in (
+        (2, 0.0, 1.0, [0, 0.625, 0, 0.375]),
+        (0, 0.29, 1.0, [0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95]),
+        (3, 0.0, 0.6, [0, 0.625, 0, 0.375]),  # of 0.95 that top_k keeps, 0.5 is less than 0.6
+        (1, 0.0, 1.0, [0, 1, 0, 0]),
+    ):
+        size = [top_p] * count
+        found = sample(
+            logits, rows([1.0] * count, size, [3] * count, positions, top_k=[top_k] * count, min_p=[min_p] * count)
+        )
+        frequencies = torch.bincount(found, minlength=4) / count
+        torch.testing.assert_close(frequencies, torch.tensor(expected), atol=0.015, rtol=0)
+
+
+def test_log_probabilities_of_the_rows_that_want_them():
+    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 4.0, 1.0], [1.0, 1.0, 3.0]])
+    tokens = torch.tensor([0, 1, 2])
+    found = logprobs(logits, tokens, rows([0] * 3, [1] * 3, [0] * 3, [0] * 3, wanted=[-1, 2, 0]))
+    expected = torch.log_softmax(logits, dim=-1)
+    first, second = found
+    assert (first.index, list(first.token), list(second.token), second.index) == (1, [0, 1], [], 2)
+    assert first.sampled == pytest.approx(expected[1, 1].item())
+    assert list(first.logprob) == pytest.approx(expected[1, :2].tolist())
+    assert second.sampled == pytest.approx(expected[2, 2].item())
+
+
+# What transformers' processors and OpenAI's formula say, token by token.
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 15))
+def test_penalties_follow_their_definitions(seed, prompt_length, generated):
+    generator = np.random.default_rng(seed)
+    vocabulary = 12
+    sampling = pb.Sampling(
+        presence_penalty=generator.uniform(-2, 2), frequency_penalty=generator.uniform(-2, 2),
+        repetition_penalty=generator.uniform(0.5, 2), logit_bias={3: 4.5, 7: -100.0},
+        min_tokens=5, banned_token=[1, 2],
+    )  # fmt: skip
+    tokens = generator.integers(0, vocabulary, prompt_length + generated).tolist()
+    processors = LogitProcessors(vocabulary, torch.device("cpu"))
+    # The sequence arrives in two chunks, next to a row that asks for nothing.
+    cut = int(generator.integers(0, len(tokens)))
+    for context, part in ((0, tokens[:cut]), (cut, tokens[cut:])):
+        iteration = pb.Iteration(
+            row=[4, 9], num_tokens=[1, len(part)], context_length=[context, context], token=[0, *part],
+            sample=[True, True],
+        )  # fmt: skip
+        if context == 0:
+            iteration.admission.add(row=9, sampling=sampling, prompt_length=prompt_length)
+            iteration.admission.add(row=4)
+        processors.observe(iteration)
+    logits = torch.from_numpy(generator.normal(size=(2, vocabulary)).astype(np.float32))
+    before = logits.clone()
+    processed = processors.apply(logits, iteration)
+    assert torch.equal(logits, before)
+    assert torch.equal(processed[0], logits[0])
+    output = tokens[prompt_length:]
+    for token in range(vocabulary):
+        value = logits[1, token].item()
+        if token in tokens:
+            factor = sampling.repetition_penalty
+            value = value / factor if value > 0 else value * factor
+        value -= output.count(token) * sampling.frequency_penalty + (token in output) * sampling.presence_penalty
+        value += dict(sampling.logit_bias).get(token, 0.0)
+        if token in (1, 2) and generated < 5:
+            value = -np.inf
+        assert processed[1, token].item() == pytest.approx(value, abs=1e-4)

@@ -101,9 +101,12 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
 
 
 def _read(connection: socket.socket, commands: queue.SimpleQueue[pb.RankCommand]) -> None:
-    while (command := read_command(connection)) is not None:
-        commands.put(command)
-    os._exit(0)
+    try:
+        while (command := read_command(connection)) is not None:
+            commands.put(command)
+    finally:
+        # A controller that was killed with results unread resets the connection instead of closing it.
+        os._exit(0)
 
 
 def run_as_process() -> None:

@@ -26,12 +26,18 @@ class SamplingRows:
     """[K] float32."""
     top_p: np.ndarray
     """[K] float32."""
+    top_k: np.ndarray
+    """[K] int64, 0 for all."""
+    min_p: np.ndarray
+    """[K] float32."""
     seed: np.ndarray
     """[K] uint64."""
     choice: np.ndarray
     """[K] uint64."""
     position: np.ndarray
     """[K] uint64 position that the sampled token will have."""
+    logprobs: np.ndarray
+    """[K] int64 log probabilities wanted beside the sampled token's, -1 for none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ class RowTable:
                 ("num_blocks", np.int64),
                 ("temperature", np.float32),
                 ("top_p", np.float32),
+                ("top_k", np.int64),
+                ("min_p", np.float32),
+                ("logprobs", np.int64),
                 ("seed", np.uint64),
                 ("choice", np.uint64),
             ]
@@ -90,6 +99,9 @@ class RowTable:
                 last_token=self._tensor(end[samples] - 1),
                 temperature=sampling["temperature"],
                 top_p=sampling["top_p"],
+                top_k=sampling["top_k"],
+                min_p=sampling["min_p"],
+                logprobs=sampling["logprobs"],
                 seed=sampling["seed"],
                 choice=sampling["choice"],
                 position=(context + num_tokens)[samples].astype(np.uint64),
@@ -102,7 +114,9 @@ class RowTable:
                 self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
             sampling, row = admission.sampling, self._rows[admission.row]
             row["num_blocks"] = 0
-            row["temperature"], row["top_p"] = sampling.temperature, sampling.top_p
+            row["temperature"] = sampling.temperature
+            row["top_p"], row["top_k"], row["min_p"] = sampling.top_p, sampling.top_k, sampling.min_p
+            row["logprobs"] = sampling.logprobs if sampling.HasField("logprobs") else -1
             row["seed"], row["choice"] = sampling.seed, sampling.choice
 
     def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> None:

@@ -22,12 +22,13 @@ from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
 from orca_worker.intra_layer import IntraLayer
+from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_bytes
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models import build
 from orca_worker.models.partition import Share
-from orca_worker.rows import IterationBatch, RowTable
-from orca_worker.sampling import sample
+from orca_worker.rows import IterationBatch, RowTable, SamplingRows
+from orca_worker.sampling import logprobs, sample
 
 CPU_WARMUP_TOKENS = 64
 """On the CPU a warm-up only has to wake libraries; its memory is estimated."""
@@ -66,7 +67,7 @@ class Stage:
         )
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
-        self._rows = RowTable(self._max_model_len, self._device)
+        self._forget_rows()
         self._num_blocks = 0
         self._store: Any = None
         self._data_plane: DataPlane | None = None
@@ -88,7 +89,7 @@ class Stage:
             self._data_plane.close()
         self._data_plane = self._store = None
         self._epoch = epoch
-        self._rows = RowTable(self._max_model_len, self._device)
+        self._forget_rows()
         if store_host is None:
             return ""
         self._store = host_store(store_host)
@@ -136,6 +137,8 @@ class Stage:
     def execute(self, iteration: pb.Iteration) -> pb.RankReply:
         """Runs one iteration; returns its result on the last partition, else its timing."""
         batch = self._rows.batch(iteration)
+        if self._last and self._ranks.rank == 0:
+            self._processors.observe(iteration)
         hidden = None
         if not self._first:
             shape = (len(batch.tokens), self._config.hidden_size)
@@ -148,14 +151,21 @@ class Stage:
             self._plane().send(output, self._request.tensor_parallel_size)
             timing.ended_ns = time.monotonic_ns()
             return pb.RankReply(timing=timing)
-        tokens = []
+        result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence)
         if len(batch.sampling.temperature):
             logits = self._model.logits(output[batch.sampling.last_token])
-            # Rank 0 has all columns, and the noise is its to draw; the others are done.
-            tokens = sample(logits, batch.sampling).tolist() if self._ranks.rank == 0 else []
+            if self._ranks.rank == 0:  # it has all columns; the others are done
+                self._sample(logits, iteration, batch.sampling, result)
         timing.ended_ns = time.monotonic_ns()
-        result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence, token=tokens, timing=timing)
+        result.timing.CopyFrom(timing)
         return pb.RankReply(result=result)
+
+    def _sample(
+        self, logits: torch.Tensor, iteration: pb.Iteration, rows: SamplingRows, result: pb.IterationResult
+    ) -> None:
+        tokens = sample(self._processors.apply(logits, iteration), rows)
+        result.token.extend(tokens.tolist())
+        result.logprobs.extend(logprobs(logits, tokens, rows))
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embeds the tokens on the first partition, then runs the layers; returns [S, H]."""
@@ -163,6 +173,10 @@ class Stage:
             hidden = self._model.embed(batch.tokens, batch.ragged)
         output: torch.Tensor = self._model(hidden, batch.ragged)
         return output
+
+    def _forget_rows(self) -> None:
+        self._rows = RowTable(self._max_model_len, self._device)
+        self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
 
     def _kv_heads(self) -> int:
         heads = self._ranks.kv_heads(self._config.num_kv_heads)

@@ -1,0 +1,111 @@
+"""`LogitProcessors`: what changes logits before a token is drawn: penalties, biases, tokens kept back.
+
+Few requests ask for any of it, so only those are kept here, by row; the rest of the batch passes untouched.
+Order and formulas are those that the field agrees on: repetition penalty (Keskar et al., 2019, on prompt and
+output), then OpenAI's frequency and presence penalties (on the output), then the bias, then the ban.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from orca_protos import engine_pb2 as pb
+
+
+@dataclass(slots=True)
+class _Row:
+    sampling: pb.Sampling
+    prompt_length: int
+    in_prompt: torch.Tensor
+    """[vocabulary] bool."""
+    generated: torch.Tensor
+    """[vocabulary] float32, how often each token was generated."""
+    bias: torch.Tensor | None
+    """[vocabulary] float32."""
+    banned: torch.Tensor
+    """[banned tokens] int64."""
+
+
+class LogitProcessors:
+    """The rows that need processing, fed with every iteration in order."""
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        self._rows: dict[int, _Row] = {}
+
+    def observe(self, iteration: pb.Iteration) -> None:
+        """Takes note of rows that begin and of the tokens that an iteration carries."""
+        for admission in iteration.admission:
+            self._rows.pop(admission.row, None)
+            if _asks_for_processing(admission.sampling):
+                self._rows[admission.row] = self._begin(admission)
+        if not self._rows:
+            return
+        start = 0
+        for row, count, context in zip(iteration.row, iteration.num_tokens, iteration.context_length, strict=True):
+            state = self._rows.get(row)
+            if state is not None:
+                tokens = torch.tensor(iteration.token[start : start + count], device=self._device)
+                of_prompt = max(0, min(count, state.prompt_length - context))
+                state.in_prompt[tokens[:of_prompt]] = True
+                generated = tokens[of_prompt:]
+                state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
+            start += count
+
+    def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
+        """Returns logits [K, vocabulary], K the requests that sample, processed; the input is left as it is."""
+        sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
+        places = [place for place, row in enumerate(sampling) if row in self._rows]
+        if not places:
+            return logits
+        rows = [self._rows[sampling[place]] for place in places]
+        chosen = torch.tensor(places, device=self._device)
+        processed = logits.clone()
+        processed[chosen] = self._process(logits[chosen], rows)
+        for place, row in zip(places, rows, strict=True):
+            if len(row.banned) and int(row.generated.sum()) < row.sampling.min_tokens:
+                processed[place, row.banned] = -torch.inf
+        return processed
+
+    def _process(self, logits: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
+        generated = torch.stack([row.generated for row in rows])
+        seen = torch.stack([row.in_prompt for row in rows]) | (generated > 0)
+        repetition = self._column([row.sampling.repetition_penalty or 1.0 for row in rows])
+        logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+        logits = logits - generated * self._column([row.sampling.frequency_penalty for row in rows])
+        logits = logits - (generated > 0) * self._column([row.sampling.presence_penalty for row in rows])
+        for place, row in enumerate(rows):
+            if row.bias is not None:
+                logits[place] += row.bias
+        return logits
+
+    def _column(self, values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, device=self._device).unsqueeze(1)
+
+    def _begin(self, admission: pb.Admission) -> _Row:
+        sampling = admission.sampling
+        bias = None
+        if sampling.logit_bias:
+            bias = torch.zeros(self._vocabulary, device=self._device)
+            for token, value in sampling.logit_bias.items():
+                bias[token] = value
+        return _Row(
+            sampling,
+            admission.prompt_length,
+            torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device),
+            torch.zeros(self._vocabulary, device=self._device),
+            bias,
+            torch.tensor(sampling.banned_token, dtype=torch.int64, device=self._device),
+        )
+
+
+def _asks_for_processing(sampling: pb.Sampling) -> bool:
+    return bool(
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty not in (0.0, 1.0)
+        or sampling.logit_bias
+        or (sampling.min_tokens and sampling.banned_token)
+    )
