@@ -1,1 +1,22 @@
-"""The engine master: endpoint, request pool, scheduler and engine. No torch in this process."""
+"""The engine master: endpoint, request pool, scheduler and engine. No torch in this process.
+
+`from orca_master import LLM, SamplingParams` runs the engine in Python; it is imported when asked for, so that the
+console command stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orca_master.llm import LLM, SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from orca_master import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

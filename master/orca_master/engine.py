@@ -21,7 +21,7 @@ from typing import Protocol
 from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import EngineUnavailableError, RequestError
-from orca_master.kv_ledger import BLOCK_SIZE, KvLedger, blocks_for
+from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, blocks_for
 from orca_master.pipeline import FormationConfig, Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request, SamplingParameters
@@ -48,6 +48,7 @@ class EngineConfig:
     max_batch_size: int = 32
     token_budget: int | None = 2048
     balanced: bool = True
+    admission: str = "reserve"
     kv_slots: int | None = None
     memory_utilization: float = 0.9
     max_queued_requests: int = 4096
@@ -83,6 +84,9 @@ class EngineObserver(Protocol):
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """An iteration was sent."""
+
+    def on_preemption(self, count: int) -> None:
+        """Requests were rewound to make room."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """A partition computed an iteration."""
@@ -158,7 +162,7 @@ class EngineMaster:
             self.state, self.failure = EngineState.FAILED, "the engine did not start"
             raise
         for pipeline in self._pipelines:
-            self.scheduler.add_pipeline(pipeline.id, KvLedger(pipeline.num_blocks))
+            self.scheduler.add_pipeline(pipeline.id, LEDGERS[self._config.admission](pipeline.num_blocks))
             self._serving[pipeline.id] = serving = _Serving(pipeline)
             self._tasks.append(asyncio.create_task(self._serve(serving)))
         self.facts = self._pipelines[0].facts
@@ -257,17 +261,19 @@ class EngineMaster:
         """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
         while self.state is EngineState.SERVING:
             for serving in sorted(self._serving.values(), key=lambda serving: len(serving.in_flight)):
-                selected = self.scheduler.select(serving.pipeline.id)
-                if selected:
+                proposal = self.scheduler.select(serving.pipeline.id)
+                if proposal:
                     break
             else:
                 return
-            batch = self.scheduler.dispatch(serving.pipeline.id, selected)
+            batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
             sequence = serving.pipeline.send(batch)
             serving.in_flight.append((sequence, batch))
             if serving.deadline is None:
                 self._arm(serving)
             self._observer.on_dispatch(sequence, batch)
+            if proposal.preempted:
+                self._observer.on_preemption(len(proposal.preempted))
 
     def _commit(self, serving: _Serving, result: pb.IterationResult) -> None:
         sequence, batch = serving.in_flight.popleft()

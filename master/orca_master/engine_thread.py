@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
 from orca_master.engine import EngineConfig, EngineMaster, EngineObserver, Output, Submission
@@ -37,7 +37,7 @@ class EngineThread:
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
         self._thread.join(timeout=5.0)
 
-    async def generate(self, submission: Submission) -> AsyncIterator[Output]:
+    async def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
         """Submits and yields outputs up to the one with a finish reason.
 
         Leaving the iteration early cancels the request. Raises what `EngineMaster.submit` raises, and

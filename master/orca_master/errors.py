@@ -19,8 +19,16 @@ class RequestError(Exception):
         self.field = field
 
 
+class ModelNotFoundError(Exception):
+    """A model that this server does not have (HTTP 404)."""
+
+
 class QueueFullError(Exception):
     """The request pool is at its bound (HTTP 429); the same request may fit later."""
+
+
+class RequestTimeoutError(Exception):
+    """A request that took longer than the server allows (HTTP 408)."""
 
 
 class EngineUnavailableError(Exception):

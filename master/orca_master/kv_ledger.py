@@ -5,8 +5,9 @@ reservation is rounded up to blocks, so the sum that Algorithm 1 compares in lin
 rounded reservations (docs/contracts.md, section 2). A block id means the same block on every partition
 and rank. Reuse right after `release` is safe because stages execute iterations in sequence order.
 
-The paper's policy, `reserve`, is the ledger itself: everything a request may ever need is granted at
-admission, so an admitted request always finishes.
+Two policies, which differ in one method. `reserve`, the paper's, is `KvLedger` itself: everything a request may
+ever need is granted at admission, so an admitted request always finishes. `PagedLedger` grants what is known
+to be needed and lets requests grow; the scheduler makes room by preempting the youngest.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def blocks_for(num_slots: int) -> int:
     return -(-num_slots // BLOCK_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Holding:
     """What an admitted request holds: its row on the workers, and its blocks in order of position."""
 
     row: int
-    blocks: tuple[int, ...]
+    blocks: list[int]
 
 
 class KvLedger:
@@ -64,19 +65,29 @@ class KvLedger:
         """Blocks that must be free to admit `request`: its `max_tokens`, rounded up (line 24)."""
         return blocks_for(request.max_tokens)
 
+    def blocks_to_grow(self, request: Request, num_slots: int) -> int:
+        """Blocks that an admitted request lacks to hold `num_slots` slots; never any under `reserve`."""
+        return max(0, blocks_for(num_slots) - len(self.holding(request).blocks))
+
     def admit(self, request: Request) -> Holding:
         """Reserves for `request` and returns what it now holds.
 
         Raises ValueError if it holds slots already or does not fit: the scheduler asks first.
         """
-        needed = self.blocks_to_admit(request)
-        if request.request_id in self._holdings or needed > self.num_free_blocks:
-            raise ValueError(f"request {request.request_id} cannot be admitted: {needed} blocks needed")
-        blocks = tuple(self._free_blocks[: -needed - 1 : -1])
-        del self._free_blocks[-needed:]
-        holding = Holding(self._take_row(), blocks)
-        self._holdings[request.request_id] = holding
+        if request.request_id in self._holdings:
+            raise ValueError(f"request {request.request_id} holds slots already")
+        blocks = self._take_blocks(self.blocks_to_admit(request))
+        holding = self._holdings[request.request_id] = Holding(self._take_row(), blocks)
         return holding
+
+    def grow(self, request: Request, num_slots: int) -> list[int]:
+        """Grants the blocks that `request` lacks to hold `num_slots` slots, and returns those.
+
+        Raises ValueError if they are not free: the scheduler asks first.
+        """
+        blocks = self._take_blocks(self.blocks_to_grow(request, num_slots))
+        self.holding(request).blocks.extend(blocks)
+        return blocks
 
     def holding(self, request: Request) -> Holding:
         """Returns what `request` holds; raises KeyError if it holds nothing."""
@@ -88,8 +99,25 @@ class KvLedger:
         self._free_blocks.extend(reversed(holding.blocks))
         heapq.heappush(self._free_rows, holding.row)
 
+    def _take_blocks(self, count: int) -> list[int]:
+        if count > self.num_free_blocks:
+            raise ValueError(f"{count} blocks are needed, {self.num_free_blocks} are free")
+        return [self._free_blocks.pop() for _ in range(count)]
+
     def _take_row(self) -> int:
         if self._free_rows:
             return heapq.heappop(self._free_rows)
         self._num_rows += 1
         return self._num_rows - 1
+
+
+class PagedLedger(KvLedger):
+    """Policy `paged`: blocks on demand (Kwon et al., SOSP 2023)."""
+
+    def blocks_to_admit(self, request: Request) -> int:
+        """Blocks for the tokens that are known, and for one that is sampled next."""
+        return blocks_for(request.num_tokens + 1)
+
+
+LEDGERS: dict[str, type[KvLedger]] = {"reserve": KvLedger, "paged": PagedLedger}
+"""Policies by the names of `--admission`."""

@@ -1,38 +1,118 @@
-"""Command-line options that `orca serve` and `orca master` share, and the types they check."""
+"""Command-line options that `orca serve` and `orca master` share, the types they check, and `--config`.
+
+Names follow vLLM's where it has them. A configuration file holds the same names without the dashes; the command line
+has the last word.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from orca_master.endpoint import EndpointConfig
 from orca_master.engine import EngineConfig
+from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def with_config_file(argv: list[str]) -> list[str]:
+    """Returns the arguments with those of `--config FILE` put in front; raises ConfigurationError."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    known, rest = finder.parse_known_args(argv)
+    if known.config is None:
+        return rest
+    try:
+        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
+    arguments: list[str] = []
+    for name, value in values.items():
+        arguments += _as_arguments(str(name), value)
+    return arguments + rest
+
+
+def _as_arguments(name: str, value: Any) -> list[str]:
+    if name == "model" and isinstance(value, str):
+        return [value]
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    if value is False or value is None:
+        return []
+    return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options about the model."""
-    parser.add_argument("--served-model-name", help="name in the API (default: the directory's)")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    parser.add_argument("--max-model-len", type=positive, help="longest sequence in tokens (default: the model's)")
+    parser.add_argument(
+        "--served-model-name", action="append", metavar="NAME", help="name in the API, repeatable (the directory's)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations (the checkpoint's)")
+    parser.add_argument("--max-model-len", type=positive, help="longest sequence in tokens (the model's)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template (the model's)")
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `orca serve` and `orca master` share."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
-    parser.add_argument("--max-batch-size", type=positive, default=32, help="requests per iteration (default: 32)")
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of scheduler and engine."""
+    parser.add_argument("--max-batch-size", type=positive, default=32, help="requests per iteration (32)")
     parser.add_argument(
         "--token-budget",
         type=positive,
         default=2048,
-        help="input tokens per iteration; longer prompts are computed in chunks (default: 2048)",
+        help="input tokens per iteration; longer prompts are computed in chunks (2048)",
     )
     parser.add_argument(
         "--kv-slots",
         type=slots,
-        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (default: what fits and can be used)",
+        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (what fits and can be used)",
+    )
+    parser.add_argument(
+        "--admission",
+        choices=("reserve", "paged"),
+        default="reserve",
+        help="slots for all tokens at once, as in the paper, or on demand with preemption (reserve)",
     )
     parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
+    parser.add_argument(
+        "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
+    )
     parser.add_argument("--stall-timeout", type=positive, default=300, help="seconds an iteration may take (300)")
+    parser.add_argument("--max-queue-depth", type=positive, default=4096, help="requests that may wait (4096)")
+    parser.add_argument("--max-queue-tokens", type=positive, default=8 << 20, help="tokens that may wait (8388608)")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the HTTP server."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=port, default=8000, help="port to listen on, 0 for any (8000)")
+    parser.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="key that clients need, repeatable"
+    )
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line")
+    parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
+    parser.add_argument(
+        "--allowed-origins", action="append", metavar="ORIGIN", help="browsers' origins, repeatable (any)"
+    )
+    parser.add_argument(
+        "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request (no limit)"
+    )
+    parser.add_argument(
+        "--drain-timeout", type=positive, default=30, metavar="SECONDS", help="for what runs at the end (30)"
+    )
+    parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
+    parser.add_argument("--vllm-metrics", action="store_true", help="every metric also under vLLM's name")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
@@ -41,8 +121,35 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
         balanced=not arguments.no_balanced_batches,
+        admission=arguments.admission,
         kv_slots=arguments.kv_slots,
+        memory_utilization=arguments.gpu_memory_utilization,
+        max_queued_requests=arguments.max_queue_depth,
+        max_queued_tokens=arguments.max_queue_tokens,
         stall_timeout=arguments.stall_timeout,
+    )
+
+
+def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
+    """Returns the endpoint's part; raises ConfigurationError for a key file that cannot be read."""
+    keys = list(arguments.api_key)
+    if arguments.api_key_file is not None:
+        try:
+            keys += arguments.api_key_file.read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: {error.strerror}") from error
+        if not keys:
+            raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: there is no key in it")
+    return EndpointConfig(
+        model_names=tuple(arguments.served_model_name or [model_name]),
+        chat_template=arguments.chat_template,
+        request_timeout=arguments.request_timeout,
+        drain_timeout=arguments.drain_timeout,
+        api_keys=frozenset(keys),
+        root_path=arguments.root_path.rstrip("/"),
+        allowed_origins=tuple(arguments.allowed_origins or ["*"]),
+        log_requests=not arguments.disable_log_requests,
+        vllm_metrics=arguments.vllm_metrics,
     )
 
 
@@ -66,3 +173,14 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
+
+
+def share(text: str) -> float:
+    """A share in (0, 1]."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+    return number

@@ -101,7 +101,7 @@ class Pipeline:
         workers = self._connections
         described = await _all(worker.describe(config.connect_timeout) for worker in workers)
         self._epoch = max(self._epoch, *(description.highest_epoch for description in described)) + 1
-        hosts = [address.rpartition(":")[0] if address[:5] != "unix:" else "" for address in self._spec.workers]
+        neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         facts = await _all(
             worker.load(
                 pb.LoadRequest(
@@ -115,7 +115,8 @@ class Pipeline:
                     socket_interface=topology.communication.socket_interface,
                     environment=topology.communication.env,
                     max_model_len=topology.model.max_model_len or 0,
-                    workers_on_host=hosts.count(hosts[partition]),
+                    workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
+                    first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
                 )
             )
             for partition, worker in enumerate(workers)
@@ -234,6 +235,16 @@ class Pipeline:
                 continue
             on_timing(result.timing)
             on_result(result)
+
+
+def _host(address: str) -> str:
+    """The host of a worker's address; Unix sockets are all on this one."""
+    return "" if address.startswith("unix:") else address.rpartition(":")[0]
+
+
+def _place_on_host(address: str, addresses: list[str]) -> int:
+    """How many workers of the same host come before this one."""
+    return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])
 
 
 async def _messages(stream: Any, worker: WorkerConnection) -> Any:

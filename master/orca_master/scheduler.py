@@ -4,18 +4,19 @@ One iteration of one pipeline passes through three calls: `select` proposes a ba
 nothing, `dispatch` reserves slots and marks the batch RUNNING, `commit` takes the sampled tokens back.
 `rewind` and `cancel` may come at any moment in between.
 
-Three things go beyond the algorithm as printed, and each can be switched off:
+Four things go beyond the algorithm as printed, and each can be switched off:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
   puts everyone into one batch and leaves the other stages idle. A batch is capped at
   ceil(live / n_workers).
 - Token budget: a long prompt is computed in chunks, so that it does not stall everyone's next token.
+- Paged admission: slots on demand, and the youngest preempted when there are none (kv_ledger.py).
 - Several pipelines feed from one pool (docs/contracts.md, section 2, FCFS).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from orca_master.kv_ledger import KvLedger
@@ -39,6 +40,17 @@ class Selection:
 
     request: Request
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What `select` proposes: a batch, empty if nothing can run, and whom to preempt to make room for it."""
+
+    selections: tuple[Selection, ...] = ()
+    preempted: tuple[Request, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.selections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,44 +119,67 @@ class Scheduler:
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
-    def select(self, pipeline: str) -> list[Selection]:
-        """Proposes the next batch (lines 17 to 28), empty if nothing can run. Changes nothing."""
+    def select(self, pipeline: str) -> Proposal:
+        """Proposes the next batch (lines 17 to 28). Changes nothing.
+
+        A request that holds slots but lacks blocks (policy `paged`) takes them from the youngest holders behind
+        it, which are to be preempted.
+        """
         state = self._pipelines[pipeline]
         if state.in_flight >= self.config.n_workers:
-            return []
-        cap = self._batch_cap(state)
-        budget = self.config.token_budget
-        selected: list[Selection] = []
-        for request in self._candidates(state):
-            if len(selected) == cap or budget == 0:
+            return Proposal()
+        cap, budget, ledger = self._batch_cap(state), self.config.token_budget, state.ledger
+        free_blocks = ledger.num_free_blocks
+        selections: list[Selection] = []
+        preempted: list[Request] = []
+
+        def admissible(request: Request) -> bool:
+            return not preempted and ledger.blocks_to_admit(request) <= free_blocks
+
+        for request in self._candidates(state, admissible):
+            if len(selections) == cap or budget == 0:
                 break
+            if request in preempted:
+                break  # so is everyone behind it
             num_tokens = request.num_uncomputed if budget is None else min(request.num_uncomputed, budget)
+            if request.state is RequestState.INITIATION:
+                free_blocks -= ledger.blocks_to_admit(request)
+            else:
+                lacking = ledger.blocks_to_grow(request, request.num_computed + num_tokens) - free_blocks
+                victims = self._victims(state, request, lacking, preempted)
+                if victims is None:
+                    break
+                preempted += victims
+                free_blocks = sum((len(ledger.holding(victim).blocks) for victim in victims), -lacking)
             if budget is not None:
                 budget -= num_tokens
-            selected.append(Selection(request, num_tokens))
-        return selected
+            selections.append(Selection(request, num_tokens))
+        return Proposal(tuple(selections), tuple(preempted) if selections else ())
 
-    def dispatch(self, pipeline: str, selected: list[Selection]) -> Batch:
-        """Reserves slots for those that begin and marks all RUNNING (lines 5 to 8)."""
+    def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
+        """Preempts, reserves slots for those that begin and marks all RUNNING (lines 5 to 8)."""
         state = self._pipelines[pipeline]
+        for victim in proposal.preempted:
+            self.rewind(victim)
         scheduled = []
-        for selection in selected:
+        for selection in proposal.selections:
             request, admitted = selection.request, selection.request.state is RequestState.INITIATION
             if admitted:
                 self.pool.remove(request)
-                state.ledger.admit(request)
+                new_blocks = state.ledger.admit(request).blocks
                 bisect.insort(state.admitted, request, key=by_arrival)
                 self._pipeline_of[request.request_id] = pipeline
+            else:
+                new_blocks = state.ledger.grow(request, request.num_computed + selection.num_tokens)
             request.state = RequestState.RUNNING
-            holding = state.ledger.holding(request)
             scheduled.append(
                 ScheduledRequest(
                     request,
                     request.incarnation,
-                    holding.row,
+                    state.ledger.holding(request).row,
                     selection.num_tokens,
                     request.num_computed,
-                    holding.blocks if admitted else (),
+                    tuple(new_blocks),
                     admitted,
                     samples=selection.num_tokens == request.num_uncomputed,
                 )
@@ -203,32 +238,42 @@ class Scheduler:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _candidates(self, state: _Pipeline) -> Iterator[Request]:
+    def _candidates(self, state: _Pipeline, admissible: Callable[[Request], bool]) -> Iterator[Request]:
         """Selectable requests by arrival (lines 19 to 25).
 
-        The first waiting request that does not fit ends admission (`break`, never skip: no
-        starvation). In the printed algorithm no admitted request can come behind it; after a rewind
-        one can, and it goes on, because only its end frees the slots that the earlier one waits for.
+        The first waiting request that is not admissible ends admission (`break`, never skip: no starvation). In
+        the printed algorithm no admitted request can come behind it; after a rewind one can, and it goes on,
+        because only its end frees the slots that the earlier one waits for.
         """
-        admissible = self._admissible(state)
-        waiting = next(admissible, None)
+        waiting = iter(self.pool)
+        head = next(waiting, None)
         for request in state.admitted:
-            while waiting is not None and waiting.arrival < request.arrival:
-                yield waiting
-                waiting = next(admissible, None)
+            while head is not None and head.arrival < request.arrival:
+                if not admissible(head):
+                    head = None
+                    break
+                yield head
+                head = next(waiting, None)
             if request.state is RequestState.INCREMENT:
                 yield request
-        while waiting is not None:
-            yield waiting
-            waiting = next(admissible, None)
+        while head is not None and admissible(head):
+            yield head
+            head = next(waiting, None)
 
-    def _admissible(self, state: _Pipeline) -> Iterator[Request]:
-        free_blocks = state.ledger.num_free_blocks
-        for request in self.pool:
-            free_blocks -= state.ledger.blocks_to_admit(request)
-            if free_blocks < 0:
-                return
-            yield request
+    def _victims(
+        self, state: _Pipeline, request: Request, lacking: int, preempted: list[Request]
+    ) -> list[Request] | None:
+        """The youngest holders behind `request` that free `lacking` blocks, or None if that is not enough."""
+        victims: list[Request] = []
+        for victim in reversed(state.admitted):
+            if lacking <= 0:
+                break
+            if victim is request:
+                return None
+            if victim not in preempted:
+                victims.append(victim)
+                lacking -= len(state.ledger.holding(victim).blocks)
+        return victims if lacking <= 0 else None
 
     def _batch_cap(self, state: _Pipeline) -> int:
         """`max_batch_size`, or less where that keeps every stage busy.
@@ -239,7 +284,12 @@ class Scheduler:
         if not self.config.balanced:
             return self.config.max_batch_size
         enough = self.config.max_batch_size * self.config.n_workers * len(self._pipelines)
-        admissible = sum(1 for _, _ in zip(range(enough), self._admissible(state), strict=False))
+        free_blocks, admissible = state.ledger.num_free_blocks, 0
+        for request in self.pool:
+            free_blocks -= state.ledger.blocks_to_admit(request)
+            if free_blocks < 0 or admissible == enough:
+                break
+            admissible += 1
         live = len(state.admitted) + -(-admissible // len(self._pipelines))
         return min(self.config.max_batch_size, -(-live // self.config.n_workers))
 

@@ -1,4 +1,4 @@
-"""`orca serve`: master and workers of one pipeline on this machine.
+"""`orca serve`: master and workers on this machine.
 
 The same master and the same workers as in a cluster: this file starts `orca worker` processes on Unix
 sockets, writes a topology for them and runs the server. However it ends, no process stays behind: the
@@ -7,7 +7,6 @@ workers are told to end, then killed, and the kernel kills them if this process 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import signal
@@ -21,7 +20,15 @@ from types import FrameType
 
 from orca_master.cli import OneLineParser
 from orca_master.errors import ConfigurationError
-from orca_master.options import add_model_options, add_server_options, engine_config, positive
+from orca_master.options import (
+    add_engine_options,
+    add_model_options,
+    add_server_options,
+    endpoint_config,
+    engine_config,
+    positive,
+    with_config_file,
+)
 from orca_master.server import SIGNALS, bind, configure_logging, run_to_exit_code
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
@@ -75,37 +82,53 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
     parser.add_argument("model", help="Hugging Face model directory")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
-    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     add_model_options(parser)
+    add_engine_options(parser)
     add_server_options(parser)
-    arguments = parser.parse_args(argv)
-    configure_logging()
     for number in SIGNALS:
         signal.signal(number, _leave)
-    model = Path(arguments.model).resolve()
-    if not (model / "config.json").is_file():
-        parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
     try:
+        arguments = parser.parse_args(with_config_file(argv))
+        configure_logging()
+        model = Path(arguments.model).resolve()
+        if not (model / "config.json").is_file():
+            parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
+        names = endpoint_config(arguments, model.name)
         listener = bind(arguments.host, arguments.port)
     except ConfigurationError as error:
         parser.error(str(error))
-    with listener, local_workers(arguments.pipeline_parallel_size) as addresses:
-        return run_to_exit_code(parser.prog, _topology(arguments, model, addresses), engine_config(arguments), listener)
+    with listener, local_workers(arguments.replicas * arguments.pipeline_parallel_size) as addresses:
+        topology = local_topology(
+            ModelSpec(
+                path=str(model),
+                served_name=names.model_names[0],
+                dtype=arguments.dtype,
+                max_model_len=arguments.max_model_len,
+            ),
+            arguments.pipeline_parallel_size,
+            arguments.tensor_parallel_size,
+            arguments.device,
+            addresses,
+        )
+        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, listener)
 
 
-def _topology(arguments: argparse.Namespace, model: Path, addresses: list[str]) -> Topology:
+def local_topology(
+    model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
+) -> Topology:
+    """Returns the topology of workers on this machine, `pipeline_parallel_size` of them to a pipeline."""
+    size = pipeline_parallel_size
     return Topology(
-        model=ModelSpec(
-            path=str(model),
-            served_name=arguments.served_model_name or model.name,
-            dtype=arguments.dtype,
-            max_model_len=arguments.max_model_len,
-        ),
-        pipeline_parallel_size=len(addresses),
-        tensor_parallel_size=arguments.tensor_parallel_size,
-        communication=Communication(backend="nccl" if arguments.device == "cuda" else "gloo", socket_interface="lo"),
-        pipelines=[PipelineSpec(id="local-0", workers=addresses)],
+        model=model,
+        pipeline_parallel_size=size,
+        tensor_parallel_size=tensor_parallel_size,
+        communication=Communication(backend="nccl" if device == "cuda" else "gloo", socket_interface="lo"),
+        pipelines=[
+            PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
+            for index in range(len(addresses) // size)
+        ],
     )
 
 

@@ -19,19 +19,30 @@ from pathlib import Path
 
 import uvicorn
 
-from orca_master.api import Endpoint, create_app
+from orca_master.api import create_app
+from orca_master.chat_template import ChatTemplate
 from orca_master.cli import OneLineParser
+from orca_master.endpoint import Endpoint, EndpointConfig
 from orca_master.engine import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.generation import Generator
 from orca_master.metrics import Metrics
-from orca_master.options import add_model_options, add_server_options, engine_config, positive
+from orca_master.options import (
+    add_engine_options,
+    add_model_options,
+    add_server_options,
+    endpoint_config,
+    engine_config,
+    with_config_file,
+)
 from orca_master.tokenizer import TextCodec
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
 
 logger = logging.getLogger(__name__)
 
-GRACEFUL_SHUTDOWN_SECONDS = 30
+CLOSE_SECONDS = 2
+"""For connections that are still open once everything is drained."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -56,26 +67,24 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run_server(topology: Topology, config: EngineConfig, listener: socket.socket) -> None:
+async def run_server(
+    topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, listener: socket.socket
+) -> None:
     """Serves until a signal comes; raises ConfigurationError or EngineUnavailableError if it cannot start."""
-    codec = TextCodec(Path(topology.model.path))
-    metrics = Metrics()
-    engine = EngineThread(topology, config, metrics)
-    metrics.watch(engine.engine)
-    endpoint = Endpoint(engine, codec, topology.model.served_name, metrics)
+    endpoint = make_endpoint(topology, config, endpoint_config)
     server = _Server(
         uvicorn.Config(
             create_app(endpoint),
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
         )
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    started = asyncio.create_task(engine.start())
+    started = asyncio.create_task(endpoint.engine.start())
     serving = asyncio.create_task(server.serve([listener]))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -83,20 +92,41 @@ async def run_server(topology: Topology, config: EngineConfig, listener: socket.
         if started.done() and not stop.is_set():
             await started
             host, port = listener.getsockname()[:2]
-            logger.info("ready: %s on http://%s:%d", topology.model.served_name, host, port)
+            logger.info("ready: %s on http://%s:%d", endpoint.model_name, host, port)
             await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await endpoint.drain()
     finally:
-        server.should_exit = True
         for task in (started, stopped):
             task.cancel()
-        await asyncio.gather(started, serving, stopped, return_exceptions=True)
-        await engine.stop("the server ends")
+        await asyncio.gather(started, stopped, return_exceptions=True)
+        # The engine first: what still runs ends with an error that its client can read.
+        await endpoint.engine.stop("the server ends")
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
 
 
-def run_to_exit_code(program: str, topology: Topology, config: EngineConfig, listener: socket.socket) -> int:
+def make_endpoint(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> Endpoint:
+    """Returns an endpoint over an engine that is still to be started; needs a running loop."""
+    path = Path(topology.model.path)
+    codec = TextCodec(path)
+    template = ChatTemplate(path, endpoint_config.chat_template)
+    metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
+    engine = EngineThread(topology, config, metrics)
+    metrics.watch(engine.engine)
+    generator = Generator(engine, codec, metrics, endpoint_config.request_timeout)
+    return Endpoint(endpoint_config, engine, codec, template, metrics, generator)
+
+
+def run_to_exit_code(
+    program: str,
+    topology: Topology,
+    config: EngineConfig,
+    endpoint_config: EndpointConfig,
+    listener: socket.socket,
+) -> int:
     """Runs the server and returns the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
     try:
-        asyncio.run(run_server(topology, config, listener))
+        asyncio.run(run_server(topology, config, endpoint_config, listener))
     except ConfigurationError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
@@ -120,18 +150,19 @@ def main(argv: list[str]) -> int:
         "--pipeline", action="append", metavar="HOST:PORT,…", help="the workers of one pipeline, in partition order"
     )
     parser.add_argument("--model", help="model directory, readable by master and workers (with --pipeline)")
+    parser.add_argument("--communication-backend", choices=("gloo", "nccl"), default="gloo", help="data plane (gloo)")
     add_model_options(parser)
-    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="ranks per worker (1)")
-    parser.add_argument("--communication-backend", choices=("gloo", "nccl"), default="gloo")
+    add_engine_options(parser)
     add_server_options(parser)
-    arguments = parser.parse_args(argv)
-    configure_logging()
     try:
+        arguments = parser.parse_args(with_config_file(argv))
+        configure_logging()
         topology = read_topology(arguments.topology) if arguments.topology else _by_hand(arguments)
+        names = endpoint_config(arguments, topology.model.served_name)
         listener = bind(arguments.host, arguments.port)
     except ConfigurationError as error:
         parser.error(str(error))
-    return run_to_exit_code(parser.prog, topology, engine_config(arguments), listener)
+    return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, listener)
 
 
 def _by_hand(arguments: argparse.Namespace) -> Topology:
@@ -143,7 +174,7 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
     return Topology(
         model=ModelSpec(
             path=arguments.model,
-            served_name=arguments.served_model_name or Path(arguments.model).name,
+            served_name=Path(arguments.model).name,
             dtype=arguments.dtype,
             max_model_len=arguments.max_model_len,
         ),

@@ -29,29 +29,70 @@ class TextCodec:
                 raise ConfigurationError(f"{tokenizer_path}: {error}") from error
         self.stop_token_ids = _stop_token_ids(model_path)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`; raises RequestError without a tokenizer."""
         if self._tokenizer is None:
             raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", "prompt")
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decoder(self) -> IncrementalDecoder:
-        """Returns the detokeniser of one choice."""
-        return IncrementalDecoder(self._tokenizer)
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        """Returns the text of whole sequences of tokens, "" without a tokenizer."""
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def decoder(self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool) -> IncrementalDecoder:
+        """Returns the detokeniser of one choice; raises RequestError for stop strings without a tokenizer."""
+        if self._tokenizer is None and stop_strings:
+            raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
+        return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens)
 
 
 class IncrementalDecoder:
-    """Turns tokens into text one at a time; holds text back while a character is incomplete."""
+    """Turns tokens into text one at a time, and finds stop strings across token borders.
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    Text is held back while a character is incomplete, and while it may be the beginning of a stop string.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._stop_strings = stop_strings
+        self._include_stop = include_stop
+        self._held = ""
+        self.stopped = False
 
-    def step(self, token: int) -> str:
-        """Returns the text that `token` completes, often all of its own, sometimes none."""
+    def step(self, token: int, last: bool) -> str:
+        """Returns the text that may go out after `token`; the `last` one lets go of all that is held.
+
+        Sets `stopped` when a stop string is complete; text behind it is dropped.
+        """
         if self._tokenizer is None:
             return ""
-        return self._stream.step(self._tokenizer, token) or ""
+        self._held += self._stream.step(self._tokenizer, token) or ""
+        found = [(self._held.find(stop), stop) for stop in self._stop_strings]
+        hits = [(place, stop) for place, stop in found if place >= 0]
+        if hits:
+            place, stop = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            self.stopped = True
+            return self._held[: place + len(stop) if self._include_stop else place]
+        keep = 0 if last else self._possible_beginning()
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def _possible_beginning(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        return max(
+            (
+                length
+                for stop in self._stop_strings
+                for length in range(1, min(len(stop), len(self._held) + 1))
+                if self._held.endswith(stop[:length])
+            ),
+            default=0,
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

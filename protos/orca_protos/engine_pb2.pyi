@@ -31,7 +31,7 @@ class Description(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host")
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class LoadRequest(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_ON_HOST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     partition: int
     pipeline_parallel_size: int
@@ -61,7 +62,8 @@ class LoadRequest(_message.Message):
     environment: _containers.ScalarMap[str, str]
     max_model_len: int
     workers_on_host: int
-    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ...) -> None: ...
+    first_device: int
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("loaded_bytes", "facts")

@@ -89,7 +89,7 @@ def test_ours_agrees_with_the_paper_step_by_step(n_workers, max_bs, num_blocks, 
             ours.pool.add(Request(str(arrival), arrival, (1,) * prompt, limit))
         expected = paper.schedule()
         selected = ours.select("p")
-        assert [selection.request.arrival for selection in selected] == expected
+        assert [selection.request.arrival for selection in selected.selections] == expected
         if selected:
             in_flight.append(ours.dispatch("p", selected))
         assert ours.ledger("p").num_reserved_slots == paper.n_rsrv

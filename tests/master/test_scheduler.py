@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_master.errors import QueueFullError
-from orca_master.kv_ledger import BLOCK_SIZE, KvLedger, blocks_for
+from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, PagedLedger, blocks_for
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request, RequestState
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
@@ -41,12 +41,19 @@ def solo(prompt: tuple[int, ...], max_gen_tokens: int) -> list[int]:
 class FakeEngine:
     """Runs a scheduler against the deterministic model and checks every invariant at every step."""
 
-    def __init__(self, config: SchedulerConfig, shapes: list[tuple[int, int]], num_blocks: int, pipelines: int = 1):
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        shapes: list[tuple[int, int]],
+        num_blocks: int,
+        pipelines: int = 1,
+        ledger: type[KvLedger] = KvLedger,
+    ):
         self.config = config
         self.scheduler = Scheduler(config, RequestPool(1000, 1 << 20))
         self.pipelines = [f"p{index}" for index in range(pipelines)]
         for pipeline in self.pipelines:
-            self.scheduler.add_pipeline(pipeline, KvLedger(num_blocks))
+            self.scheduler.add_pipeline(pipeline, ledger(num_blocks))
         self.requests = [
             Request(
                 str(arrival),
@@ -68,10 +75,12 @@ class FakeEngine:
             self.arrived += 1
 
     def schedule(self, pipeline: str) -> bool:
-        selected = self.scheduler.select(pipeline)
-        assert selected == self.scheduler.select(pipeline), "select changes nothing"
-        if not selected:
+        proposal = self.scheduler.select(pipeline)
+        assert proposal == self.scheduler.select(pipeline), "select changes nothing"
+        if not proposal:
+            assert not proposal.preempted
             return False
+        selected = proposal.selections
         ledger = self.scheduler.ledger(pipeline)
         busy = {
             id(s.request)
@@ -88,7 +97,7 @@ class FakeEngine:
         if self.config.token_budget is not None:
             assert sum(selection.num_tokens for selection in selected) <= self.config.token_budget
         self.check_order(pipeline, [selection.request for selection in selected])
-        batch = self.scheduler.dispatch(pipeline, selected)
+        batch = self.scheduler.dispatch(pipeline, proposal)
         assert 0 <= ledger.num_reserved_slots <= ledger.num_blocks * BLOCK_SIZE
         tokens = []
         for scheduled in batch.requests:
@@ -96,7 +105,10 @@ class FakeEngine:
             self.iterations[request.request_id] += 1
             if scheduled.admitted:
                 self.admitted_order.append(request.arrival)
-                assert len(scheduled.new_blocks) == blocks_for(request.max_tokens)
+                assert len(scheduled.new_blocks) == ledger.blocks_to_admit(request)
+            held = ledger.holding(request).blocks
+            assert len(held) * BLOCK_SIZE >= scheduled.context_length + scheduled.num_tokens
+            assert len(held) <= blocks_for(request.max_tokens)
             if scheduled.samples:
                 tokens.append(next_token([*request.prompt, *request.generated]))
         self.in_flight[pipeline].append((batch, tokens))
@@ -164,6 +176,20 @@ def test_every_request_finishes_within_all_bounds(config, shapes, num_blocks, sc
 
 
 @EXAMPLES
+@given(configs, shapes, st.integers(6, 12), steps, st.integers(1, 2))
+def test_paged_admission_preempts_the_youngest_and_finishes_everyone(config, shapes, num_blocks, script, pipelines):
+    """Few blocks, so that requests run out of them; `FakeEngine` compares every token with the solo run."""
+    engine = FakeEngine(config, shapes, num_blocks, pipelines, PagedLedger)
+    for step in script:
+        for pipeline in engine.pipelines:
+            proposal = engine.scheduler.select(pipeline)
+            kept = [selection.request.arrival for selection in proposal.selections]
+            assert all(victim.arrival > max(kept) for victim in proposal.preempted)
+        play(engine, [step])
+    engine.drain()
+
+
+@EXAMPLES
 @given(configs, shapes, st.integers(6, 30), steps)
 def test_iteration_level_fcfs_without_chunks(config, shapes, num_blocks, script):
     """FCFS (b): the earlier of two requests has run the same number of iterations or more."""
@@ -204,10 +230,13 @@ def test_several_pipelines_share_one_pool_in_arrival_order(config, shapes, num_b
     st.integers(6, 30),
     st.lists(st.tuples(st.sampled_from(["arrive", "schedule", "complete", "rewind", "cancel"]), st.integers(0, 13))),
     st.integers(1, 2),
+    st.sampled_from(sorted(LEDGERS)),
 )
-def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(config, shapes, num_blocks, script, pipelines):
+def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(
+    config, shapes, num_blocks, script, pipelines, policy
+):
     """Results that were under way are stale and ignored; `FakeEngine` compares every token with the solo run."""
-    engine = FakeEngine(config, shapes, num_blocks, pipelines)
+    engine = FakeEngine(config, shapes, num_blocks, pipelines, LEDGERS[policy])
     for step, index in script:
         request = engine.requests[index % len(engine.requests)]
         if step == "rewind":
@@ -299,4 +328,15 @@ def test_a_request_that_does_not_fit_is_not_overtaken():
     engine = FakeEngine(SchedulerConfig(8, 1), [(16, 16), (60, 4), (1, 1)], num_blocks=5)
     for _ in range(3):
         engine.arrive()
-    assert [selection.request.arrival for selection in engine.scheduler.select("p0")] == [0]
+    assert [selection.request.arrival for selection in engine.scheduler.select("p0").selections] == [0]
+
+
+def test_paged_admission_runs_more_requests_in_the_same_slots():
+    """Five blocks: the paper's reservation admits one of these at a time, paging all three."""
+    for ledger, admitted in ((KvLedger, 1), (PagedLedger, 3)):
+        engine = FakeEngine(SchedulerConfig(8, 1, None), [(10, 40)] * 3, 5, ledger=ledger)
+        for _ in range(3):
+            engine.arrive()
+        engine.schedule("p0")
+        assert engine.scheduler.num_running == admitted
+        engine.drain()

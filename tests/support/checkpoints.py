@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -101,6 +104,32 @@ def save(name: str, folder: Path) -> Path:
     path = folder / name
     make_model(name).save_pretrained(path)
     return path
+
+
+def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
+    """Copies a checkpoint into `folder` and adds a tokenizer of one token per byte, as far as the vocabulary goes."""
+    path = folder / checkpoint.name
+    shutil.copytree(checkpoint, path)
+    plain = [chr(code) for code in range(33, 127)]
+    alphabet = [
+        "\u0120",
+        "\u010a",
+        *plain,
+        *sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {*plain, "\u0120", "\u010a"}),
+    ]
+    vocabulary = {"<end>": 0} | {character: index + 1 for index, character in enumerate(alphabet[: VOCABULARY - 1])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos]}))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+CHAT_TEMPLATE = """{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}{{ prefix | default('assistant:') }}{% endif %}"""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Harness:
     outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue)
     batches: list[tuple[int, Batch]] = field(default_factory=list)
     timings: list[pb.StageTiming] = field(default_factory=list)
+    preemptions: int = 0
 
     def deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -74,6 +75,9 @@ class Harness:
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         self.batches.append((sequence, batch))
+
+    def on_preemption(self, count: int) -> None:
+        self.preemptions += count
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         self.timings.append(timing)

@@ -67,6 +67,12 @@ def serve(model: Path, *options: str) -> Iterator[Served]:
             served.stop()
 
 
+def value(metrics: str, name: str) -> float:
+    """The value of the one metric `orca:name` without labels beside the model's."""
+    (found,) = re.findall(rf'^orca:{name}{{model_name="[^"]+"}} (\S+)$', metrics, re.MULTILINE)
+    return float(found)
+
+
 def descendants(pid: int) -> set[int]:
     """Process ids of all children, their children, and so on."""
     found: set[int] = set()

@@ -10,13 +10,14 @@ import pytest
 from orca_master.engine import EngineConfig
 from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
 from support.engines import engine
-from support.served import eventually, serve
+from support.served import eventually, serve, value
 
 NAME = "llama-gqa-tied"
 
 
+@pytest.mark.parametrize("admission", ["reserve", "paged"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_alone_and_in_a_batch_of_16(variant, checkpoint):
+def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""
     # The first two start alone, one on each partition; from then on 16 of the 17 share a batch.
     prompts = make_prompts((*range(1, 150, 10), 64, 80))
@@ -26,7 +27,7 @@ def test_alone_and_in_a_batch_of_16(variant, checkpoint):
         harness.submit(str(index), prompts[index], 16, **sampling)
 
     async def run():
-        config = EngineConfig(max_batch_size=16, balanced=False)
+        config = EngineConfig(max_batch_size=16, balanced=False, admission=admission)
         async with engine(checkpoint(variant), 2, config) as harness:
             alone = {}
             for index in range(17):
@@ -99,7 +100,7 @@ def test_50_requests_of_20_clients_a_third_cancelled(checkpoint):
 
         def nothing_held():
             metrics = httpx.get(f"{served.url}/metrics").text
-            wanted = ("orca:num_requests_running 0.0", "orca:num_requests_waiting 0.0", "orca:kv_cache_usage_perc 0.0")
-            return all(line in metrics for line in wanted)
+            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            return all(value(metrics, name) == 0 for name in names)
 
         assert eventually(nothing_held)

@@ -47,7 +47,7 @@ class LogitProcessors:
         for row, count, context in zip(iteration.row, iteration.num_tokens, iteration.context_length, strict=True):
             state = self._rows.get(row)
             if state is not None:
-                tokens = torch.tensor(iteration.token[start : start + count], device=self._device)
+                tokens = torch.tensor(iteration.token[start : start + count], dtype=torch.int64, device=self._device)
                 of_prompt = max(0, min(count, state.prompt_length - context))
                 state.in_prompt[tokens[:of_prompt]] = True
                 generated = tokens[of_prompt:]

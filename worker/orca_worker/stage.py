@@ -44,7 +44,7 @@ class Stage:
         self._request = request
         self._ranks = IntraLayer(tensor_rank, request.tensor_parallel_size)
         self._config = config
-        self._device = _device(request.device, tensor_rank)
+        self._device = _device(request.device, request.first_device + tensor_rank)
         self._dtype_name = config.dtype if request.dtype == "auto" else request.dtype
         self._dtype = getattr(torch, self._dtype_name)
         self._max_model_len = request.max_model_len or config.max_positions
@@ -217,10 +217,12 @@ class Stage:
             sample(logits, batch.sampling)
 
 
-def _device(name: str, tensor_rank: int) -> torch.device:
+def _device(name: str, index: int) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ModelError("device cuda was asked for, and this worker has none: use the gloo backend on the CPU")
-    torch.cuda.set_device(tensor_rank)
-    return torch.device("cuda", tensor_rank)
+    if index >= torch.cuda.device_count():
+        raise ModelError(f"CUDA device {index} was asked for, this machine has {torch.cuda.device_count()}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -1,0 +1,108 @@
+"""POST /v1/completions: one prompt or many, as text or as token ids."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+
+from orca_master.endpoint import Endpoint
+from orca_master.generation import Generation, Piece
+from orca_master.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from orca_master.responding import respond
+from orca_master.tokenizer import TextCodec
+
+
+class CompletionFormat:
+    """`Format` of completions."""
+
+    def __init__(self, body: CompletionRequest, model_name: str, codec: TextCodec) -> None:
+        self._body = body
+        self._model_name = model_name
+        self._codec = codec
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, generation: Generation) -> list[Completion]:
+        """With `echo`, or for those who want token ids, the prompt comes first."""
+        if not self._body.echo and not self._body.return_token_ids:
+            return []
+        return [
+            self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
+            for choice in generation.choices
+        ]
+
+    def chunk(self, generation: Generation, piece: Piece) -> Completion | None:
+        """See Format."""
+        if not (piece.text or piece.finish_reason or piece.logprobs or self._body.return_token_ids):
+            return None
+        return self._completion(generation, [self._choice(generation, piece.index, [piece], opening=False)])
+
+    def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> Completion:
+        """See Format."""
+        choices = [self._choice(generation, index, said, opening=True) for index, said in enumerate(pieces)]
+        return self._completion(generation, choices, usage)
+
+    def usage_chunk(self, generation: Generation, usage: Usage) -> Completion:
+        """See Format."""
+        return self._completion(generation, [], usage)
+
+    def _completion(
+        self, generation: Generation, choices: list[CompletionChoice], usage: Usage | None = None
+    ) -> Completion:
+        return Completion(
+            id=generation.request_id,
+            created=generation.created,
+            model=self._model_name,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choice(self, generation: Generation, index: int, pieces: list[Piece], opening: bool) -> CompletionChoice:
+        prompt = generation.prompt_of(index)
+        echo = self._codec.decode(prompt, skip_special_tokens=True) if opening and self._body.echo else ""
+        wants_ids = self._body.return_token_ids
+        return CompletionChoice(
+            index=index,
+            text=echo + "".join(piece.text for piece in pieces),
+            finish_reason=pieces[-1].finish_reason if pieces else None,
+            logprobs=self._logprobs(index, pieces) if self._body.logprobs is not None and pieces else None,
+            token_ids=[piece.token for piece in pieces] if wants_ids and pieces else None,
+            prompt_token_ids=prompt if wants_ids and opening else None,
+        )
+
+    def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
+        found = CompletionLogprobs()
+        for piece in pieces:
+            assert piece.logprobs is not None
+            token = self._codec.decode([piece.token])
+            best = zip(piece.logprobs.token, piece.logprobs.logprob, strict=True)
+            found.tokens.append(token)
+            found.token_logprobs.append(piece.logprobs.sampled)
+            found.top_logprobs.append({self._codec.decode([other]): value for other, value in best})
+            found.text_offset.append(self._offsets.get(index, 0))
+            self._offsets[index] = found.text_offset[-1] + len(token)
+        return found
+
+
+def token_prompts(body: CompletionRequest, codec: TextCodec) -> list[list[int]]:
+    """Returns the prompts as token ids; raises RequestError without a tokenizer."""
+    if isinstance(body.prompt, str):
+        return [codec.encode(body.prompt)]
+    if isinstance(body.prompt[0], int):
+        return [[token for token in body.prompt if isinstance(token, int)]]
+    return [
+        codec.encode(prompt) if isinstance(prompt, str) else prompt
+        for prompt in body.prompt
+        if not isinstance(prompt, int)
+    ]
+
+
+def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
+    """Adds the route."""
+
+    @app.post("/v1/completions", response_model=Completion)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Generates text after a prompt."""
+        endpoint.check(body.model)
+        prompts = token_prompts(body, endpoint.codec)
+        generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)
+        style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
+        return await respond(request, body, endpoint.generator, generation, style)

@@ -1,0 +1,199 @@
+"""`Generator`: from a request on the wire to pieces of text, for any number of prompts and choices.
+
+Each prompt becomes `n` submissions to the engine, one per choice, which differ in `choice` alone (and so in their
+noise). The choices run side by side; `pieces` yields what any of them says, as it comes. A stop string ends its
+choice here: the engine is told to cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine import Submission
+from orca_master.engine_thread import EngineThread
+from orca_master.errors import RequestError, RequestTimeoutError
+from orca_master.metrics import Metrics
+from orca_master.openai_types import GenerationRequest
+from orca_master.request import FinishReason, SamplingParameters
+from orca_master.tokenizer import IncrementalDecoder, TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one generated token adds to one choice."""
+
+    index: int
+    text: str
+    token: int
+    logprobs: pb.Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice on its way: what the engine is asked for, and how its tokens become text."""
+
+    index: int
+    submission: Submission
+    decoder: IncrementalDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All choices of one request. `prompts` are the token ids of each prompt."""
+
+    request_id: str
+    created: int
+    prompts: list[list[int]]
+    choices: list[Choice]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+    def prompt_of(self, index: int) -> list[int]:
+        """Token ids of the prompt behind a choice."""
+        return self.prompts[index // (len(self.choices) // len(self.prompts))]
+
+
+class Generator:
+    """Makes generations and runs them. `timeout` is in seconds, None for no limit."""
+
+    def __init__(self, engine: EngineThread, codec: TextCodec, metrics: Metrics, timeout: float | None) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._metrics = metrics
+        self._timeout = timeout
+        self.idle = asyncio.Event()
+        """Set while no generation is under way."""
+        self.idle.set()
+        self._num_active = 0
+
+    def prepare(
+        self, prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
+    ) -> Generation:
+        """Returns the choices of a request; raises RequestError for tokens that the model does not have."""
+        vocabulary = self._engine.engine.facts.vocabulary_size
+        bias = tuple((int(token), value) for token, value in body.logit_bias.items())
+        for field, tokens in (
+            *(("prompt", prompt) for prompt in prompts),
+            ("stop_token_ids", body.stop_token_ids),
+            ("logit_bias", [token for token, _ in bias]),
+        ):
+            if max(tokens, default=0) >= vocabulary:
+                raise RequestError(
+                    f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field
+                )
+        if not all(prompts):
+            raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+        stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
+        seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+        request_id = f"{prefix}-{uuid.uuid4().hex}"
+        choices = []
+        for index in range(len(prompts) * body.n):
+            prompt_index, choice = divmod(index, body.n)
+            sampling = SamplingParameters(
+                temperature=body.temperature,
+                top_p=body.top_p,
+                seed=seed,
+                choice=choice,
+                top_k=max(0, body.top_k),
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                logit_bias=bias,
+                min_tokens=body.min_tokens,
+                logprobs=logprobs,
+            )
+            submission = Submission(f"{request_id}-{index}", tuple(prompts[prompt_index]), max_tokens, sampling, stop)
+            decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
+            choices.append(Choice(index, submission, decoder))
+        return Generation(request_id, int(time.time()), prompts, choices)
+
+    async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
+        """Yields the pieces of all choices as they come; leaving early cancels what still runs.
+
+        Raises what the engine refuses or fails with, and RequestTimeoutError.
+        """
+        queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._num_active += 1
+        self.idle.clear()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                tasks = await stack.enter_async_context(_cancelling())
+                for choice in generation.choices:
+                    tasks.append(asyncio.create_task(self._run(choice, queue)))
+                deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
+                left = len(tasks)
+                while left:
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            piece = await queue.get()
+                    except TimeoutError as error:
+                        raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
+                    if piece is not None:
+                        yield piece
+                        continue
+                    left -= 1
+                    for task in tasks:
+                        if task.done() and (failure := task.exception()) is not None:
+                            raise failure
+        finally:
+            self._num_active -= 1
+            if self._num_active == 0:
+                self.idle.set()
+
+    async def _run(self, choice: Choice, queue: asyncio.Queue[Piece | None]) -> None:
+        """Puts the pieces of one choice into the queue, and None at its end, however it ends."""
+        started = first = last = time.monotonic()
+        generated = 0
+        try:
+            async with contextlib.aclosing(self._engine.generate(choice.submission)) as outputs:
+                async for output in outputs:
+                    assert output.token is not None
+                    now = time.monotonic()
+                    generated += 1
+                    first = first if generated > 1 else now
+                    reason = output.finish_reason
+                    text = choice.decoder.step(output.token, last=reason is not None)
+                    if choice.decoder.stopped:
+                        reason = FinishReason.STOP
+                    self._metrics.on_token(len(choice.submission.prompt), generated, now - started, now - last)
+                    last = now
+                    finish: Literal["stop", "length"] | None = None
+                    if reason is not None:
+                        finish = "stop" if reason is FinishReason.STOP else "length"
+                        self._metrics.on_finish(
+                            finish, len(choice.submission.prompt), generated, now - started, now - first
+                        )
+                    queue.put_nowait(Piece(choice.index, text, output.token, output.logprobs, finish))
+                    if finish is not None:
+                        return
+        except asyncio.CancelledError:
+            self._metrics.on_finish("abort", len(choice.submission.prompt), generated, 0.0, 0.0)
+            raise
+        finally:
+            queue.put_nowait(None)
+
+
+@contextlib.asynccontextmanager
+async def _cancelling() -> AsyncIterator[list[asyncio.Task[None]]]:
+    """A list of tasks that are cancelled and waited for when the block is left."""
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,169 @@
+"""`LLM`: the engine in Python, without HTTP: the same master and the same workers as `orca serve`.
+
+    with LLM("path/to/model", pipeline_parallel_size=2) as llm:
+        for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
+            print(output.outputs[0].text)
+
+Names are vLLM's. Must be made on the main thread of a program that has not begun others yet, as `orca serve` must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from orca_master.endpoint import Endpoint, EndpointConfig
+from orca_master.engine import EngineConfig
+from orca_master.errors import ConfigurationError, RequestError
+from orca_master.generation import Generation, Piece
+from orca_master.openai_types import CompletionRequest
+from orca_master.serve import local_topology, local_workers
+from orca_master.server import make_endpoint
+from orca_master.topology import ModelSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; names, meanings and bounds of the API's fields."""
+
+    n: int = 1
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answer to one prompt."""
+
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+
+class LLM:
+    """Workers and engine of one model; ends them when closed or left as a context.
+
+    Raises ConfigurationError for a model or option that does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        pipeline_parallel_size: int = 1,
+        tensor_parallel_size: int = 1,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        max_model_len: int | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+        **engine: Any,
+    ) -> None:
+        """`engine` takes the fields of EngineConfig (`max_batch_size`, `kv_slots`, `admission` …)."""
+        path = Path(model).resolve()
+        self._stack = contextlib.ExitStack()
+        try:
+            addresses = self._stack.enter_context(local_workers(pipeline_parallel_size))
+            spec = ModelSpec(path=str(path), served_name=path.name, dtype=dtype, max_model_len=max_model_len)
+            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, addresses)
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+            thread.start()
+            self._stack.callback(thread.join, 5.0)
+            self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+
+            async def make() -> Endpoint:
+                return make_endpoint(topology, EngineConfig(**engine), EndpointConfig(model_names=(path.name,)))
+
+            self._endpoint = self._run(make())
+            self._stack.callback(lambda: self._run(self._endpoint.engine.stop("the program is done with it")))
+            self._run(self._endpoint.engine.start())
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def generate(
+        self, prompts: str | Sequence[str | list[int]], sampling: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Returns one output per prompt (text or token ids), in order; raises RequestError."""
+        wanted: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
+        codec, sampling = self._endpoint.codec, sampling or SamplingParams()
+        tokens = [codec.encode(prompt) if isinstance(prompt, str) else prompt for prompt in wanted]
+        body = _checked(sampling)
+        generation = self._endpoint.generator.prepare("llm", body, tokens, body.max_tokens, None)
+        pieces = self._run(self._collect(generation))
+        return [
+            RequestOutput(prompt, [_output(choice, pieces[index * body.n + choice]) for choice in range(body.n)])
+            for index, prompt in enumerate(tokens)
+        ]
+
+    def close(self) -> None:
+        """Ends engine and workers."""
+        self._stack.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _collect(self, generation: Generation) -> list[list[Piece]]:
+        collected: list[list[Piece]] = [[] for _ in generation.choices]
+        async for piece in self._endpoint.generator.pieces(generation):
+            collected[piece.index].append(piece)
+        return collected
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _checked(sampling: SamplingParams) -> CompletionRequest:
+    """The same checks as for a request over HTTP."""
+    values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
+    values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    try:
+        return CompletionRequest(prompt=[0], **values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field_name = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{field_name}: {first['msg']}", field_name) from error
+
+
+def _output(index: int, pieces: list[Piece]) -> CompletionOutput:
+    text = "".join(piece.text for piece in pieces)
+    return CompletionOutput(index, text, [piece.token for piece in pieces], pieces[-1].finish_reason)
+
+
+__all__ = ["LLM", "CompletionOutput", "ConfigurationError", "RequestError", "RequestOutput", "SamplingParams"]

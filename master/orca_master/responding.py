@@ -1,0 +1,159 @@
+"""From pieces to an HTTP answer: one JSON body, or server-sent events; the same for both endpoints.
+
+A `Format` says how an endpoint words its answers. The first piece is awaited before a stream begins, so that a refusal
+still has its own status. A client that goes away ends its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestTimeoutError
+from orca_master.generation import Generation, Generator, Piece
+from orca_master.openai_types import ErrorBody, ErrorDetail, GenerationRequest, Usage
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; nobody receives it, logs show it."""
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+EXTENSIONS = ("token_ids", "prompt_token_ids")
+T = TypeVar("T")
+
+
+class Format(Protocol):
+    """How one endpoint words its answers."""
+
+    def opening(self, generation: Generation) -> Sequence[BaseModel]:
+        """Chunks of a stream before the first piece."""
+
+    def chunk(self, generation: Generation, piece: Piece) -> BaseModel | None:
+        """The chunk of a piece, None if it says nothing."""
+
+    def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> BaseModel:
+        """The whole answer; `pieces` by choice."""
+
+    def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
+        """The last chunk of a stream, for those who ask for usage."""
+
+
+def error_response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+    """Returns an error in OpenAI's shape."""
+    detail = ErrorDetail(message=message, type=KINDS.get(status, "server_error"), param=param, code=code)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
+
+
+async def respond(
+    request: Request, body: GenerationRequest, generator: Generator, generation: Generation, style: Format
+) -> Response:
+    """Runs a generation and answers in `style`; raises what the engine refuses."""
+    pieces = generator.pieces(generation)
+    if not body.stream:
+        collected = await _unless_gone(request, _collect(generation, pieces))
+        if collected is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        usage = _usage(generation, sum(map(len, collected)))
+        return JSONResponse(dump(style.answer(generation, collected, usage)))
+    first = await _unless_gone(request, _first(pieces))
+    if first is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    events = _events(generation, pieces, first, body.include_usage, style)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def dump(answer: BaseModel) -> dict[str, Any]:
+    """The wire form: what was not asked for is left out, OpenAI's nulls stay."""
+    data = answer.model_dump()
+    if data["usage"] is None:
+        del data["usage"]
+    for choice in data["choices"]:
+        for name in EXTENSIONS:
+            if choice[name] is None:
+                del choice[name]
+        for name in ("message", "delta"):
+            if choice.get(name, 0) is None:
+                del choice[name]
+        if "delta" in choice:
+            choice["delta"] = {name: value for name, value in choice["delta"].items() if value is not None}
+    return data
+
+
+async def _first(pieces: AsyncIterator[Piece]) -> Piece:
+    return await anext(pieces)
+
+
+async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list[list[Piece]]:
+    collected: list[list[Piece]] = [[] for _ in generation.choices]
+    async for piece in pieces:
+        collected[piece.index].append(piece)
+    return collected
+
+
+async def _events(
+    generation: Generation, pieces: AsyncIterator[Piece], first: Piece, include_usage: bool, style: Format
+) -> AsyncIterator[str]:
+    """Yields server-sent events; an error under way becomes the last one."""
+    try:
+        for chunk in style.opening(generation):
+            yield _event(dump(chunk))
+        generated, piece = 0, first
+        while True:
+            generated += 1
+            news = style.chunk(generation, piece)
+            if news is not None:
+                yield _event(dump(news))
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                break
+        if include_usage:
+            yield _event(dump(style.usage_chunk(generation, _usage(generation, generated))))
+        yield "data: [DONE]\n\n"
+    except (EngineUnavailableError, QueueFullError, RequestTimeoutError) as error:
+        code = {RequestTimeoutError: "request_timeout", QueueFullError: "queue_full"}.get(
+            type(error), "engine_unavailable"
+        )
+        detail = ErrorDetail(message=str(error), type="server_error", code=code)
+        yield _event(ErrorBody(error=detail).model_dump())
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _usage(generation: Generation, generated: int) -> Usage:
+    prompt = generation.prompt_tokens
+    return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Awaits `work`, or cancels it and returns None once the client has gone."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

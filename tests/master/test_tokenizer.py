@@ -1,0 +1,94 @@
+"""Incremental detokenisation and stop strings, one token at a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_master.errors import RequestError
+from orca_master.tokenizer import TextCodec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory):
+    """Every byte is a token; some pairs of letters too; one special token."""
+    path = tmp_path_factory.mktemp("codec")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [("a", "b"), ("b", "c"), ("c", "a")]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return TextCodec(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text("abc é🙂", max_size=30),
+    stops=st.lists(st.text("abc é", min_size=1, max_size=4), max_size=3),
+    include=st.booleans(),
+)
+def test_pieces_make_up_the_text_before_the_first_stop_string(codec, text, stops, include):
+    decoder = codec.decoder(stops, include, skip_special_tokens=True)
+    tokens = codec.encode(text)
+    pieces = []
+    for index, token in enumerate(tokens):
+        pieces.append(decoder.step(token, last=index == len(tokens) - 1))
+        if decoder.stopped:
+            break
+    found = [(text.find(stop), stop) for stop in stops if stop in text]
+    # The stop string that is complete first ends the text, as one that reads along would see it.
+    ends = [(place + len(stop), place) for place, stop in found]
+    said = "".join(pieces)
+    assert decoder.stopped == bool(found)
+    if not found:
+        assert said == text
+    elif include:
+        assert any(said.endswith(stop) for _, stop in found)
+        assert text.startswith(said)
+        assert len(said) <= min(end for end, _ in ends) + 4
+    else:
+        assert text.startswith(said)
+        assert not any(stop in said for _, stop in found)
+
+
+def test_nothing_of_a_stop_string_gets_out_before_it_is_complete(codec):
+    decoder = codec.decoder(["abcab"], False, skip_special_tokens=True)
+    said = [decoder.step(token, last=False) for token in codec.encode("xab") + codec.encode("ca") + codec.encode("x")]
+    assert "".join(said) == "xabcax"
+    assert said[0] == "x"
+    assert said[-1] == "abcax"
+
+
+def test_incomplete_characters_wait(codec):
+    decoder = codec.decoder([], False, skip_special_tokens=True)
+    said = [decoder.step(token, last=False) for token in codec.encode("é🙂")]
+    assert said == ["", "é", "", "", "", "🙂"]
+
+
+def test_special_tokens_are_shown_on_request(codec):
+    (end,) = codec.encode("<end>")
+    assert codec.decoder([], False, skip_special_tokens=True).step(end, last=True) == ""
+    assert codec.decoder([], False, skip_special_tokens=False).step(end, last=True) == "<end>"
+
+
+def test_without_a_tokenizer_there_are_token_ids_only(tmp_path):
+    codec = TextCodec(tmp_path)
+    with pytest.raises(RequestError, match="send the prompt as a list of token ids"):
+        codec.encode("text")
+    with pytest.raises(RequestError, match="use stop_token_ids"):
+        codec.decoder(["stop"], False, skip_special_tokens=True)
+    assert codec.decoder([], False, skip_special_tokens=True).step(3, last=True) == ""
+
+
+def test_generation_config_decides_over_config(tmp_path):
+    assert TextCodec(tmp_path).stop_token_ids == frozenset()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
+    assert TextCodec(tmp_path).stop_token_ids == {5}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert TextCodec(tmp_path).stop_token_ids == {7, 8}

@@ -1,0 +1,149 @@
+"""Keys, bounds and the orderly end of a server, with the options from a configuration file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+
+import httpx
+import pytest
+import yaml
+from support.checkpoints import with_tokenizer
+from support.served import ORCA, Served, eventually, serve, value
+
+NAME = "gpt2-head64-tied"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tmp_path_factory):
+    return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("limits"))
+
+
+def test_config_file_keys_and_root_path(model, tmp_path):
+    """The same names as on the command line, which has the last word."""
+    (tmp_path / "keys").write_text("first\nsecond\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "model": str(model),
+                "served-model-name": ["from-file", "other"],
+                "max_batch_size": 3,
+                "api-key": ["third"],
+                "api-key-file": str(tmp_path / "keys"),
+                "root-path": "/llm/",
+                "allowed-origins": ["http://a.example"],
+                "disable-log-requests": True,
+                "pipeline-parallel-size": 3,
+            }
+        )
+    )
+    served = Served(["--config", str(config), "-pp", "1"])
+    try:
+        served.wait_ready()
+        body = {"model": "other", "prompt": "x", "max_tokens": 1}
+
+        def ask(path, **headers):
+            return httpx.post(served.url + path, json=body, headers=headers)
+
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
+            refused = ask("/v1/completions", **headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        for key in ("first", "second", "third"):
+            assert ask("/v1/completions", Authorization=f"Bearer {key}").json()["model"] == "from-file"
+        assert httpx.get(f"{served.url}/readyz").status_code == 200
+        assert httpx.get(f"{served.url}/llm/readyz").status_code == 200
+        assert httpx.get(f"{served.url}/openapi.json").json()["servers"] == [{"url": "/llm"}]
+        origin = {"Origin": "http://b.example", "Authorization": "Bearer first"}
+        assert "access-control-allow-origin" not in ask("/v1/completions", **origin).headers
+        assert not any("POST /v1" in line for line in served.log)
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("a: [", "while parsing"),
+        ("- a", "a mapping of option names to values is expected"),
+        ("max-batch-size: none", "'none' is not a whole number"),
+        ("frobnicate: 1", "unrecognized arguments: --frobnicate=1"),
+    ],
+)
+def test_mistakes_in_a_config_file(model, tmp_path, content, message):
+    import subprocess
+
+    path = tmp_path / "config.yaml"
+    if content is not None:
+        path.write_text(content)
+    result = subprocess.run(
+        [*ORCA, "serve", str(model), "--config", str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def test_a_full_queue_answers_429_and_a_slow_request_408(model):
+    """One slot of work, two places to wait; what waits too long is given up, and nothing is lost."""
+    options = ("--max-batch-size", "1", "--kv-slots", "704", "--max-queue-depth", "2", "--request-timeout", "2")
+    body = {"prompt": "x", "max_tokens": 700, "ignore_eos": True, "temperature": 0}
+
+    async def run(url):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
+            statuses = sorted(answer.status_code for answer in answers)
+            full = [answer for answer in answers if answer.status_code == 429]
+            assert len(full) >= 4
+            assert set(statuses) <= {200, 408, 429}
+            for answer in full:
+                assert answer.headers["retry-after"] == "1"
+                assert answer.json()["error"]["code"] == "queue_full"
+            for answer in answers:
+                if answer.status_code == 408:
+                    assert answer.json()["error"]["code"] == "request_timeout"
+            after = await client.post("/v1/completions", json={**body, "max_tokens": 3})
+            assert after.status_code == 200
+
+    with serve(model, *options) as served:
+        asyncio.run(run(served.url))
+
+
+def test_sigterm_drains(model):
+    """Running streams go on to their end, new requests get 503, /readyz turns, and the exit code is 0."""
+    with serve(model, "-pp", "2") as served:
+        body = {"prompt": "x", "max_tokens": 690, "ignore_eos": True, "stream": True, "temperature": 0}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
+            refused = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert "draining" in refused.json()["error"]["message"]
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(30) == 0
+
+
+def test_a_drain_is_bounded(model):
+    """What does not finish in time ends with an error, and the server ends all the same."""
+    with serve(model, "--drain-timeout", "1", "--stall-timeout", "60") as served:
+        events: list[str] = []
+
+        def read():
+            body = {"prompt": "x", "max_tokens": 690, "ignore_eos": True, "stream": True, "n": 30}
+            with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+                events.extend(line for line in answer.iter_lines() if line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_running") > 0)
+        assert served.stop() == 0
+        reader.join(30)
+        assert not reader.is_alive()
+        assert events[-1] == "data: [DONE]" or "error" in events[-1]

@@ -1,0 +1,52 @@
+"""The engine in Python, in a program of its own, as users write one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from support.checkpoints import with_tokenizer
+
+NAME = "mistral-gqa"
+PROGRAM = """
+import json, sys
+from orca_master import LLM, SamplingParams
+
+with LLM(sys.argv[1], pipeline_parallel_size=2, dtype="float32", max_batch_size=4) as llm:
+    prompts = json.loads(sys.argv[2])
+    greedy = llm.generate(prompts, SamplingParams(max_tokens=32, temperature=0, ignore_eos=True))
+    two = llm.generate("Once", SamplingParams(n=2, max_tokens=5, seed=3))
+    try:
+        llm.generate(["x"], SamplingParams(top_p=3))
+    except Exception as error:
+        refusal = str(error)
+tokens = [output.outputs[0].token_ids for output in greedy]
+print(json.dumps([tokens, [len(output.outputs) for output in two], two[0].outputs[1].index, refusal]))
+"""
+
+
+def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_path):
+    expected = references(NAME, (1, 2, 33, 600), 32)
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    prompts = json.dumps([list(reference.prompt) for reference in expected])
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model), prompts], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    tokens, counts, index, refusal = json.loads(result.stdout)
+    assert tokens == [reference.greedy for reference in expected]
+    assert (counts, index) == ([2], 1)
+    assert refusal == "top_p: Input should be less than or equal to 1"
+
+
+def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):
+    program = """
+from orca_master import LLM
+try:
+    LLM("/nowhere")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.startswith("ConfigurationError /nowhere/config.json: No such file"), result.stderr
