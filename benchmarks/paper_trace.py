@@ -1,7 +1,7 @@
 """The paper's trace on one machine: `orca serve` over HTTP beside `transformers` with request-level batches.
 
-Requests (input U(32, 512), output U(1, 128), greedy, end-of-sequence off) are offered all at once to a GPT-2-shaped model of
-124 M random weights. Both systems run on the same cores, one after the other, and generate the same number of tokens.
+Requests (input U(32, 512), output U(1, 128), greedy, end-of-sequence off) are offered all at once to a GPT-2-shaped
+model of random weights. Both systems run on the same cores, one after the other, and generate the same tokens.
 Beside them stands the floor: weights read once per decode iteration at the measured bandwidth, prompt FLOPs at the
 measured rate of a large matrix product.
 

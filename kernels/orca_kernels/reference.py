@@ -61,20 +61,24 @@ class ReferenceKernels:
         for index, context in enumerate(batch.context_length):
             start, end = batch.query_start[index], batch.query_start[index + 1]
             length = context + end - start
+            # A single query in 16 bits is three times slower than in 32 on a CPU (docs/benchmarks.md).
+            working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
-            key = key_pool[blocks].flatten(0, 1)[:length]
-            value = value_pool[blocks].flatten(0, 1)[:length]
+            key = key_pool[blocks].flatten(0, 1)[:length].to(working)
+            value = value_pool[blocks].flatten(0, 1)[:length].to(working)
             # Row i of the mask is the token at position context + i: it sees itself and all before it.
+            whole_prompt = context == 0 and window is None
             mask = None
-            if end - start > 1 or window is not None:
+            if window is not None or (end - start > 1 and not whole_prompt):
                 mask = torch.ones(end - start, length, dtype=torch.bool, device=query.device).tril(context)
                 if window is not None:
                     mask = mask.triu(context - window + 1)
             attended = functional.scaled_dot_product_attention(
-                query[start:end].transpose(0, 1).unsqueeze(0),
+                query[start:end].to(working).transpose(0, 1).unsqueeze(0),
                 key.transpose(0, 1).unsqueeze(0),
                 value.transpose(0, 1).unsqueeze(0),
                 attn_mask=mask,
+                is_causal=whole_prompt and end - start > 1,
                 scale=scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )

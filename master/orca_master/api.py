@@ -33,8 +33,9 @@ from orca_master.openai_types import (
     ErrorBody,
     ModelCard,
     ModelList,
+    TokenizeChatRequest,
     Tokenized,
-    TokenizeRequest,
+    TokenizeTextRequest,
 )
 from orca_master.responding import error_response
 
@@ -129,14 +130,14 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         return next(card for card in endpoint.cards() if card.id == model)
 
     @app.post("/tokenize", response_model=Tokenized)
-    async def tokenize(body: TokenizeRequest) -> Tokenized:
+    async def tokenize(body: TokenizeTextRequest | TokenizeChatRequest) -> Tokenized:
         """Text or messages to token ids."""
         endpoint.check(body.model)
-        if body.messages is not None:
+        if isinstance(body, TokenizeChatRequest):
             text = endpoint.template.render(body.messages, body.add_generation_prompt, {})
             tokens = endpoint.codec.encode(text, add_special_tokens=False)
         else:
-            tokens = endpoint.codec.encode(body.prompt or "", body.add_special_tokens)
+            tokens = endpoint.codec.encode(body.prompt, body.add_special_tokens)
         return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.engine.facts.max_model_len)
 
     @app.post("/detokenize", response_model=Detokenized)
@@ -176,7 +177,13 @@ def _openapi(app: FastAPI, endpoint: Endpoint) -> dict[str, Any]:
     facts = endpoint.engine.engine.facts
     longest = min(facts.max_model_len, endpoint.engine.engine.num_slots) or facts.max_model_len
     parts = schema["components"]["schemas"]
-    for name in ("CompletionRequest", "ChatCompletionRequest", "TokenizeRequest", "DetokenizeRequest"):
+    for name in (
+        "CompletionRequest",
+        "ChatCompletionRequest",
+        "TokenizeTextRequest",
+        "TokenizeChatRequest",
+        "DetokenizeRequest",
+    ):
         parts[name]["properties"]["model"] = {"type": "string", "enum": list(endpoint.config.model_names)}
     _limit(parts, "maximum", 2**31 - 1, facts.vocabulary_size - 1)
     for name in ("CompletionRequest", "ChatCompletionRequest"):

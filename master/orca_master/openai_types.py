@@ -259,22 +259,24 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class TokenizeRequest(BaseModel):
-    """Body of POST /tokenize: a prompt, or messages for the chat template."""
+class TokenizeTextRequest(BaseModel):
+    """Body of POST /tokenize for a prompt."""
 
     model_config = ConfigDict(extra="forbid")
 
+    prompt: str
     model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: either prompt or messages is expected")
-        return self
+
+class TokenizeChatRequest(BaseModel):
+    """Body of POST /tokenize for messages, which pass through the chat template."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    model: str | None = None
+    add_generation_prompt: bool = True
 
 
 class Tokenized(BaseModel):

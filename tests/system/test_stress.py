@@ -1,0 +1,128 @@
+"""Many clients with random requests, three rounds: nothing is wrong, held or leaked; and a fuzzer finds no 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from support.checkpoints import VOCABULARY, with_tokenizer
+from support.served import eventually, serve, value
+
+NAME = "qwen3-gqa-tied"
+REQUESTS = 200
+CLIENTS = 50
+
+
+def random_body(dice: random.Random) -> dict:
+    body = {
+        "prompt": [dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(1, 80))],
+        "max_tokens": dice.randrange(1, 40),
+        "temperature": dice.choice([0, 0.8, 1.3]),
+        "seed": dice.randrange(1000),
+        "return_token_ids": True,
+    }
+    extras = {
+        "top_p": dice.choice([0.5, 0.9]), "top_k": dice.randrange(1, 20), "min_p": 0.1, "n": 2,
+        "presence_penalty": 0.5, "frequency_penalty": -0.3, "repetition_penalty": 1.3, "logprobs": 2,
+        "logit_bias": {"5": 3.0}, "stop": [chr(dice.randrange(65, 91))], "stop_token_ids": [dice.randrange(VOCABULARY)],
+        "min_tokens": 1, "ignore_eos": True, "echo": False,
+    }  # fmt: skip
+    return body | dict(dice.sample(sorted(extras.items()), dice.randrange(5)))
+
+
+def essence(answer: httpx.Response) -> list:
+    assert answer.status_code == 200, answer.text
+    return [(choice["token_ids"], choice["text"], choice["finish_reason"]) for choice in answer.json()["choices"]]
+
+
+async def play_round(url: str, bodies: list[dict], dropped: set[int]) -> list:
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=CLIENTS)) as client:
+
+        async def ask(number: int):
+            if number not in dropped:
+                return essence(await client.post("/v1/completions", json=bodies[number]))
+            try:
+                if number % 2:
+                    async with client.stream(
+                        "POST", "/v1/completions", json={**bodies[number], "stream": True}
+                    ) as stream:
+                        await anext(stream.aiter_lines(), None)
+                else:
+                    await asyncio.wait_for(client.post("/v1/completions", json=bodies[number]), 0.1)
+            except TimeoutError:
+                pass
+            return None
+
+        return await asyncio.gather(*(ask(number) for number in range(len(bodies))))
+
+
+def anonymous_memory(pid: int) -> int:
+    return int(re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+@pytest.mark.parametrize("admission", ["reserve", "paged"])
+def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
+    """Every finished request equals its solo run; nothing is held; the third round needs no more memory."""
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    dice = random.Random(9)
+    bodies = [random_body(dice) for _ in range(REQUESTS)]
+    dropped = {number for number in range(REQUESTS) if dice.random() < 0.2}
+
+    # Paged admission gets a third of the slots, so that requests run out of them.
+    slots = {"reserve": "1920", "paged": "640"}[admission]
+    options = ["-pp", "2", "--admission", admission, "--max-batch-size", "12", "--kv-slots", slots]
+    options += ["--token-budget", "96"]
+    with serve(model, *options, "--disable-log-requests") as served:
+        memory, rounds = [], []
+        for _ in range(3):
+            rounds.append(asyncio.run(play_round(served.url, bodies, dropped)))
+            assert eventually(lambda: nothing_held(served.url))
+            memory.append(anonymous_memory(served.process.pid))
+        assert rounds[0] == rounds[1] == rounds[2]
+        kept = [number for number in range(REQUESTS) if number not in dropped]
+        with httpx.Client(base_url=served.url, timeout=60) as client:
+            for number in kept[::3]:
+                assert essence(client.post("/v1/completions", json=bodies[number])) == rounds[0][number]
+        assert memory[2] <= memory[1] * 1.02, memory
+        if admission == "paged":
+            assert value(httpx.get(f"{served.url}/metrics").text, "num_preemptions_total") > 0
+
+
+def nothing_held(url: str) -> bool:
+    metrics = httpx.get(f"{url}/metrics").text
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    return all(value(metrics, name) == 0 for name in names)
+
+
+def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
+    """Against /openapi.json; and at least a fifth of each route's calls are served, so it does not only meet errors."""
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    report = tmp_path / "calls.txt"
+    hooks = Path(__file__).parents[1] / "support" / "schemathesis_hooks.py"
+    with serve(model, "--max-batch-size", "64", "--token-budget", "256", "--disable-log-requests") as served:
+        result = subprocess.run(
+            [Path(sys.executable).parent / "schemathesis", "run", f"{served.url}/openapi.json",
+             "--checks", "not_a_server_error", "--phases", "fuzzing", "--mode", "all", "--max-examples", "40",
+             "--seed", "1", "--request-timeout", "60", "--workers", "2"],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path),
+                 "CALLS": str(report), "SCHEMATHESIS_HOOKS": str(hooks)},
+            cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert eventually(lambda: nothing_held(served.url), 120)
+    assert result.returncode == 0, result.stdout[-4000:]
+    statuses: dict[str, list[int]] = {}
+    for line in report.read_text().splitlines():
+        route, status = line.rsplit(" ", 1)
+        statuses.setdefault(route, []).append(int(status))
+    assert {"POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"} <= set(statuses)
+    for route, found in statuses.items():
+        assert not any(status >= 500 for status in found), route
+        served_share = sum(200 <= status < 300 for status in found) / len(found)
+        print(f"{route}: {len(found)} calls, {served_share:.0%} served")
+        assert served_share >= 0.2, (route, served_share, len(found))
