@@ -20,9 +20,10 @@ from typing import Protocol
 
 from orca_protos import engine_pb2 as pb
 
+from orca_master.engine_config import EngineConfig
 from orca_master.errors import EngineUnavailableError, RequestError
-from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, blocks_for
-from orca_master.pipeline import FormationConfig, Pipeline
+from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
+from orca_master.pipeline import Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request, SamplingParameters
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
@@ -39,22 +40,6 @@ class EngineState(enum.Enum):
     SERVING = "serving"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Everything the engine master is told beside the topology. Times in seconds."""
-
-    max_batch_size: int = 32
-    token_budget: int | None = 2048
-    balanced: bool = True
-    admission: str = "reserve"
-    kv_slots: int | None = None
-    memory_utilization: float = 0.9
-    max_queued_requests: int = 4096
-    max_queued_tokens: int = 8 << 20
-    connect_timeout: float = 60.0
-    stall_timeout: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +82,7 @@ class _Serving:
     """A serving pipeline with its iterations in flight, oldest first."""
 
     pipeline: Pipeline
+    ledger: KvLedger
     in_flight: deque[tuple[int, Batch]] = field(default_factory=deque)
     deadline: asyncio.TimerHandle | None = None
     stalled: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -135,35 +121,30 @@ class EngineMaster:
     @property
     def num_slots(self) -> int:
         """K/V slots of the largest pipeline."""
-        ledgers = [self.scheduler.ledger(pipeline) for pipeline in self._serving]
-        return max((ledger.num_blocks for ledger in ledgers), default=0) * BLOCK_SIZE
+        return max((ledger.num_blocks for ledger in self._ledgers()), default=0) * BLOCK_SIZE
 
     @property
     def cache_usage(self) -> float:
-        """Reserved share of all K/V slots, in [0, 1]."""
-        ledgers = [self.scheduler.ledger(pipeline) for pipeline in self._serving]
-        total = sum(ledger.num_blocks for ledger in ledgers)
-        return 1 - sum(ledger.num_free_blocks for ledger in ledgers) / total if total else 0.0
+        """Held share of all K/V slots, in [0, 1]."""
+        total = sum(ledger.num_blocks for ledger in self._ledgers())
+        return 1 - sum(ledger.num_free_blocks for ledger in self._ledgers()) / total if total else 0.0
+
+    def _ledgers(self) -> list[KvLedger]:
+        # Also read by the endpoint's thread: one copy, made in one step.
+        return [serving.ledger for serving in list(self._serving.values())]
 
     async def start(self) -> None:
         """Forms every pipeline and serves; raises ConfigurationError or WorkerLostError."""
-        formation = FormationConfig(
-            self._config.max_batch_size,
-            self._config.token_budget,
-            self._config.kv_slots,
-            self._config.memory_utilization,
-            self._config.connect_timeout,
-            self._config.stall_timeout,
-        )
-        self._pipelines = [Pipeline(spec, self._topology, formation) for spec in self._topology.pipelines]
+        self._pipelines = [Pipeline(spec, self._topology, self._config) for spec in self._topology.pipelines]
         try:
             await asyncio.gather(*(pipeline.form() for pipeline in self._pipelines))
         except Exception:
             self.state, self.failure = EngineState.FAILED, "the engine did not start"
             raise
         for pipeline in self._pipelines:
-            self.scheduler.add_pipeline(pipeline.id, LEDGERS[self._config.admission](pipeline.num_blocks))
-            self._serving[pipeline.id] = serving = _Serving(pipeline)
+            ledger = LEDGERS[self._config.admission](pipeline.num_blocks)
+            self.scheduler.add_pipeline(pipeline.id, ledger)
+            self._serving[pipeline.id] = serving = _Serving(pipeline, ledger)
             self._tasks.append(asyncio.create_task(self._serve(serving)))
         self.facts = self._pipelines[0].facts
         self.state = EngineState.SERVING
@@ -227,7 +208,7 @@ class EngineMaster:
             )
 
     def _refuse_misfits(self) -> None:
-        """Ends requests that came before the limits were known and exceed them."""
+        """Ends waiting requests that exceed limits which were not known, or not in force, when they came."""
         for request in list(self.pool):
             try:
                 self._check_fits(request)
@@ -307,6 +288,8 @@ class EngineMaster:
         self.scheduler.remove_pipeline(pipeline.id)
         if not self._serving:
             self.state, self.failure = EngineState.FAILED, f"pipeline {pipeline.id} is lost: {reason}"
+        else:
+            self._refuse_misfits()  # the lost one may have been the largest
         self._dispatch()
         reason = await pipeline.last_words() or reason
         if not self._serving:

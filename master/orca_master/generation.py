@@ -130,10 +130,8 @@ class Generator:
         self._num_active += 1
         self.idle.clear()
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                tasks = await stack.enter_async_context(_cancelling())
-                for choice in generation.choices:
-                    tasks.append(asyncio.create_task(self._run(choice, queue)))
+            async with _cancelling() as tasks:
+                tasks += [asyncio.create_task(self._run(choice, queue)) for choice in generation.choices]
                 deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
                 left = len(tasks)
                 while left:

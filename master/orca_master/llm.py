@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from orca_master.endpoint import Endpoint, EndpointConfig
-from orca_master.engine import EngineConfig
+from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.generation import Generation, Piece
 from orca_master.openai_types import CompletionRequest

@@ -18,6 +18,14 @@ MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
 
 
+def _without_nulls(model: type[BaseModel], data: Any) -> Any:
+    """Drops fields that are null, unless they are required: clients send null for what they do not mean."""
+    if not isinstance(data, dict):
+        return data
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    return {name: value for name, value in data.items() if value is not None or name in required}
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
@@ -57,10 +65,7 @@ class GenerationRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_means_default(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
-        return {name: value for name, value in data.items() if value is not None or name in required}
+        return _without_nulls(cls, data)
 
     @field_validator("stop")
     @classmethod
@@ -100,7 +105,6 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: None = None
 
     @model_validator(mode="after")
     def _echo_without_logprobs(self) -> CompletionRequest:
@@ -127,12 +131,25 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart] | None = None
     name: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_absent(cls, data: Any) -> Any:
+        return _without_nulls(cls, data)
+
     @property
     def text(self) -> str:
         """The content as one string."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`: text is what there is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -145,6 +162,7 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatCompletionRequest:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from orca_master.endpoint import EndpointConfig
-from orca_master.engine import EngineConfig
+from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 
+from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
 from orca_master.request import Request
@@ -27,18 +27,6 @@ from orca_master.workers import WorkerConnection, WorkerLostError
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FormationConfig:
-    """What forming needs beside the topology. Times in seconds."""
-
-    max_batch_size: int
-    token_budget: int | None
-    kv_slots: int | None = None
-    memory_utilization: float = 0.9
-    connect_timeout: float = 60.0
-    stall_timeout: float = 300.0
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
@@ -80,7 +68,7 @@ def _sampling(request: Request) -> pb.Sampling:
 class Pipeline:
     """One pipeline. `facts` and `num_blocks` are set once `form` has returned."""
 
-    def __init__(self, spec: PipelineSpec, topology: Topology, config: FormationConfig) -> None:
+    def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
         self.id = spec.id
         self.facts = pb.ModelFacts()
         self.num_blocks = 0

@@ -23,7 +23,7 @@ from orca_master.api import create_app
 from orca_master.chat_template import ChatTemplate
 from orca_master.cli import OneLineParser
 from orca_master.endpoint import Endpoint, EndpointConfig
-from orca_master.engine import EngineConfig
+from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.generation import Generator

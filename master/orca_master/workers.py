@@ -1,8 +1,7 @@
 """`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
 
-Unary calls carry deadlines. The kept-open streams carry none; keepalive (10 s) and the iteration's own
-deadline (engine.py) watch them. A worker that comes back under its name with another address is found
-again because name resolution and reconnect back-off are kept short (docs/contracts.md, section 3).
+Unary calls carry deadlines. The kept-open streams carry none; keepalive (orca_protos/wire.py) and the iteration's own
+deadline (engine.py) watch them.
 """
 
 from __future__ import annotations
@@ -16,23 +15,10 @@ import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
+from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.dns_min_time_between_resolutions_ms", 500),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-]
-EPOCH_KEY = "orca-epoch"
-"""Metadata of `Run` that names the epoch the stream belongs to."""
 CALL_TIMEOUT = 30.0
 """Seconds a unary call may take."""
 LOAD_SILENCE_TIMEOUT = 120.0

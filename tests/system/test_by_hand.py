@@ -12,7 +12,7 @@ import threading
 
 import httpx
 import pytest
-from orca_master.engine import EngineConfig
+from orca_master.engine_config import EngineConfig
 from orca_master.request import FinishReason
 from support.engines import WORKER_COMMAND, engine
 from support.instrumented_worker import command

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from orca_master.pipeline import FormationConfig, Pipeline
+from orca_master.engine_config import EngineConfig
+from orca_master.pipeline import Pipeline
 from orca_protos import engine_pb2 as pb
 from support.engines import topology, worker_processes
 from support.instrumented_worker import command
@@ -31,7 +32,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
 
     async def run() -> None:
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
-        pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))
+        pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
         await pipeline.form()
         try:
             for folder in folders:
@@ -67,7 +68,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
 def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint):
     async def run() -> None:
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
-        pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))
+        pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
         await pipeline.form()
         worker = pipeline._connections[0]
         for older in (pipeline._epoch, pipeline._epoch - 1):
@@ -91,7 +92,7 @@ def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoi
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         seen = []
         for _ in range(2):
-            pipeline = Pipeline(spec.pipelines[0], spec, FormationConfig(4, None))
+            pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
             await pipeline.form()
             await pipeline._run.write(iteration(pipeline._epoch, 1, 0, 3))
             result = await pipeline._results.read()

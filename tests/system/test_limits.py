@@ -8,8 +8,10 @@ import signal
 import threading
 
 import httpx
+import openai
 import pytest
 import yaml
+from openai.types import Completion
 from support.checkpoints import with_tokenizer
 from support.served import ORCA, Served, eventually, serve, value
 
@@ -51,6 +53,8 @@ def test_config_file_keys_and_root_path(model, tmp_path):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
             refused = ask("/v1/completions", **headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0).models.list()
         for key in ("first", "second", "third"):
             assert ask("/v1/completions", Authorization=f"Bearer {key}").json()["model"] == "from-file"
         assert httpx.get(f"{served.url}/readyz").status_code == 200
@@ -90,23 +94,22 @@ def test_mistakes_in_a_config_file(model, tmp_path, content, message):
 def test_a_full_queue_answers_429_and_a_slow_request_408(model):
     """One slot of work, two places to wait; what waits too long is given up, and nothing is lost."""
     options = ("--max-batch-size", "1", "--kv-slots", "704", "--max-queue-depth", "2", "--request-timeout", "2")
-    body = {"prompt": "x", "max_tokens": 700, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": "x", "max_tokens": 700, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
     async def run(url):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
-            statuses = sorted(answer.status_code for answer in answers)
-            full = [answer for answer in answers if answer.status_code == 429]
-            assert len(full) >= 4
-            assert set(statuses) <= {200, 408, 429}
-            for answer in full:
-                assert answer.headers["retry-after"] == "1"
-                assert answer.json()["error"]["code"] == "queue_full"
-            for answer in answers:
-                if answer.status_code == 408:
-                    assert answer.json()["error"]["code"] == "request_timeout"
-            after = await client.post("/v1/completions", json={**body, "max_tokens": 3})
-            assert after.status_code == 200
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        asked = (client.completions.create(model=NAME, **body) for _ in range(8))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        full = [answer for answer in answers if isinstance(answer, openai.RateLimitError)]
+        slow = [answer for answer in answers if getattr(answer, "status_code", 0) == 408]
+        done = [answer for answer in answers if isinstance(answer, Completion)]
+        assert len(full) >= 4
+        assert len(full) + len(slow) + len(done) == 8, answers
+        assert {error.response.headers["retry-after"] for error in full} == {"1"}
+        assert {error.code for error in full} == {"queue_full"}
+        assert {error.code for error in slow} <= {"request_timeout"}
+        after = await client.completions.create(model=NAME, prompt="x", max_tokens=3)
+        assert after.usage.completion_tokens >= 1
 
     with serve(model, *options) as served:
         asyncio.run(run(served.url))
@@ -124,6 +127,10 @@ def test_sigterm_drains(model):
             refused = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert "draining" in refused.json()["error"]["message"]
+            with pytest.raises(openai.InternalServerError, match="draining"):
+                openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0).completions.create(
+                    model=NAME, prompt="x"
+                )
             events = [line for line in lines if line]
         assert events[-1] == "data: [DONE]"
         assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"

@@ -186,7 +186,7 @@ def test_names_versions_and_request_ids(client, served):
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
     [
-        ("completions", {"suffix": "end"}, "suffix", "None"),
+        ("completions", {"suffix": "end"}, "suffix", "not known or not supported"),
         ("completions", {"best_of": 3}, "best_of", "other than n is not supported"),
         ("completions", {"echo": True, "logprobs": 1}, "echo", "not supported together with logprobs"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),
@@ -202,6 +202,7 @@ def test_names_versions_and_request_ids(client, served):
         ("chat/completions", {"messages": [{"role": "robot", "content": ""}]}, "messages", "messages.0.role"),
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "type"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "'text'"),
         ("chat/completions", {"tools": []}, "tools", "not known or not supported"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "messages", "leave no room"),
     ],
@@ -213,6 +214,16 @@ def test_what_is_refused_is_named(served, path, change, field, words):
     error = answer.json()["error"]
     assert (error["param"], error["type"]) == (field, "invalid_request_error")
     assert words in error["message"]
+
+
+def test_an_answer_can_be_sent_back(client):
+    """The client's own message object, with its nulls, as the next turn."""
+    first = client.chat.completions.create(
+        model=NAME, messages=CHAT, max_tokens=4, temperature=0, response_format={"type": "text"}
+    )
+    said = first.choices[0].message
+    messages = [*CHAT, said.model_dump(), {"role": "user", "content": "Go on"}]
+    assert client.chat.completions.create(model=NAME, messages=messages, max_tokens=1).usage.prompt_tokens > 40
 
 
 def test_null_means_the_default(served):

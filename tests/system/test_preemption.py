@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from orca_master.engine import EngineConfig
+from orca_master.engine_config import EngineConfig
 from orca_master.request import RequestState
 from support.checkpoints import make_prompts
 from support.engines import engine
@@ -18,7 +18,9 @@ SAMPLING = (
 )
 
 
-@pytest.mark.parametrize("variant", ["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen3-gqa-tied"])
+@pytest.mark.parametrize(
+    "variant", ["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"]
+)
 def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint):
     """One request per point: number i is rewound when it has i tokens, at rest or with an iteration in flight."""
     (prompt,) = make_prompts((40,))

@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import httpx
-from orca_master.engine import EngineConfig, EngineMaster
+from orca_master.engine import EngineMaster
+from orca_master.engine_config import EngineConfig
 from orca_master.topology import PipelineSpec
 from support.checkpoints import make_prompts
 from support.engines import Harness, topology, worker_processes

@@ -87,7 +87,7 @@ def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
         assert rounds[0] == rounds[1] == rounds[2]
         kept = [number for number in range(REQUESTS) if number not in dropped]
         with httpx.Client(base_url=served.url, timeout=60) as client:
-            for number in kept[::3]:
+            for number in kept:
                 assert essence(client.post("/v1/completions", json=bodies[number])) == rounds[0][number]
         assert memory[2] <= memory[1] * 1.02, memory
         if admission == "paged":

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 import grpc.aio
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
+from orca_protos.wire import SERVER_OPTIONS
 
-from orca_worker.controller import SERVER_OPTIONS, Controller
+from orca_worker.controller import Controller
 from orca_worker.rank_process import RANK_COMMAND
 
 logger = logging.getLogger(__name__)

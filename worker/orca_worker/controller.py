@@ -20,31 +20,13 @@ import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
+from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, ModelError, RankError
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rank_process import RANK_COMMAND, RankProcess
 
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-]
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.dns_min_time_between_resolutions_ms", 500),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-]
-EPOCH_KEY = "orca-epoch"
-"""Metadata of `Run` that names the epoch the stream belongs to."""
 ANSWER_SECONDS = 30.0
 LOAD_SILENCE_SECONDS = 100.0
 MAX_DETAILS = 2000

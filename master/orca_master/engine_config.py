@@ -1,0 +1,25 @@
+"""`EngineConfig`: what the engine master is told beside the topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Defaults are those of the command line (options.py). Times in seconds.
+
+    `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
+    kv_ledger.LEDGERS.
+    """
+
+    max_batch_size: int = 32
+    token_budget: int | None = 2048
+    balanced: bool = True
+    admission: str = "reserve"
+    kv_slots: int | None = None
+    memory_utilization: float = 0.9
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 8 << 20
+    connect_timeout: float = 60.0
+    stall_timeout: float = 300.0

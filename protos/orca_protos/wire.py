@@ -1,0 +1,30 @@
+"""What both ends of engine.proto agree on beside the messages: the epoch's metadata key, and channel options.
+
+The kept-open streams carry no deadline; keepalive (10 s, permitted on the server's side) watches them. A worker that
+comes back under its name with another address is found again because resolution and back-off are kept short
+(docs/contracts.md, section 3).
+"""
+
+from __future__ import annotations
+
+EPOCH_KEY = "orca-epoch"
+"""Metadata of `Run` that names the epoch the stream belongs to."""
+MAX_MESSAGE_BYTES = 64 << 20
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
