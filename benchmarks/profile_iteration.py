@@ -18,7 +18,7 @@ from paper_trace import VOCABULARY, save_model
 GROUPS = {
     "linear": ("aten::addmm", "aten::mm", "aten::linear", "mkldnn", "aten::matmul"),
     "attention": ("scaled_dot_product", "aten::bmm", "_softmax", "aten::softmax"),
-    "K/V gather and store": ("aten::index", "aten::index_copy", "aten::copy_", "aten::_to_copy", "aten::slice"),
+    "K/V gather and store": ("aten::index_select", "aten::index_copy", "aten::copy_", "aten::_to_copy", "aten::slice"),
     "norm, activation, residual": ("layer_norm", "aten::gelu", "aten::add"),
 }
 
