@@ -38,10 +38,8 @@ class ChatFormat:
             for choice in generation.choices
         ]
 
-    def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion | None:
+    def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
-        if not (piece.text or piece.finish_reason or piece.logprobs or self._body.return_token_ids):
-            return None
         delta = AssistantMessage(content=piece.text)
         choice = ChatChoice(
             index=piece.index,

@@ -29,10 +29,8 @@ class CompletionFormat:
             for choice in generation.choices
         ]
 
-    def chunk(self, generation: Generation, piece: Piece) -> Completion | None:
+    def chunk(self, generation: Generation, piece: Piece) -> Completion:
         """See Format."""
-        if not (piece.text or piece.finish_reason or piece.logprobs or self._body.return_token_ids):
-            return None
         return self._completion(generation, [self._choice(generation, piece.index, [piece], opening=False)])
 
     def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> Completion:

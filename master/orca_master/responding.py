@@ -39,8 +39,8 @@ class Format(Protocol):
     def opening(self, generation: Generation) -> Sequence[BaseModel]:
         """Chunks of a stream before the first piece."""
 
-    def chunk(self, generation: Generation, piece: Piece) -> BaseModel | None:
-        """The chunk of a piece, None if it says nothing."""
+    def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
+        """The chunk of a piece; one without text still says that a token came."""
 
     def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> BaseModel:
         """The whole answer; `pieces` by choice."""
@@ -112,9 +112,7 @@ async def _events(
         generated, piece = 0, first
         while True:
             generated += 1
-            news = style.chunk(generation, piece)
-            if news is not None:
-                yield _event(dump(news))
+            yield _event(dump(style.chunk(generation, piece)))
             try:
                 piece = await anext(pieces)
             except StopAsyncIteration:
