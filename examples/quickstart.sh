@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 port=${PORT:-8000}
 url=http://127.0.0.1:$port
 
-orca serve demo-model --pipeline-parallel-size 2 --port "$port" &
+orca serve demo-model --pipeline-parallel-size 2 --port "$port" --disable-log-requests &
 server=$!
 trap 'kill -TERM $server 2>/dev/null || true; wait $server || true' EXIT
 trap 'exit 130' INT TERM
