@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Two OpenMP threads on a busy core collapse (docs/benchmarks.md); tests run beside each other.
+# Two OpenMP threads on one busy core hold each other up, and tests run beside each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from support import checkpoints

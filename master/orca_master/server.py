@@ -157,12 +157,19 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging()
-        topology = read_topology(arguments.topology) if arguments.topology else _by_hand(arguments)
+        topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         names = endpoint_config(arguments, topology.model.served_name)
         listener = bind(arguments.host, arguments.port)
     except ConfigurationError as error:
         parser.error(str(error))
     return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, listener)
+
+
+def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Topology:
+    for name in ("model", "dtype", "max_model_len", "tensor_parallel_size", "communication_backend"):
+        if getattr(arguments, name) != parser.get_default(name):
+            raise ConfigurationError(f"--{name.replace('_', '-')}: with --topology the file says it")
+    return read_topology(arguments.topology)
 
 
 def _by_hand(arguments: argparse.Namespace) -> Topology:

@@ -104,10 +104,11 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
         slow = [answer for answer in answers if getattr(answer, "status_code", 0) == 408]
         done = [answer for answer in answers if isinstance(answer, Completion)]
         assert len(full) >= 4
+        assert slow, "three times 700 iterations take more than two seconds"
         assert len(full) + len(slow) + len(done) == 8, answers
         assert {error.response.headers["retry-after"] for error in full} == {"1"}
         assert {error.code for error in full} == {"queue_full"}
-        assert {error.code for error in slow} <= {"request_timeout"}
+        assert {error.code for error in slow} == {"request_timeout"}
         after = await client.completions.create(model=NAME, prompt="x", max_tokens=3)
         assert after.usage.completion_tokens >= 1
 
@@ -153,4 +154,4 @@ def test_a_drain_is_bounded(model):
         assert served.stop() == 0
         reader.join(30)
         assert not reader.is_alive()
-        assert events[-1] == "data: [DONE]" or "error" in events[-1]
+        assert "the server stops" in json.loads(events[-1].removeprefix("data: "))["error"]["message"]

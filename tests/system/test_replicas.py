@@ -77,13 +77,14 @@ def test_requests_move_when_a_pipeline_is_lost(checkpoint):
         asyncio.run(run(served))
 
 
-def test_orca_master_with_two_pipelines_by_hand(checkpoint, references):
+def test_orca_master_with_two_pipelines_by_hand(checkpoint, references, tmp_path):
     (reference,) = references(NAME, (33,), 32)
     with worker_processes(4) as (addresses, _):
+        (tmp_path / "config.yaml").write_text(f"model: {checkpoint(NAME)}\ndtype: float32\n")
         pipelines = [f"--pipeline={','.join(addresses[first : first + 2])}" for first in (0, 2)]
         master = subprocess.Popen(
-            [sys.executable, "-m", "orca_master.cli", "master", *pipelines, "--model", str(checkpoint(NAME)),
-             "--port", "0", "--dtype", "float32"],
+            [sys.executable, "-m", "orca_master.cli", "master", *pipelines, "--port", "0",
+             "--config", str(tmp_path / "config.yaml")],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:

@@ -34,7 +34,14 @@ class _Parser(argparse.ArgumentParser):
 
 async def run(address: str, rank_command: Sequence[str] = RANK_COMMAND) -> int:
     """Serves until `Shutdown` or a signal; returns the exit code."""
-    controller = Controller(_store_host(address), rank_command)
+    try:
+        store_host = _store_host(address)
+    except OSError as error:
+        print(
+            f"orca worker: error: --listen {address}: no IPv4 address for this host: {error.strerror}", file=sys.stderr
+        )
+        return 2
+    controller = Controller(store_host, rank_command)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
     try:
