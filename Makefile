@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test lint protos clean
+.PHONY: run test test-cluster lint protos crds crds-legacy clean
 
 run: $(VENV)/run-installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
@@ -22,6 +22,15 @@ protos: $(VENV)/dev-installed
 	$(BIN)/python -m grpc_tools.protoc -Iorca_protos=protos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
 		orca_protos/engine.proto
 
+# Writes crds/ and docs/api.md anew from operator/orca_operator/api.py; a test compares them.
+crds: $(VENV)/dev-installed
+	$(BIN)/python -m orca_operator.crd .
+
+# The CRD without CEL rules, for API servers before 1.25: they refuse the rules under server-side apply.
+crds-legacy: $(VENV)/dev-installed
+	mkdir -p build
+	$(BIN)/python -m orca_operator.crd --legacy build/orcadeployment-legacy.yaml
+
 clean:
 	rm -rf $(VENV)
 
@@ -33,5 +42,5 @@ $(VENV)/run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/dev-installed: $(VENV)/run-installed
-	$(PIP) --editable '.[worker,dev]'
+	$(PIP) --editable '.[worker,hub,operator,dev]'
 	touch $@

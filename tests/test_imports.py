@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "kernels/orca_kernels": set(),
     "master/orca_master": {"orca_protos"},
     "worker/orca_worker": {"orca_protos", "orca_kernels"},
+    "operator/orca_operator": set(),
 }
 
 
@@ -37,7 +38,8 @@ def test_packages_import_only_downward(package):
     ("modules", "absent"),
     [
         (["orca_master.serve", "orca_master.server", "orca_master.cli"], ["torch", "numpy", "transformers"]),
-        (["orca_worker.cli", "orca_worker.controller"], ["torch", "transformers", "fastapi"]),
+        (["orca_worker.cli", "orca_worker.controller", "orca_worker.fetch"], ["torch", "transformers", "fastapi"]),
+        (["orca_operator.cli"], ["torch", "fastapi", "grpc"]),
     ],
 )
 def test_light_processes_stay_light(modules, absent):

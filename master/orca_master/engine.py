@@ -4,8 +4,8 @@ Per pipeline: select → dispatch → send until nothing can be selected or n_wo
 flight; a returned result is committed, its tokens are delivered, and the selection starts again. The
 scheduler is only touched from this loop, so nothing is locked.
 
-A lost worker ends its pipeline: its requests are rewound, and continue on another pipeline if one
-serves; without one they end with an error. (Re-forming a pipeline is not built yet.)
+A lost worker ends its pipeline: its requests are rewound, and continue on another pipeline if one serves. Without one
+they wait up to `recovery_timeout` for the pipeline to be formed again (keeper.py), and end with an error after that.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from typing import Protocol
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine_config import EngineConfig
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
+from orca_master.keeper import PipelineKeeper
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
 from orca_master.pipeline import Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request, SamplingParameters
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
-from orca_master.topology import Topology
+from orca_master.topology import PipelineSpec, Topology
 from orca_master.workers import WorkerLostError
 
 logger = logging.getLogger(__name__)
 
 
 class EngineState(enum.Enum):
-    """LOADING → SERVING → FAILED (no pipeline left) or STOPPED."""
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
 
     LOADING = "loading"
     SERVING = "serving"
+    RECOVERING = "recovering"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -109,14 +111,14 @@ class EngineMaster:
         self._num_arrived = 0
         self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens)
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                config.max_batch_size, topology.pipeline_parallel_size, config.token_budget, config.balanced
-            ),
+            self._scheduler_config(),
             self.pool,
         )
-        self._pipelines: list[Pipeline] = []
+        self.keepers: dict[str, PipelineKeeper] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serving: dict[str, _Serving] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._started: asyncio.Future[None] | None = None
+        self._out_of_patience: asyncio.TimerHandle | None = None
 
     @property
     def num_slots(self) -> int:
@@ -133,32 +135,56 @@ class EngineMaster:
         # Also read by the endpoint's thread: one copy, made in one step.
         return [serving.ledger for serving in list(self._serving.values())]
 
+    @property
+    def topology(self) -> Topology:
+        """The topology in force."""
+        return self._topology
+
     async def start(self) -> None:
-        """Forms every pipeline and serves; raises ConfigurationError or WorkerLostError."""
-        self._pipelines = [Pipeline(spec, self._topology, self._config) for spec in self._topology.pipelines]
+        """Returns when the engine serves.
+
+        Without a recovery timeout every pipeline must be formed, else it raises ConfigurationError or WorkerLostError;
+        with one it waits for the first, however long its workers take to come.
+        """
+        self._started = asyncio.get_running_loop().create_future()
+        for spec in self._topology.pipelines:
+            self._keep(spec)
         try:
-            await asyncio.gather(*(pipeline.form() for pipeline in self._pipelines))
+            await self._started
         except Exception:
             self.state, self.failure = EngineState.FAILED, "the engine did not start"
             raise
-        for pipeline in self._pipelines:
-            ledger = LEDGERS[self._config.admission](pipeline.num_blocks)
-            self.scheduler.add_pipeline(pipeline.id, ledger)
-            self._serving[pipeline.id] = serving = _Serving(pipeline, ledger)
-            self._tasks.append(asyncio.create_task(self._serve(serving)))
-        self.facts = self._pipelines[0].facts
-        self.state = EngineState.SERVING
-        self._refuse_misfits()
-        self._dispatch()
 
     async def stop(self, reason: str) -> None:
-        """Ends what runs with an error and shuts the workers down."""
+        """Ends what runs with an error; shuts the workers down if nobody else looks after them."""
         self.state = EngineState.STOPPED
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._cancel(list(self._tasks))
         self._fail_requests(f"the server stops: {reason}")
-        await asyncio.gather(*(pipeline.shutdown(reason) for pipeline in self._pipelines))
+        await asyncio.gather(*(self._part(keeper.pipeline, reason) for keeper in self.keepers.values()))
+
+    async def apply(self, topology: Topology) -> None:
+        """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
+
+        Raises ConfigurationError if anything but the pipelines differs: that is another engine.
+        """
+        if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
+            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
+        self._topology = topology
+        wanted = {spec.id: spec for spec in topology.pipelines}
+        leaving = [name for name, keeper in self.keepers.items() if name not in wanted or wanted[name] != keeper.spec]
+        await self._cancel(leaving)
+        for name in leaving:
+            await self.keepers.pop(name).pipeline.close()
+        for name, spec in wanted.items():
+            if name not in self.keepers:
+                self._keep(spec)
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Changes the limits of batch, iteration and queue from the next selection on."""
+        self._config = config
+        self.scheduler.config = self._scheduler_config()
+        self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
+        self._dispatch()
 
     def submit(self, submission: Submission) -> None:
         """Takes a request into the pool.
@@ -217,26 +243,102 @@ class EngineMaster:
                 del self._requests[request.request_id]
                 self._deliver([Output(request.request_id, None, FinishReason.ERROR, str(error))])
 
-    async def _serve(self, serving: _Serving) -> None:
-        """Runs one pipeline until it is lost."""
-        pipeline = serving.pipeline
+    def _scheduler_config(self) -> SchedulerConfig:
+        config = self._config
+        return SchedulerConfig(
+            config.max_batch_size, self._topology.pipeline_parallel_size, config.token_budget, config.balanced
+        )
+
+    def _keep(self, spec: PipelineSpec) -> None:
+        keeper = PipelineKeeper(spec, self._topology, self._config, self._serve)
+        self.keepers[spec.id] = keeper
+        task = self._tasks[spec.id] = asyncio.create_task(keeper.keep())
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A keeper that gave up before the start fails the start."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+        elif not isinstance(error, ConfigurationError | WorkerLostError):
+            logger.error("a pipeline is no longer kept: %r", error)
+
+    async def _cancel(self, names: list[str]) -> None:
+        tasks = [self._tasks.pop(name) for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _part(self, pipeline: Pipeline, reason: str) -> None:
+        """Ends a pipeline's workers, or leaves them to whoever restarts them."""
+        await (pipeline.close() if self._config.recovery_timeout else pipeline.shutdown(reason))
+
+    def _admit(self, pipeline: Pipeline) -> _Serving:
+        """Opens a formed pipeline; the engine serves with the first, or, before the start, with all of them."""
+        ledger = LEDGERS[self._config.admission](pipeline.num_blocks)
+        self.scheduler.add_pipeline(pipeline.id, ledger)
+        serving = self._serving[pipeline.id] = _Serving(pipeline, ledger)
+        assert self._started is not None
+        if self._started.done() or self._config.recovery_timeout or len(self._serving) == len(self.keepers):
+            self.facts = pipeline.facts
+            self.state, self.failure = EngineState.SERVING, ""
+            if self._out_of_patience is not None:
+                self._out_of_patience.cancel()
+            if not self._started.done():
+                self._started.set_result(None)
+            self._refuse_misfits()
+            self._dispatch()
+        return serving
+
+    async def _serve(self, pipeline: Pipeline) -> WorkerLostError:
+        """Runs a formed pipeline until it is lost, and returns why."""
+        serving = self._admit(pipeline)
         messages = asyncio.create_task(
             pipeline.serve(
                 lambda result: self._commit(serving, result),
                 lambda timing: self._observer.on_timing(pipeline.id, timing),
             )
         )
-        reason = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
+        lost = WorkerLostError(
+            f"an iteration did not return within {self._config.stall_timeout:.0f} s", "EngineStalled"
+        )
         try:
             await asyncio.wait({messages, serving.stalled}, return_when=asyncio.FIRST_COMPLETED)
             if messages.done():
-                reason = str(messages.exception())
+                error = messages.exception()
+                lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
         finally:
             if serving.deadline is not None:
                 serving.deadline.cancel()
             messages.cancel()
             await asyncio.gather(messages, return_exceptions=True)
-        await self._lose(pipeline, reason)
+            self._close(pipeline, str(lost))
+        logger.error("pipeline %s is lost: %s", pipeline.id, lost)
+        words = await pipeline.last_words()
+        if words:
+            lost = WorkerLostError(words, lost.reason, lost.worker)
+        if not self._serving and self.state is EngineState.FAILED:
+            self.failure = f"pipeline {pipeline.id} is lost: {lost}"
+            self._fail_requests(self.failure)
+        await self._part(pipeline, str(lost))
+        return lost
+
+    def _close(self, pipeline: Pipeline, reason: str) -> None:
+        """Takes a pipeline out of the scheduler: its requests wait again."""
+        del self._serving[pipeline.id]
+        self.scheduler.remove_pipeline(pipeline.id)
+        if self._serving:
+            self._refuse_misfits()  # the lost one may have been the largest
+        elif self.state is EngineState.SERVING:
+            patience = self._config.recovery_timeout
+            self.state = EngineState.RECOVERING if patience else EngineState.FAILED
+            self.failure = f"pipeline {pipeline.id} is lost: {reason}"
+            if patience:
+                loop = asyncio.get_running_loop()
+                self._out_of_patience = loop.call_later(patience, lambda: self._fail_requests(self.failure))
+        self._dispatch()
 
     def _dispatch(self) -> None:
         """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
@@ -281,21 +383,6 @@ class EngineMaster:
         if serving.in_flight:
             loop = asyncio.get_running_loop()
             serving.deadline = loop.call_later(self._config.stall_timeout, _resolve, serving.stalled)
-
-    async def _lose(self, pipeline: Pipeline, reason: str) -> None:
-        logger.error("pipeline %s is lost: %s", pipeline.id, reason)
-        del self._serving[pipeline.id]
-        self.scheduler.remove_pipeline(pipeline.id)
-        if not self._serving:
-            self.state, self.failure = EngineState.FAILED, f"pipeline {pipeline.id} is lost: {reason}"
-        else:
-            self._refuse_misfits()  # the lost one may have been the largest
-        self._dispatch()
-        reason = await pipeline.last_words() or reason
-        if not self._serving:
-            self.failure = f"pipeline {pipeline.id} is lost: {reason}"
-            self._fail_requests(self.failure)
-        await pipeline.shutdown(reason)
 
     def _fail_requests(self, reason: str) -> None:
         outputs = []

@@ -10,7 +10,8 @@ class EngineConfig:
     """Defaults are those of the command line (options.py). Times in seconds.
 
     `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
-    kv_ledger.LEDGERS.
+    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers that somebody restarts; with 0 nobody
+    does, a lost pipeline is given up, and the workers end with the engine.
     """
 
     max_batch_size: int = 32
@@ -23,3 +24,4 @@ class EngineConfig:
     max_queued_tokens: int = 8 << 20
     connect_timeout: float = 60.0
     stall_timeout: float = 300.0
+    recovery_timeout: float = 0.0

@@ -16,12 +16,15 @@ from orca_master.engine_config import EngineConfig
 from orca_master.errors import EngineUnavailableError
 from orca_master.topology import Topology
 
+ALIVE_SECONDS = 5.0
+
 
 class EngineThread:
     """Make and use it on the endpoint's running loop; `start` begins the thread."""
 
     def __init__(self, topology: Topology, config: EngineConfig, observer: EngineObserver) -> None:
         self.engine = EngineMaster(topology, config, self._deliver, observer)
+        self.config = config
         self._endpoint_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
@@ -37,6 +40,27 @@ class EngineThread:
         await self._on_engine(lambda: self.engine.stop(reason))
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
         self._thread.join(timeout=5.0)
+
+    async def apply(self, topology: Topology) -> None:
+        """See EngineMaster.apply."""
+        await self._on_engine(lambda: self.engine.apply(topology))
+
+    async def reconfigure(self, config: EngineConfig) -> None:
+        """See EngineMaster.reconfigure."""
+        self.config = config
+        self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
+
+    async def alive(self) -> bool:
+        """Whether the engine's loop takes a turn within a bound."""
+        if not self._thread.is_alive():
+            return False
+        turn: Future[None] = Future()
+        self._engine_loop.call_soon_threadsafe(turn.set_result, None)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(turn), ALIVE_SECONDS)
+        except TimeoutError:
+            return False
+        return True
 
     async def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
         """Submits and yields outputs up to the one with a finish reason.

@@ -8,6 +8,7 @@ last partition and `Run` on the first → iterations with rising sequence number
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,15 @@ from orca_master.workers import WorkerConnection, WorkerLostError
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 1.0
+
+
+class Phase(enum.Enum):
+    """Where a pipeline stands, in the order of events."""
+
+    CONNECTING = "Connecting"
+    LOADING = "Loading"
+    FORMING = "Forming"
+    SERVING = "Serving"
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
@@ -66,16 +76,21 @@ def _sampling(request: Request) -> pb.Sampling:
 
 
 class Pipeline:
-    """One pipeline. `facts` and `num_blocks` are set once `form` has returned."""
+    """One pipeline. `facts` and `num_blocks` are set once `form` has returned.
+
+    `phase` and `num_loaded` (workers that hold their weights) may be read at any time.
+    """
 
     def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
         self.id = spec.id
         self.facts = pb.ModelFacts()
         self.num_blocks = 0
+        self.phase = Phase.CONNECTING
+        self.num_loaded = 0
+        self.epoch = 0
         self._spec = spec
         self._topology = topology
         self._config = config
-        self._epoch = 0
         self._sequence = 0
         self._connections: list[WorkerConnection] = []
         self._run: Any = None
@@ -88,10 +103,12 @@ class Pipeline:
         self._connections = [WorkerConnection(address) for address in self._spec.workers]
         workers = self._connections
         described = await _all(worker.describe(config.connect_timeout) for worker in workers)
-        self._epoch = max(self._epoch, *(description.highest_epoch for description in described)) + 1
+        self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
+        self.phase = Phase.LOADING
         facts = await _all(
-            worker.load(
+            self._load(
+                worker,
                 pb.LoadRequest(
                     model_path=topology.model.path,
                     partition=partition,
@@ -105,19 +122,20 @@ class Pipeline:
                     max_model_len=topology.model.max_model_len or 0,
                     workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
                     first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
-                )
+                ),
             )
             for partition, worker in enumerate(workers)
         )
         self.facts = facts[0]
+        self.phase = Phase.FORMING
         prepared = await _all(
-            worker.prepare(pb.PrepareRequest(epoch=self._epoch, host_store=partition == 0))
+            worker.prepare(pb.PrepareRequest(epoch=self.epoch, host_store=partition == 0))
             for partition, worker in enumerate(workers)
         )
         await _all(
             worker.form(
                 pb.FormRequest(
-                    epoch=self._epoch,
+                    epoch=self.epoch,
                     next_hop=[*self._spec.workers, ""][partition + 1],
                     first_rank=partition * topology.tensor_parallel_size,
                     world_size=len(workers) * topology.tensor_parallel_size,
@@ -129,15 +147,21 @@ class Pipeline:
             for partition, worker in enumerate(workers)
         )
         await self._allocate()
-        self._results = workers[-1].results(self._epoch)
-        self._run = workers[0].run(self._epoch)
+        self._results = workers[-1].results(self.epoch)
+        self._run = workers[0].run(self.epoch)
+        self.phase = Phase.SERVING
         logger.info(
             "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
             self.id,
-            self._epoch,
+            self.epoch,
             len(workers),
             self.num_blocks * BLOCK_SIZE,
         )
+
+    async def _load(self, worker: WorkerConnection, request: pb.LoadRequest) -> pb.ModelFacts:
+        facts = await worker.load(request)
+        self.num_loaded += 1
+        return facts
 
     async def _allocate(self) -> None:
         """Sizes the block pools: what was asked for, or what fits but no more than can be used."""
@@ -163,7 +187,7 @@ class Pipeline:
     def send(self, batch: Batch) -> int:
         """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
         self._sequence += 1
-        self._outgoing.put_nowait(build_iteration(self._epoch, self._sequence, batch))
+        self._outgoing.put_nowait(build_iteration(self.epoch, self._sequence, batch))
         return self._sequence
 
     async def serve(
@@ -219,7 +243,7 @@ class Pipeline:
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
         async for result in _messages(self._results, self._connections[-1]):
-            if result.epoch != self._epoch:
+            if result.epoch != self.epoch:
                 continue
             on_timing(result.timing)
             on_result(result)

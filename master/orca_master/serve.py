@@ -29,7 +29,7 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
-from orca_master.server import SIGNALS, bind, configure_logging, run_to_exit_code
+from orca_master.server import SIGNALS, Ports, bind, configure_logging, run_to_exit_code
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 PR_SET_PDEATHSIG = 1
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
             arguments.device,
             addresses,
         )
-        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, listener)
+        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listener))
 
 
 def local_topology(

@@ -14,11 +14,12 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import uvicorn
+from orca_protos.http import listen, serving
 
+from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
 from orca_master.chat_template import ChatTemplate
 from orca_master.cli import OneLineParser
@@ -34,6 +35,8 @@ from orca_master.options import (
     add_server_options,
     endpoint_config,
     engine_config,
+    port,
+    positive,
     with_config_file,
 )
 from orca_master.tokenizer import TextCodec
@@ -41,68 +44,56 @@ from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topolog
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 2
-"""For connections that are still open once everything is drained."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a listening socket; raises ConfigurationError if the address cannot be had."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        return listen(host, port)
     except OSError as error:
         raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error
-    return listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process before the workers are."""
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The sockets a master listens on. `admin_token` guards the admin port."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    api: socket.socket
+    probes: socket.socket | None = None
+    admin: socket.socket | None = None
+    admin_token: str = ""
 
 
-async def run_server(
-    topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, listener: socket.socket
-) -> None:
+async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:
     """Serves until a signal comes; raises ConfigurationError or EngineUnavailableError if it cannot start."""
     endpoint = make_endpoint(topology, config, endpoint_config)
-    server = _Server(
-        uvicorn.Config(
-            create_app(endpoint),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
-    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    started = asyncio.create_task(endpoint.engine.start())
-    serving = asyncio.create_task(server.serve([listener]))
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({started, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if started.done() and not stop.is_set():
-            await started
-            host, port = listener.getsockname()[:2]
-            logger.info("ready: %s on http://%s:%d", endpoint.model_name, host, port)
-            await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await endpoint.drain()
-    finally:
-        for task in (started, stopped):
-            task.cancel()
-        await asyncio.gather(started, stopped, return_exceptions=True)
-        # The engine first: what still runs ends with an error that its client can read.
-        await endpoint.engine.stop("the server ends")
-        server.should_exit = True
-        await asyncio.gather(serving, return_exceptions=True)
+    async with contextlib.AsyncExitStack() as stack:
+        if ports.probes is not None:
+            await stack.enter_async_context(serving(create_probes(endpoint), ports.probes))
+        if ports.admin is not None:
+            await stack.enter_async_context(serving(create_admin_app(endpoint, ports.admin_token), ports.admin))
+        server = await stack.enter_async_context(serving(create_app(endpoint), ports.api))
+        started = asyncio.create_task(endpoint.engine.start())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({started, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if started.done() and not stop.is_set():
+                await started
+                address = ports.api.getsockname()
+                logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
+                await asyncio.wait({server, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await endpoint.drain()
+        finally:
+            for task in (started, stopped):
+                task.cancel()
+            await asyncio.gather(started, stopped, return_exceptions=True)
+            # The engine before the servers: what still runs ends with an error that its client can read.
+            await endpoint.engine.stop("the server ends")
 
 
 def make_endpoint(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> Endpoint:
@@ -122,11 +113,11 @@ def run_to_exit_code(
     topology: Topology,
     config: EngineConfig,
     endpoint_config: EndpointConfig,
-    listener: socket.socket,
+    ports: Ports,
 ) -> int:
     """Runs the server and returns the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
     try:
-        asyncio.run(run_server(topology, config, endpoint_config, listener))
+        asyncio.run(run_server(topology, config, endpoint_config, ports))
     except ConfigurationError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
@@ -154,15 +145,50 @@ def main(argv: list[str]) -> int:
     add_model_options(parser)
     add_engine_options(parser)
     add_server_options(parser)
+    _add_cluster_options(parser)
     try:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging()
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         names = endpoint_config(arguments, topology.model.served_name)
-        listener = bind(arguments.host, arguments.port)
+        ports = _ports(arguments)
     except ConfigurationError as error:
         parser.error(str(error))
-    return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, listener)
+    config = replace(engine_config(arguments), recovery_timeout=float(arguments.recovery_timeout))
+    return run_to_exit_code(parser.prog, topology, config, names, ports)
+
+
+def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recovery-timeout",
+        type=positive,
+        default=0,
+        metavar="SECONDS",
+        help="somebody restarts lost workers: requests wait this long for them (0: nobody does, workers end with the "
+        "master)",
+    )
+    parser.add_argument("--probe-port", type=port, help="port for /livez, /readyz, /startupz and /metrics (none)")
+    parser.add_argument("--admin-port", type=port, help="port for the operator (none)")
+    parser.add_argument("--admin-token-file", type=Path, metavar="FILE", help="bearer token of the admin port")
+
+
+def _ports(arguments: argparse.Namespace) -> Ports:
+    token = ""
+    if arguments.admin_port is not None:
+        if arguments.admin_token_file is None:
+            raise ConfigurationError("--admin-port needs --admin-token-file")
+        try:
+            token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: {error.strerror}") from error
+        if not token:
+            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is empty")
+    return Ports(
+        bind(arguments.host, arguments.port),
+        None if arguments.probe_port is None else bind(arguments.host, arguments.probe_port),
+        None if arguments.admin_port is None else bind(arguments.host, arguments.admin_port),
+        token,
+    )
 
 
 def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Topology:

@@ -28,7 +28,15 @@ Reply = TypeVar("Reply")
 
 
 class WorkerLostError(EngineUnavailableError):
-    """A worker that did not answer, or whose part of the engine failed."""
+    """A worker that did not answer, or whose part of the engine failed.
+
+    `reason` is one of docs/api.md's reasons if the cause is known, `worker` the address.
+    """
+
+    def __init__(self, message: str, reason: str = "", worker: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.worker = worker
 
 
 class WorkerConnection:
@@ -103,4 +111,5 @@ class WorkerConnection:
         """Returns the typed error behind a gRPC status: INVALID_ARGUMENT is for people to mend."""
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigurationError(error.details() or "refused by the worker")
-        return WorkerLostError(f"worker {self.address}: {error.details() or error.code().name}")
+        reason = "WorkerOOMKilled" if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
+        return WorkerLostError(f"worker {self.address}: {error.details() or error.code().name}", reason, self.address)

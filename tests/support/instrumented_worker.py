@@ -21,4 +21,4 @@ if __name__ == "__main__":
     *script, flag, address = sys.argv[1:]
     assert flag == "--listen"
     rank = (sys.executable, str(Path(__file__).parent / script[0]), *script[1:])
-    sys.exit(asyncio.run(cli.run(address, rank)))
+    sys.exit(asyncio.run(cli.run(address, rank_command=rank)))

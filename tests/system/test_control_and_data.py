@@ -37,7 +37,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
         try:
             for folder in folders:
                 (folder / "calls.jsonl").unlink(missing_ok=True)
-            epoch, context = pipeline._epoch, 0
+            epoch, context = pipeline.epoch, 0
             for sequence, count in enumerate(CHUNKS, start=1):
                 (folders[0] / "armed").touch()
                 await pipeline._run.write(iteration(epoch, sequence, context, count))
@@ -71,13 +71,13 @@ def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint):
         pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
         await pipeline.form()
         worker = pipeline._connections[0]
-        for older in (pipeline._epoch, pipeline._epoch - 1):
+        for older in (pipeline.epoch, pipeline.epoch - 1):
             with_error = await failure(worker.prepare(pb.PrepareRequest(epoch=older)))
             assert f"epoch {older} is over" in with_error
-        assert "was not prepared" in await failure(worker.form(pb.FormRequest(epoch=pipeline._epoch + 1)))
-        stale = worker.results(pipeline._epoch + 7)
+        assert "was not prepared" in await failure(worker.form(pb.FormRequest(epoch=pipeline.epoch + 1)))
+        stale = worker.results(pipeline.epoch + 7)
         assert "is not the current one" in await failure(stale.read())
-        await pipeline._run.write(iteration(pipeline._epoch, 2, 0, 3))
+        await pipeline._run.write(iteration(pipeline.epoch, 2, 0, 3))
         assert "iteration 2 came where 1 was due" in await failure(pipeline._run.read())
         await pipeline.shutdown("the test ends")
 
@@ -94,7 +94,7 @@ def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoi
         for _ in range(2):
             pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
             await pipeline.form()
-            await pipeline._run.write(iteration(pipeline._epoch, 1, 0, 3))
+            await pipeline._run.write(iteration(pipeline.epoch, 1, 0, 3))
             result = await pipeline._results.read()
             seen.append((await pipeline._connections[0].describe(10), list(result.token)))
             await pipeline.close()

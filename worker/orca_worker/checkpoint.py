@@ -73,8 +73,11 @@ class Checkpoint:
     def _open(self, name: str) -> Any:
         if name not in self._files:
             try:
+                (self._path / name).open("rb").close()  # safe_open calls a file that may not be read "not found"
                 self._files[name] = safe_open(self._path / name, framework="pt")
-            except (OSError, SafetensorError) as error:
+            except OSError as error:
+                raise ModelError(f"{self._path / name}: {error.strerror or error}") from error
+            except SafetensorError as error:
                 raise ModelError(f"{self._path / name}: {error}") from error
         return self._files[name]
 

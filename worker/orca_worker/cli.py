@@ -1,13 +1,14 @@
 """`orca worker`: waits on an address for a master and does what it says.
 
-The address is the whole start-up interface (docs/contracts.md, section 1): model, partition and
-neighbours come from the master.
+The address is the whole start-up interface beside a port for probes (docs/contracts.md, section 1): model, partition
+and neighbours come from the master.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -17,9 +18,11 @@ from typing import NoReturn
 
 import grpc.aio
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
+from orca_protos.http import listen, serving
 from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
+from orca_worker.probes import create_probes
 from orca_worker.rank_process import RANK_COMMAND
 
 logger = logging.getLogger(__name__)
@@ -32,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-async def run(address: str, rank_command: Sequence[str] = RANK_COMMAND) -> int:
+async def run(address: str, probe_port: int | None = None, rank_command: Sequence[str] = RANK_COMMAND) -> int:
     """Serves until `Shutdown` or a signal; returns the exit code."""
     try:
         store_host = _store_host(address)
@@ -53,10 +56,18 @@ async def run(address: str, rank_command: Sequence[str] = RANK_COMMAND) -> int:
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, controller.stopped.set)
-    await server.start()
-    logger.info("worker listens on %s", address)
-    await controller.stopped.wait()
-    await controller.close()
+    async with contextlib.AsyncExitStack() as stack:
+        if probe_port is not None:
+            try:
+                listener = listen("0.0.0.0", probe_port)
+            except OSError as error:
+                print(f"orca worker: error: --probe-port {probe_port}: {error.strerror}", file=sys.stderr)
+                return 2
+            await stack.enter_async_context(serving(create_probes(controller), listener))
+        await server.start()
+        logger.info("worker listens on %s", address)
+        await controller.stopped.wait()
+        await controller.close()
     await server.stop(STOP_GRACE_SECONDS)
     return 0
 
@@ -65,12 +76,13 @@ def main(argv: list[str]) -> int:
     """`orca worker`."""
     parser = _Parser(prog="orca worker", description="Runs one worker, which waits for a master.")
     parser.add_argument("--listen", required=True, metavar="ADDR", help="host:port or unix:PATH")
+    parser.add_argument("--probe-port", type=int, metavar="PORT", help="port for probes and metrics (none)")
     arguments = parser.parse_args(argv)
     host, _, port = arguments.listen.rpartition(":")
     if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    return asyncio.run(run(arguments.listen))
+    return asyncio.run(run(arguments.listen, arguments.probe_port))
 
 
 def _store_host(address: str) -> str:

@@ -23,7 +23,7 @@ from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
 from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
 from orca_worker.epoch import Epoch
-from orca_worker.errors import EpochError, ModelError, RankError
+from orca_worker.errors import EpochError, ModelError, RankError, RankMemoryError
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rank_process import RANK_COMMAND, RankProcess
 
@@ -38,17 +38,23 @@ class Controller(WorkerServicer):
 
     def __init__(self, store_host: str, rank_command: Sequence[str] = RANK_COMMAND) -> None:
         self.stopped = asyncio.Event()
+        self.highest_epoch = 0
+        self.num_streams = 0
         self._store_host = store_host
         self._rank_command = rank_command
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._highest_epoch = 0
         self._ranks: list[RankProcess] = []
         self._load: pb.LoadRequest | None = None
         self._facts: pb.ModelFacts | None = None
         self._epoch: Epoch | None = None
         self._next_channel: grpc.aio.Channel | None = None
         self._formed = asyncio.Condition()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether every rank holds its weights."""
+        return self._facts is not None
 
     # -- cold ----------------------------------------------------------------------------------------
 
@@ -61,7 +67,7 @@ class Controller(WorkerServicer):
             device=self._load.device if self._load else "",
             free_memory_bytes=self._free_memory,
             loaded_digest=self._facts.digest if self._facts else "",
-            highest_epoch=self._highest_epoch,
+            highest_epoch=self.highest_epoch,
             last_sequence=self._epoch.last_sequence if self._epoch else 0,
         )
 
@@ -108,20 +114,27 @@ class Controller(WorkerServicer):
 
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
-        if request.epoch <= self._highest_epoch:
-            message = f"epoch {request.epoch} is over: {self._highest_epoch} was seen"
+        if request.epoch <= self.highest_epoch:
+            message = f"epoch {request.epoch} is over: {self.highest_epoch} was seen"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        self._highest_epoch = request.epoch
+        self.highest_epoch = request.epoch
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
-        replies = await self._ask(context, pb.RankCommand(prepare=request), ANSWER_SECONDS)
+        try:
+            replies = await self._ask(pb.RankCommand(prepare=request), ANSWER_SECONDS)
+        except EpochError as error:
+            await _abort(context, error)
+        except (ModelError, RankError) as error:
+            await self._end_ranks()  # one that does not leave its old epoch: the next Load starts it anew
+            await _abort(context, error)
         return replies[0].prepared
 
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
         """See engine.proto."""
-        if request.epoch != self._highest_epoch:
-            message = f"epoch {request.epoch} was not prepared: {self._highest_epoch} is the last"
+        if request.epoch != self.highest_epoch:
+            message = f"epoch {request.epoch} was not prepared: {self.highest_epoch} is the last"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        await self._ask(context, pb.RankCommand(form=request), ANSWER_SECONDS + request.group_timeout_ms / 1000)
+        seconds = ANSWER_SECONDS + request.group_timeout_ms / 1000
+        await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
         next_hop = None
         if request.next_hop:
             self._next_channel = grpc.aio.insecure_channel(request.next_hop, options=CHANNEL_OPTIONS)
@@ -136,12 +149,13 @@ class Controller(WorkerServicer):
 
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
-        replies = await self._ask(context, pb.RankCommand(warmup=request), context.time_remaining() or ANSWER_SECONDS)
+        seconds = context.time_remaining() or ANSWER_SECONDS
+        replies = await self._ask_or_abort(context, pb.RankCommand(warmup=request), seconds)
         return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.Allocated:
         """See engine.proto."""
-        await self._ask(context, pb.RankCommand(allocate=request), ANSWER_SECONDS)
+        await self._ask_or_abort(context, pb.RankCommand(allocate=request), ANSWER_SECONDS)
         return pb.Allocated()
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
@@ -154,6 +168,7 @@ class Controller(WorkerServicer):
     async def Run(self, request_iterator: Any, context: Any) -> None:
         """See engine.proto. Reads iterations on this task and writes Acks on another."""
         acks: asyncio.Task[None] | None = None
+        self.num_streams += 1
         try:
             epoch = await self._formed_epoch(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
             acks = asyncio.create_task(_write_acks(epoch, context))
@@ -166,17 +181,21 @@ class Controller(WorkerServicer):
         except (EpochError, RankError) as error:
             await _abort(context, error)
         finally:
+            self.num_streams -= 1
             if acks is not None:
                 acks.cancel()
 
     async def Results(self, request: pb.ResultsRequest, context: Any) -> AsyncIterator[pb.IterationResult]:
         """See engine.proto."""
+        self.num_streams += 1
         try:
             epoch = await self._formed_epoch(str(request.epoch))
             while True:
                 yield await epoch.unless_over(epoch.results.get())
         except (EpochError, RankError) as error:
             await _abort(context, error)
+        finally:
+            self.num_streams -= 1
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -187,8 +206,8 @@ class Controller(WorkerServicer):
 
     async def _formed_epoch(self, number: str) -> Epoch:
         """Waits for the epoch to be formed here: a neighbour may have been faster. Raises EpochError."""
-        if not number.isdecimal() or int(number) != self._highest_epoch:
-            raise EpochError(f"epoch {number or 'none'} is not the current one, {self._highest_epoch}")
+        if not number.isdecimal() or int(number) != self.highest_epoch:
+            raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest_epoch}")
         async with self._formed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._formed.wait_for(lambda: self._epoch is not None), ANSWER_SECONDS)
@@ -209,12 +228,16 @@ class Controller(WorkerServicer):
         if self._epoch is not None:
             self._epoch.end(message)
 
-    async def _ask(self, context: Any, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
+    async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
+        """Asks every rank; raises ModelError or RankError."""
         if not self._ranks:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is loaded")
+            raise EpochError("nothing is loaded")
+        return list(await asyncio.gather(*(rank.ask(command, timeout) for rank in self._ranks)))
+
+    async def _ask_or_abort(self, context: Any, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
         try:
-            return list(await asyncio.gather(*(rank.ask(command, timeout) for rank in self._ranks)))
-        except (ModelError, RankError) as error:
+            return await self._ask(command, timeout)
+        except (ModelError, RankError, EpochError) as error:
             await _abort(context, error)
             raise  # unreachable: abort raises
 
@@ -241,6 +264,7 @@ async def _abort(context: Any, error: Exception) -> None:
     code = {
         ModelError: grpc.StatusCode.INVALID_ARGUMENT,
         RankError: grpc.StatusCode.ABORTED,
+        RankMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         EpochError: grpc.StatusCode.FAILED_PRECONDITION,
     }[type(error)]
     await context.abort(code, str(error)[:MAX_DETAILS])

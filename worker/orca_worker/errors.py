@@ -11,5 +11,9 @@ class RankError(Exception):
     """A rank or neighbour that failed or fell silent; the epoch is over (ABORTED)."""
 
 
+class RankMemoryError(RankError):
+    """A rank that the kernel killed because the container's memory was used up (RESOURCE_EXHAUSTED)."""
+
+
 class EpochError(Exception):
     """A message of an epoch that is not the current one (FAILED_PRECONDITION)."""

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.errors import ModelError, RankError
+from orca_worker.cgroup import memory_limit, oom_kills
+from orca_worker.errors import ModelError, RankError, RankMemoryError
 from orca_worker.frames import encode, read_reply
 
 RANK_COMMAND = (sys.executable, "-m", "orca_worker.rank")
@@ -51,6 +52,8 @@ class RankProcess:
         self._answers: asyncio.Queue[pb.RankReply] = asyncio.Queue()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._fault = ""
+        self._error_type = RankError
+        self._oom_kills = oom_kills()
         self._tasks = [
             asyncio.create_task(self._read(reader)),
             asyncio.create_task(self._read_errors()),
@@ -96,13 +99,13 @@ class RankProcess:
     async def answer(self, timeout: float) -> pb.RankReply:
         """Returns the next answer to a cold command; raises as `ask` does."""
         if self._fault:
-            raise RankError(self._fault)
+            raise self._error_type(self._fault)
         try:
             reply = await asyncio.wait_for(self._answers.get(), timeout)
         except TimeoutError as error:
             raise RankError(f"rank {self._tensor_rank} gave no answer within {timeout:.0f} s") from error
         if reply.HasField("fault"):
-            raise (ModelError if reply.fault.user_error else RankError)(reply.fault.message)
+            raise (ModelError if reply.fault.user_error else self._error_type)(reply.fault.message)
         return reply
 
     async def end(self) -> None:
@@ -129,6 +132,9 @@ class RankProcess:
         self._on_gone()
         code = await self._process.wait()
         died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            self._error_type = RankMemoryError
+            died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # let the last lines arrive
         self._fail("; ".join((f"rank {self._tensor_rank} ended: {died}", *self._last_lines)))
         self._answers.put_nowait(pb.RankReply(fault=pb.RankFault(message=self._fault)))

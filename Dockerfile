@@ -1,0 +1,79 @@
+# Three images from one file: `--target operator`, `--target master`, `--target worker`.
+#
+#   docker build --target worker -t orca-worker:0.1.0 .
+#   docker build --target worker --build-arg TORCH=cuda -t orca-worker:0.1.0-cuda .
+#
+# TORCH=cpu (the default) installs the torch that constraints.txt names: on PyPI that is the large one with CUDA inside;
+# `--build-arg TORCH_INDEX=URL` adds the index of PyTorch's CPU-only builds. TORCH=cuda adds CuPy.
+ARG BASE=python:3.11-slim
+
+# -- the distribution ------------------------------------------------------------------------------------------------
+FROM ${BASE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY protos protos
+COPY kernels kernels
+COPY worker worker
+COPY master master
+COPY operator operator
+RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+# -- one virtual environment per image, without pip; third-party packages first, so that a change of ORCA rebuilds little
+FROM ${BASE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv --without-pip /opt/orca
+COPY pyproject.toml constraints.txt ./
+# `requires NAME…`: the requirements of the distribution itself (base) or of its extras
+RUN printf '%s\n' '#!/bin/sh' \
+    'exec python3 -c "import sys, tomllib; project = tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"]; lists = {\"base\": project[\"dependencies\"]} | project[\"optional-dependencies\"]; print(*(line for name in sys.argv[1:] for line in lists[name]), \"dumb-init\", sep=\"\\n\")" "$@"' \
+    > /usr/local/bin/requires && chmod +x /usr/local/bin/requires
+
+FROM build AS operator-packages
+RUN requires operator > requirements.txt && \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM build AS master-packages
+RUN requires base hub > requirements.txt && \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM build AS worker-packages
+ARG TORCH=cpu
+ARG TORCH_INDEX=
+RUN case "$TORCH" in cpu) extra="" ;; cuda) extra=cuda ;; *) echo "TORCH=$TORCH: cpu or cuda" >&2; exit 2 ;; esac && \
+    requires base hub worker $extra > requirements.txt && \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX} \
+      -c constraints.txt -r requirements.txt
+
+# -- what runs -------------------------------------------------------------------------------------------------------
+# The packages are one layer and ORCA is another, so that an upgrade moves a few hundred kilobytes.
+# dumb-init is process 1: it passes signals on to the whole tree and reaps what is left over.
+FROM ${BASE} AS runtime
+ENV PATH=/opt/orca/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+ENTRYPOINT ["dumb-init", "--", "orca"]
+
+FROM runtime AS operator
+COPY --from=operator-packages /opt/orca /opt/orca
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl
+USER 10001:10001
+CMD ["operator"]
+
+FROM runtime AS master
+COPY --from=master-packages /opt/orca /opt/orca
+COPY examples/demo-model /models/demo
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl && \
+    chmod -R a+rX /models
+USER 10001:10001
+CMD ["master", "--help"]
+
+FROM runtime AS worker
+COPY --from=worker-packages /opt/orca /opt/orca
+COPY examples/demo-model /models/demo
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl && \
+    chmod -R a+rX /models
+USER 10001:10001
+CMD ["worker", "--listen", "0.0.0.0:50051", "--probe-port", "8081"]

@@ -1,0 +1,171 @@
+"""The master's other ports: probes for the kubelet, and the admin port for the operator (docs/contracts.md, section 6).
+
+`GET /state` says what the engine is and does, `PUT /topology` and `PUT /scheduler` change it, `POST /drain` ends it
+gently. Every admin call needs the bearer token of the Secret `d-admin`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from orca_protos.http import probes
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from orca_master.endpoint import Endpoint
+from orca_master.engine_config import EngineConfig
+from orca_master.errors import ConfigurationError
+from orca_master.keeper import PipelineKeeper
+from orca_master.pipeline import Phase
+from orca_master.topology import Positive, Topology
+
+BEARER = HTTPBearer(auto_error=False)
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+class SchedulerKnobs(_Wire):
+    """What may change while the engine runs; what is left out stays."""
+
+    max_batch_size: Positive | None = None
+    token_budget: Positive | None = None
+    max_queue_depth: Positive | None = None
+
+
+class FailureState(_Wire):
+    """The latest failure of a pipeline; `at` in seconds since 1970."""
+
+    at: float
+    reason: str
+    worker: str
+    message: str
+    recovery_seconds: float | None
+
+
+class PipelineState(_Wire):
+    """One pipeline of the topology."""
+
+    id: str
+    phase: str
+    epoch: int
+    loaded_workers: int
+    last_failure: FailureState | None
+
+
+class EngineReport(_Wire):
+    """`GET /state`."""
+
+    state: Literal["loading", "serving", "recovering", "failed", "stopped"]
+    failure: str
+    draining: bool
+    idle: bool
+    running: int
+    waiting: int
+    topology: Topology
+    scheduler: SchedulerKnobs
+    pipelines: list[PipelineState]
+
+
+def report(endpoint: Endpoint) -> EngineReport:
+    """Returns what `GET /state` says."""
+    engine = endpoint.engine.engine
+    config = endpoint.engine.config
+    return EngineReport(
+        state=engine.state.value,
+        failure=engine.failure,
+        draining=endpoint.draining,
+        idle=endpoint.generator.idle.is_set(),
+        running=engine.scheduler.num_running,
+        waiting=len(engine.pool),
+        topology=engine.topology,
+        scheduler=SchedulerKnobs(
+            max_batch_size=config.max_batch_size,
+            token_budget=config.token_budget,
+            max_queue_depth=config.max_queued_requests,
+        ),
+        pipelines=[_pipeline(keeper) for keeper in list(engine.keepers.values())],
+    )
+
+
+def _pipeline(keeper: PipelineKeeper) -> PipelineState:
+    failure, serves = keeper.last_failure, keeper.pipeline.phase is Phase.SERVING
+    return PipelineState(
+        id=keeper.spec.id,
+        phase=keeper.phase,
+        epoch=keeper.pipeline.epoch,
+        loaded_workers=len(keeper.spec.workers) if serves else keeper.pipeline.num_loaded,
+        last_failure=FailureState(**asdict(failure)) if failure else None,
+    )
+
+
+def create_admin_app(endpoint: Endpoint, token: str) -> FastAPI:
+    """Returns the admin port's application."""
+
+    async def authorized(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
+            raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
+
+    app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
+
+    @app.get("/state")
+    async def state() -> EngineReport:
+        """What the engine is and does."""
+        return report(endpoint)
+
+    @app.put("/topology")
+    async def topology(body: Topology) -> EngineReport:
+        """Takes pipelines in and out."""
+        try:
+            await endpoint.engine.apply(body)
+        except ConfigurationError as error:
+            raise HTTPException(409, str(error)) from error
+        return report(endpoint)
+
+    @app.put("/scheduler")
+    async def scheduler(body: SchedulerKnobs) -> EngineReport:
+        """Changes the scheduler's limits."""
+        await endpoint.engine.reconfigure(_changed(endpoint.engine.config, body))
+        return report(endpoint)
+
+    @app.post("/drain", status_code=202)
+    async def drain() -> EngineReport:
+        """Takes no new requests from now on; `idle` says when those under way have ended."""
+        endpoint.draining = True
+        return report(endpoint)
+
+    return app
+
+
+def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
+    return replace(
+        config,
+        max_batch_size=knobs.max_batch_size or config.max_batch_size,
+        token_budget=knobs.token_budget or config.token_budget,
+        max_queued_requests=knobs.max_queue_depth or config.max_queued_requests,
+    )
+
+
+def create_probes(endpoint: Endpoint) -> Any:
+    """Returns the probe port's application."""
+
+    async def startupz() -> tuple[int, str]:
+        return 200, "ok\n"
+
+    async def livez() -> tuple[int, str]:
+        alive = await endpoint.engine.alive()
+        return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
+
+    async def readyz() -> tuple[int, str]:
+        reason = endpoint.unavailable
+        return (503, f"{reason}\n") if reason else (200, "ok\n")
+
+    async def metrics() -> tuple[int, str]:
+        return 200, endpoint.metrics.render().decode()
+
+    return probes({"/startupz": startupz, "/livez": livez, "/readyz": readyz, "/metrics": metrics})

@@ -1,0 +1,99 @@
+"""`PipelineKeeper`: one entry of the topology for as long as it is in there.
+
+form → serve → lost → form again … while the engine's `recovery_timeout` allows it: workers that somebody restarts (a
+StatefulSet) come back under the same address. With a recovery timeout of 0 nobody restarts them, and the first failure
+is the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from orca_master.engine_config import EngineConfig
+from orca_master.errors import ConfigurationError
+from orca_master.pipeline import Phase, Pipeline
+from orca_master.topology import PipelineSpec, Topology
+from orca_master.workers import WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why a pipeline was not formed or was lost, `at` seconds since 1970. `recovery_seconds`: once it serves again."""
+
+    at: float
+    reason: str
+    worker: str
+    message: str
+    recovery_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class PipelineKeeper:
+    """Forms `spec` and hands it to `serve`, which returns why it was lost; again and again.
+
+    `keep` raises ConfigurationError or WorkerLostError only where nothing is to be awaited.
+    """
+
+    spec: PipelineSpec
+    topology: Topology
+    config: EngineConfig
+    serve: Callable[[Pipeline], Awaitable[WorkerLostError]]
+    pipeline: Pipeline = field(init=False)
+    last_failure: Failure | None = None
+
+    def __post_init__(self) -> None:
+        self.pipeline = Pipeline(self.spec, self.topology, self.config)
+
+    @property
+    def phase(self) -> str:
+        """For people: the pipeline's phase, `Recovering` after it had failed once."""
+        if self.pipeline.phase is not Phase.SERVING and self.last_failure is not None:
+            return "Recovering"
+        return self.pipeline.phase.value
+
+    async def keep(self) -> None:
+        """Runs until it is cancelled, or until the first failure if nothing is to be awaited."""
+        while True:
+            try:
+                await self.pipeline.form()
+            except (ConfigurationError, WorkerLostError) as error:
+                self._note(error)
+                if not self.config.recovery_timeout:
+                    raise
+                logger.warning("pipeline %s is not formed: %s", self.spec.id, error)
+            else:
+                if self.last_failure is not None:
+                    self.last_failure.recovery_seconds = time.time() - self.last_failure.at
+                self._note(await self.serve(self.pipeline))
+                if not self.config.recovery_timeout:
+                    return
+            await self.pipeline.close()
+            self.pipeline = Pipeline(self.spec, self.topology, self.config)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _note(self, error: Exception) -> None:
+        """Keeps the time of the first failure of a series, and the words of the latest."""
+        lost = error if isinstance(error, WorkerLostError) else None
+        reason = "InvalidSpec"
+        if lost is not None:
+            reason = lost.reason or _REASONS[self.pipeline.phase]
+        going_on = self.last_failure is not None and self.last_failure.recovery_seconds is None
+        at = self.last_failure.at if going_on and self.last_failure else time.time()
+        self.last_failure = Failure(at, reason, lost.worker if lost else "", str(error))
+
+
+_REASONS = {
+    Phase.CONNECTING: "RendezvousTimeout",
+    Phase.LOADING: "WorkerCrashLoop",
+    Phase.FORMING: "RendezvousTimeout",
+    Phase.SERVING: "CommunicatorError",
+}
+"""What a failure without a reason of its own means, by the phase in which it came."""

@@ -1,0 +1,339 @@
+"""The OrcaDeployment API: the only place that knows its field names (docs/api.md is generated from here).
+
+`crd.py` makes the CustomResourceDefinition from these models; `validation.py` holds the rules over several fields.
+A field that this version accepts but does not act on yet is listed in INACTIVE, and the status says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+Quantity = Annotated[str, Field(pattern=QUANTITY)]
+Text = Annotated[str, Field(min_length=1, max_length=512)]
+Seconds = Annotated[int, Field(ge=1, le=86400)]
+Pod = dict[str, Any]
+"""A part of the pod API, passed on as it is; the API server checks it when the pods are made."""
+
+
+class Part(BaseModel):
+    """A part of the API: camelCase on the wire; unknown fields are dropped, as the API server does."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+class SecretKey(Part):
+    """One key of a Secret of the same namespace."""
+
+    name: Text = Field(description="Name of the Secret.")
+    key: Text = Field("token", description="Key in it.")
+
+
+class Cache(Part):
+    """Where a downloaded model is kept."""
+
+    claim_name: Text | None = Field(
+        None,
+        description="PersistentVolumeClaim that all pods share (ReadWriteMany on several nodes). Without one every pod "
+        "downloads its own part into an emptyDir.",
+    )
+    size_limit: Quantity | None = Field(None, description="Bound of the emptyDir.")
+
+
+class Model(Part):
+    """The model that is served."""
+
+    uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
+        description="Where the model is: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, or file:///PATH for one inside the "
+        "images. s3:// and oci:// are reserved."
+    )
+    name: Text | None = Field(None, description="Name in the API; the OrcaDeployment's name by default.")
+    revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and activations; auto is the checkpoint's."
+    )
+    max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Longest sequence in tokens; the model's own by default."
+    )
+    secret_ref: SecretKey | None = Field(None, description="Token for the hub.")
+    cache: Cache | None = Field(None, description="Where an hf:// model is kept.")
+
+
+class Parallelism(Part):
+    """How one pipeline is cut; pods = pipelineParallelSize per pipeline, GPUs = tensorParallelSize per pod."""
+
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Inter-layer partitions: StatefulSets, and pods of one pipeline."
+    )
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="Intra-layer partitions: GPUs of one worker pod."
+    )
+
+
+class Autoscaling(Part):
+    """Bounds and targets of automatic scaling."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Fewest pipelines.")
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Most pipelines.")
+    backend: Literal["hpa", "keda"] = Field("hpa", description="Who scales.")
+    target_queue_depth: Annotated[int, Field(ge=1)] = Field(8, description="Waiting requests per pipeline.")
+    target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        80, alias="targetKVCacheUsagePercent", description="Share of the K/V slots that is held."
+    )
+    scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
+        300, description="How long the load must stay low before a pipeline goes."
+    )
+
+
+class Scheduler(Part):
+    """Knobs of Algorithm 1."""
+
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = Field(
+        32, description="Requests per iteration. Changes without a restart."
+    )
+    max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        4096, description="Requests that may wait; more are answered with 429. Changes without a restart."
+    )
+    token_budget: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        2048, description="Input tokens per iteration; longer prompts run in chunks. Changes without a restart."
+    )
+    admission: Literal["reserve", "paged"] = Field(
+        "reserve", description="K/V slots for all tokens of a request at once, as in the paper, or on demand with "
+        "preemption."
+    )  # fmt: skip
+    kv_slots: Annotated[int, Field(ge=16)] | None = Field(
+        None, description="K/V slots per pipeline, one per token; what fits by default."
+    )
+
+
+class RolloutStrategy(Part):
+    """How a new revision replaces the old one, counted in pipelines."""
+
+    type: Literal["RollingUpdate", "Recreate"] = Field("Recreate", description="Recreate ends the old revision first.")
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Pipelines that may be missing.")
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Pipelines that may be there in addition.")
+
+
+class RecoveryPolicy(Part):
+    """Bounds on failure and repair."""
+
+    stall_timeout_seconds: Seconds = Field(300, description="Longest time of one iteration, start-up included.")
+    recovery_timeout_seconds: Seconds = Field(
+        600, description="How long requests that were accepted wait for a lost pipeline to serve again."
+    )
+    node_failure_grace_seconds: Seconds = Field(60, description="After which pods of a dead node are replaced.")
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(10, description="Pipeline restarts per window.")
+    restart_window_seconds: Seconds = Field(3600, description="The window.")
+
+
+class Communication(Part):
+    """How workers reach each other."""
+
+    backend: Literal["nccl", "gloo"] = Field("nccl", description="nccl for GPUs; gloo is the CPU path.")
+    socket_interface: Text | None = Field(None, description="Network interface, the pod's first one by default.")
+    rdma_resource: Text | None = Field(
+        None, description="Extended resource of RDMA devices, one per worker pod, such as rdma/hca."
+    )
+    env: dict[str, str] = Field({}, description="Environment of the worker's GPU processes, such as NCCL_DEBUG.")
+
+
+class Resources(Part):
+    """Kubernetes resource requests and limits."""
+
+    requests: dict[str, Any] = Field({}, description="Requests by resource name.")
+    limits: dict[str, Any] = Field({}, description="Limits by resource name.")
+
+
+class PodSettings(Part):
+    """What may be changed on the pods of one kind. The user's settings win over ORCA's own."""
+
+    image: Text | None = Field(None, description="Image; the operator's default if unset.")
+    resources: Resources = Field(Resources(), description="Requests and limits; GPUs are added.")
+    node_selector: dict[str, str] = Field({}, description="Labels that the node must have.")
+    affinity: Pod = Field({}, description="See the pod API.")
+    tolerations: list[Pod] = Field([], description="See the pod API; added to ORCA's own.")
+    priority_class_name: Text | None = Field(None, description="See the pod API.")
+    runtime_class_name: Text | None = Field(None, description="See the pod API, such as nvidia.")
+    volumes: list[Pod] = Field([], description="More volumes.")
+    volume_mounts: list[Pod] = Field([], description="Where they are mounted.")
+    init_containers: list[Pod] = Field([], description="Run before ORCA's own.")
+    env: list[Pod] = Field([], description="More environment; wins over ORCA's own.")
+    labels: dict[str, str] = Field({}, description="More labels on the pods.")
+    annotations: dict[str, str] = Field({}, description="More annotations on the pods.")
+
+
+class WorkerSettings(PodSettings):
+    """Worker pods."""
+
+    shared_memory_size: Quantity = Field("8Gi", description="Bound of /dev/shm, which NCCL and ranks use.")
+
+
+class PullSecret(Part):
+    """A Secret with registry credentials."""
+
+    name: Text = Field(description="Name of the Secret.")
+
+
+class ServiceSettings(Part):
+    """The Service that clients use."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="See the Service API.")
+    annotations: dict[str, str] = Field({}, description="More annotations.")
+    labels: dict[str, str] = Field({}, description="More labels.")
+
+
+class Auth(Part):
+    """Who may use the API."""
+
+    api_key_secret_ref: SecretKey | None = Field(
+        None, description="Keys that clients send as bearer tokens, one per line. The master reads them when it starts."
+    )
+
+
+class Switch(Part):
+    """Something that is there or not."""
+
+    enabled: bool = Field(False, description="Whether it is wanted.")
+
+
+class NetworkPolicySettings(Part):
+    """Who may reach which port."""
+
+    enabled: bool = Field(True, description="Restrict admin and worker ports to those who need them.")
+
+
+class DisruptionBudget(Part):
+    """Protection against voluntary evictions."""
+
+    enabled: bool = Field(False, description="Make a PodDisruptionBudget, unless there is only one pipeline.")
+    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Worker pods that may be evicted.")
+
+
+class Monitoring(Part):
+    """Scraping by Prometheus."""
+
+    enabled: bool = Field(False, description="Make a PodMonitor where the cluster serves that kind.")
+    labels: dict[str, str] = Field({}, description="Labels by which a Prometheus selects it.")
+
+
+class Restart(Part):
+    """A wish for fresh pods."""
+
+    id: Annotated[str, Field(max_length=64)] = Field("", description="Another value restarts all pods.")
+
+
+class Spec(Part):
+    """What is wanted."""
+
+    model: Model = Field(description="The model that is served.")
+    parallelism: Parallelism = Field(Parallelism(), description="How one pipeline is cut.")
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+        1, description="Pipelines. Changes without a restart; also through the scale subresource."
+    )
+    autoscaling: Autoscaling | None = Field(None, description="Automatic scaling.")
+    scheduler: Scheduler = Field(Scheduler(), description="Knobs of the scheduler.")
+    rollout_strategy: RolloutStrategy = Field(RolloutStrategy(), description="How a new revision replaces the old.")
+    progress_deadline_seconds: Seconds = Field(1800, description="After which a deployment that is not ready is stuck.")
+    startup_timeout_seconds: Seconds = Field(1800, description="For pulling, downloading and loading of one pod.")
+    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        30, description="For requests under way when pods end. Takes effect on pods of the next revision."
+    )
+    recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Bounds on failure and repair.")
+    communication: Communication = Field(Communication(), description="How workers reach each other.")
+    master: PodSettings = Field(PodSettings(), description="The engine-master pod.")
+    worker: WorkerSettings = Field(WorkerSettings(), description="The worker pods.")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="See the pod API."
+    )
+    image_pull_secrets: list[PullSecret] = Field([], description="See the pod API.")
+    service: ServiceSettings = Field(ServiceSettings(), description="The Service that clients use.")
+    auth: Auth = Field(Auth(), description="Who may use the API.")
+    tls: Switch = Field(Switch(), description="Mutual TLS between the pods.")
+    network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), description="Who may reach which port.")
+    pod_disruption_budget: DisruptionBudget = Field(DisruptionBudget(), description="Protection against evictions.")
+    monitoring: Monitoring = Field(Monitoring(), description="Scraping by Prometheus.")
+    suspend: bool = Field(False, description="No pods, everything else stays.")
+    restart: Restart = Field(Restart(), description="A wish for fresh pods.")
+
+
+class LastFailure(Part):
+    """The latest failure of a pipeline."""
+
+    time: str = Field(description="When, RFC 3339.")
+    reason: str = Field(description="One of the reasons of Ready.")
+    pod: str = Field("", description="The pod to look at.")
+    message: str = Field("", description="In the words of whoever noticed.")
+    recovery_seconds: int | None = Field(None, description="Until it served again.")
+
+
+class PipelineStatus(Part):
+    """One pipeline: pod `index` of every StatefulSet."""
+
+    id: str = Field(description="<revision>-<index>")
+    index: int = Field(description="Ordinal of its pods.")
+    phase: str = Field(description="Pending, Connecting, Loading, Forming, Serving or Recovering.")
+    revision: str = Field(description="The revision it belongs to.")
+    epoch: int = Field(0, description="How often its communicators were made.")
+    ready_workers: str = Field(description="Ready pods of all, such as 3/4.")
+    last_failure: LastFailure | None = Field(None, description="Its latest failure.")
+
+
+class Condition(Part):
+    """As metav1.Condition."""
+
+    type: str = Field(description="What it is about.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(description="Why, one word of a closed list.")
+    message: str = Field("", description="Why, for people.")
+    last_transition_time: str = Field(description="When status changed last, RFC 3339.")
+    observed_generation: int = Field(0, description="The spec that it speaks of.")
+
+
+class Status(Part):
+    """What is there."""
+
+    observed_generation: int = Field(0, description="The spec that this speaks of.")
+    replicas: int = Field(0, description="Pipelines that have pods.")
+    ready_replicas: int = Field(0, description="Pipelines whose pods are all ready.")
+    available_replicas: int = Field(0, description="Pipelines that serve.")
+    updated_replicas: int = Field(0, description="Pipelines of the wanted revision.")
+    selector: str = Field("", description="Pods that are counted for scaling: those of partition 0.")
+    topology: str = Field("", description="tp<T>xpp<P>")
+    current_revision: str = Field("", description="The revision that serves.")
+    update_revision: str = Field("", description="The revision that is wanted.")
+    url: str = Field("", description="Where clients in the cluster find the API.")
+    restarts: int = Field(0, description="Container restarts of the pods that are there.")
+    pipelines: list[PipelineStatus] = Field([], description="Every pipeline.")
+    conditions: list[Condition] = Field([], description="Ready is the one to read.")
+
+
+INACTIVE: dict[str, Any] = {
+    "autoscaling": None,
+    "tls.enabled": False,
+    "rolloutStrategy.type": "Recreate",
+    "rolloutStrategy.maxUnavailable": 1,
+    "rolloutStrategy.maxSurge": 0,
+    "recoveryPolicy.nodeFailureGraceSeconds": 60,
+    "recoveryPolicy.maxRestarts": 10,
+    "recoveryPolicy.restartWindowSeconds": 3600,
+    "startupTimeoutSeconds": 1800,
+}
+"""Fields that this version accepts and does not act on, with the value that asks for nothing."""
+
+
+def inactive_fields(spec: Spec) -> list[str]:
+    """Returns the fields that are set and not acted on."""
+    wire = spec.model_dump(by_alias=True)
+    found = []
+    for path, neutral in INACTIVE.items():
+        value: Any = wire
+        for part in path.split("."):
+            value = value[part]
+        if value != neutral:
+            found.append(path)
+    return found

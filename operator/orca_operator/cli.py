@@ -1,0 +1,69 @@
+"""`orca operator`: watches OrcaDeployments until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import kopf
+
+from orca_operator.cluster import ClusterError, connect
+from orca_operator.handlers import make_registry
+from orca_operator.manifests.context import Images
+from orca_operator.reconcile import Reconciler
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+async def run(namespaces: list[str], images: Images, liveness: str | None) -> None:
+    """Runs until SIGINT or SIGTERM; raises ClusterError without a cluster. No namespaces: all of them."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    reconciler = Reconciler(await asyncio.to_thread(connect), images)
+    await kopf.operator(
+        registry=make_registry(reconciler),
+        namespaces=namespaces,
+        clusterwide=not namespaces,
+        standalone=True,
+        liveness_endpoint=liveness,
+        stop_flag=stop,
+    )
+
+
+def main(argv: list[str]) -> int:
+    """`orca operator`: exit code 0 after a signal, 1 without a cluster."""
+    parser = _Parser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="namespace to watch, repeatable (the operator's own)"
+    )
+    parser.add_argument("--all-namespaces", action="store_true", help="watch all namespaces; needs a ClusterRole")
+    parser.add_argument("--master-image", default="orca-master:0.1.0", help="image of masters (orca-master:0.1.0)")
+    parser.add_argument("--worker-image", default="orca-worker:0.1.0", help="image of workers (orca-worker:0.1.0)")
+    parser.add_argument("--liveness-port", type=int, help="port for /healthz (none)")
+    arguments = parser.parse_args(argv)
+    if arguments.all_namespaces and arguments.namespace:
+        parser.error("--all-namespaces and --namespace exclude each other")
+    namespaces = arguments.namespace or [os.environ.get("POD_NAMESPACE", "default")]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    liveness = None
+    if arguments.liveness_port is not None:
+        liveness = f"http://0.0.0.0:{arguments.liveness_port}/healthz"
+    images = Images(arguments.master_image, arguments.worker_image)
+    try:
+        asyncio.run(run([] if arguments.all_namespaces else namespaces, images, liveness))
+    except ClusterError as error:
+        print(f"orca operator: error: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,163 @@
+"""`Cluster`: the only module that talks to the API server. Calls block; the reconciler runs them in threads."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import DynamicApiError, NotFoundError, ResourceNotFoundError
+
+from orca_operator.names import API_VERSION, DEPLOYMENT_LABEL, FIELD_MANAGER, KIND
+
+CALL_SECONDS = 20
+MISSING_SECONDS = 600.0
+API_VERSIONS = {
+    "Pod": "v1",
+    "Service": "v1",
+    "ConfigMap": "v1",
+    "Secret": "v1",
+    "ServiceAccount": "v1",
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "ControllerRevision": "apps/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "Event": "v1",
+    KIND: API_VERSION,
+}
+"""Every kind that the operator handles."""
+
+
+class ClusterError(Exception):
+    """The API server refused or failed; `status` is the HTTP status, `message` its own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class KindNotServedError(Exception):
+    """The cluster does not have this kind."""
+
+
+def connect() -> Cluster:
+    """Connects as a pod of the cluster, or with the user's kubeconfig; raises ClusterError."""
+    try:
+        try:
+            config.load_incluster_config()  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            config.load_kube_config()  # type: ignore[no-untyped-call]
+        cache = Path(tempfile.mkdtemp(prefix="orca-operator-")) / "discovery.json"
+        return Cluster(DynamicClient(client.ApiClient(), cache_file=str(cache)))  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError, ApiException) as error:
+        raise ClusterError(0, f"no cluster: {error}") from error
+
+
+class Cluster:
+    """The API server. Every method raises ClusterError, and KindNotServedError for a kind that it does not know."""
+
+    def __init__(self, dynamic: DynamicClient) -> None:
+        self._dynamic = dynamic
+        self._lock = threading.Lock()
+        self._resources: dict[str, Any] = {}
+        self._looked: dict[str, float] = {}
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns one object, None if it is not there."""
+        try:
+            return self._call(self._resource(kind).get, name=name, namespace=namespace)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
+        """Returns the objects of one kind that carry the deployment's label."""
+        selector = f"{DEPLOYMENT_LABEL}={deployment}"
+        found = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
+        return [{**item, "kind": kind} for item in found["items"]]
+
+    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Applies an object on the server's side, as the one owner of the fields in it."""
+        metadata = manifest["metadata"]
+        return self._call(
+            self._resource(manifest["kind"]).server_side_apply,
+            body=manifest,
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            field_manager=FIELD_MANAGER,
+            force_conflicts=True,
+        )
+
+    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Deletes an object if it is still that one; one that is gone is no error."""
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            self._call(self._resource(kind).delete, name=name, namespace=namespace, body=options)
+        except ClusterError as error:
+            if error.status not in (404, 409):
+                raise
+
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
+        """Merges `status` into an OrcaDeployment's; None removes a field."""
+        self._call(
+            self._resource(KIND).status.patch,
+            body={"status": status},
+            name=name,
+            namespace=namespace,
+            content_type="application/merge-patch+json",
+            field_manager=FIELD_MANAGER,
+        )
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Creates an object."""
+        resource = self._resource(manifest["kind"])
+        return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
+
+    def _resource(self, kind: str) -> Any:
+        """Discovery is slow and not thread-safe: its answers are kept, that a kind is missing for ten minutes."""
+        with self._lock:
+            if kind not in self._resources or (
+                self._resources[kind] is None and time.monotonic() - self._looked[kind] > MISSING_SECONDS
+            ):
+                self._resources[kind] = self._discover(kind)
+                self._looked[kind] = time.monotonic()
+            found = self._resources[kind]
+        if found is None:
+            raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}")
+        return found
+
+    def _discover(self, kind: str) -> Any:
+        try:
+            return self._dynamic.resources.get(api_version=API_VERSIONS[kind], kind=kind)
+        except (ResourceNotFoundError, NotFoundError):
+            return None
+        except (ApiException, OSError) as error:
+            raise ClusterError(getattr(error, "status", 0) or 0, str(error)) from error
+
+    def _call(self, method: Any, **arguments: Any) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = method(**arguments, _request_timeout=CALL_SECONDS).to_dict()
+        except (DynamicApiError, ApiException) as error:
+            raise ClusterError(error.status or 0, _words(error)) from error
+        except Exception as error:  # urllib3 has no common ancestor for connection errors that is public
+            if type(error).__module__.partition(".")[0] == "urllib3":
+                raise ClusterError(0, f"the API server does not answer: {error}") from error
+            raise
+        return found
+
+
+def _words(error: Any) -> str:
+    """The API server's own message."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason or error)

@@ -1,0 +1,220 @@
+"""Why an OrcaDeployment is not ready: the worst cause first, in the words of the pod that has it. Pure.
+
+Each pod is read by itself (`diagnose_pod`), then the masters' reports; the causes are ranked by how much a person has
+to do about them. The reasons are a closed list: DESCRIPTIONS is their documentation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orca_operator.names import MASTER, ROLE_LABEL, WORKER
+from orca_operator.observe import (
+    Object,
+    Observed,
+    container_statuses,
+    is_ending,
+    is_ready,
+    label,
+    name_of,
+    pod_condition,
+)
+
+FETCH_CONTAINER = "fetch-model"
+GPU = "nvidia.com/gpu"
+MISTAKE_EXIT_CODE = 2
+"""A command of ORCA ends with it when an option, file or model does not fit."""
+LONGEST_MESSAGE = 800
+FEW_RESTARTS = 3
+"""A container that runs after fewer is being brought back, not crashing in a loop."""
+
+
+class Reason(enum.StrEnum):
+    """`Ready.reason`."""
+
+    SERVING = "Serving"
+    SUSPENDED = "Suspended"
+    INVALID_SPEC = "InvalidSpec"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
+    INSUFFICIENT_GPU = "InsufficientGPU"
+    POD_UNSCHEDULABLE = "PodUnschedulable"
+    NODE_LOST = "NodeLost"
+    WORKER_OOM_KILLED = "WorkerOOMKilled"
+    WORKER_CRASH_LOOP = "WorkerCrashLoop"
+    MASTER_CRASH_LOOP = "MasterCrashLoop"
+    RESTART_BUDGET_EXCEEDED = "RestartBudgetExceeded"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ENGINE_STALLED = "EngineStalled"
+    COMMUNICATOR_ERROR = "CommunicatorError"
+    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    MODEL_DOWNLOADING = "ModelDownloading"
+    ROLLING_UPDATE = "RollingUpdate"
+    RECOVERING = "Recovering"
+    LOADING_WEIGHTS = "LoadingWeights"
+
+
+DESCRIPTIONS: Mapping[Reason, str] = {
+    Reason.SERVING: "Every pipeline that is wanted serves.",
+    Reason.SUSPENDED: "`spec.suspend` is set: there are no pods.",
+    Reason.INVALID_SPEC: "The spec cannot be carried out; what ran before goes on. The message names the field.",
+    Reason.IMAGE_PULL_FAILED: "A pod's image cannot be had.",
+    Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
+    Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker asks for.",
+    Reason.POD_UNSCHEDULABLE: "No node takes a pod, for another reason than GPUs.",
+    Reason.NODE_LOST: "A pod's node does not answer.",
+    Reason.WORKER_OOM_KILLED: "A worker used more memory than its limit.",
+    Reason.WORKER_CRASH_LOOP: "A worker ends again and again.",
+    Reason.MASTER_CRASH_LOOP: "The engine master ends again and again.",
+    Reason.RESTART_BUDGET_EXCEEDED: "Reserved for `recoveryPolicy.maxRestarts`.",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "Not ready within `progressDeadlineSeconds`, and no better reason is known.",
+    Reason.ENGINE_STALLED: "An iteration did not return within `recoveryPolicy.stallTimeoutSeconds`.",
+    Reason.COMMUNICATOR_ERROR: "Workers lost each other.",
+    Reason.RENDEZVOUS_TIMEOUT: "The master does not reach a worker that runs, or workers do not find each other.",
+    Reason.MODEL_DOWNLOADING: "Pods download the model.",
+    Reason.ROLLING_UPDATE: "A new revision replaces the old one.",
+    Reason.RECOVERING: "A lost pipeline is being formed again.",
+    Reason.LOADING_WEIGHTS: "Pods start, and workers load their weights.",
+}
+SEVERITY = {reason: rank for rank, reason in enumerate(list(Reason)[2:])}
+"""Worst first, in the order of the enum."""
+
+PULL_REASONS = {
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable",
+    "ImageInspectError",
+}  # fmt: skip
+CONFIG_REASONS = {"CreateContainerConfigError"}
+CRASH_REASONS = {"CrashLoopBackOff", "RunContainerError", "CreateContainerError", "ContainerCannotRun", "StartError"}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One cause, and the pod that shows it."""
+
+    reason: Reason
+    message: str
+    pod: str = ""
+
+
+def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
+    """The cause that a person has to see first; among equals the first."""
+    return min(diagnoses, key=lambda diagnosis: SEVERITY[diagnosis.reason], default=None)
+
+
+def diagnose(observed: Observed, revision: str) -> Diagnosis:
+    """Returns the worst cause why `revision` does not serve yet."""
+    found = [diagnosis for pod in observed.pods(revision=revision) if (diagnosis := diagnose_pod(pod)) is not None]
+    reported = diagnose_report(observed.reports.get(revision, {}))
+    if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
+        # A master that waits for a pod which is not there yet is no cause.
+        reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
+    return worst(found + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being made")
+
+
+def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause
+    """Returns what keeps a pod from its work, None if nothing does."""
+    if is_ending(pod) or is_ready(pod):
+        return None
+    name, status = name_of(pod), pod.get("status", {})
+    if status.get("reason") == "NodeLost" or pod_condition(pod, "Ready").get("reason") == "NodeStatusUnknown":
+        return _of(Reason.NODE_LOST, name, f"node {pod.get('spec', {}).get('nodeName', '')} does not answer")
+    scheduled = pod_condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        message = scheduled.get("message", "")
+        lacking_gpu = f"Insufficient {GPU}" in message
+        return _of(Reason.INSUFFICIENT_GPU if lacking_gpu else Reason.POD_UNSCHEDULABLE, name, message)
+    if status.get("phase") == "Failed":
+        return _of(_crash_reason(pod), name, f"{status.get('reason', 'failed')}: {status.get('message', '')}")
+    for container in container_statuses(pod, "initContainerStatuses"):
+        if (diagnosis := _init_container(pod, container)) is not None:
+            return diagnosis
+    for container in container_statuses(pod):
+        if (diagnosis := _container(pod, container)) is not None:
+            return diagnosis
+    role = label(pod, ROLE_LABEL)
+    doing = "waits for workers that serve" if role == MASTER else "loads its weights, or waits for its pipeline"
+    return _of(Reason.LOADING_WEIGHTS, name, doing if _runs(pod) else "starts")
+
+
+def _runs(pod: Object) -> bool:
+    return any("running" in container.get("state", {}) for container in container_statuses(pod))
+
+
+def _init_container(pod: Object, container: Object) -> Diagnosis | None:
+    state, name = container.get("state", {}), name_of(pod)
+    if state.get("terminated", {}).get("exitCode") == 0:
+        return None
+    if (diagnosis := _waiting(pod, container)) is not None:
+        return diagnosis
+    if container["name"] != FETCH_CONTAINER:
+        return _of(Reason.LOADING_WEIGHTS, name, f"init container {container['name']} runs")
+    failed = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if failed and "running" not in state:
+        return _of(Reason.MODEL_DOWNLOAD_FAILED, name, _last_words(failed))
+    return _of(Reason.MODEL_DOWNLOADING, name, "downloads the model")
+
+
+def _waiting(pod: Object, container: Object) -> Diagnosis | None:
+    waiting = container.get("state", {}).get("waiting", {})
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in PULL_REASONS:
+        return _of(Reason.IMAGE_PULL_FAILED, name_of(pod), f"{container['image']}: {message or reason}")
+    if reason in CONFIG_REASONS:
+        return _of(Reason.INVALID_SPEC, name_of(pod), message or reason)
+    return None
+
+
+def _container(pod: Object, container: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause
+    if (diagnosis := _waiting(pod, container)) is not None:
+        return diagnosis
+    state = container.get("state", {})
+    waiting = state.get("waiting", {}).get("reason", "")
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if not ended or (ended.get("exitCode") == 0 and waiting not in CRASH_REASONS):
+        if waiting in CRASH_REASONS:
+            return _of(_crash_reason(pod), name_of(pod), state["waiting"].get("message", waiting))
+        return None
+    if ended.get("reason") == "OOMKilled" and label(pod, ROLE_LABEL) != MASTER:
+        limit = _limits(pod).get("memory", "unknown")
+        return _of(Reason.WORKER_OOM_KILLED, name_of(pod), f"killed for memory: its limit is {limit}")
+    if label(pod, ROLE_LABEL) == MASTER and ended.get("exitCode") == MISTAKE_EXIT_CODE:
+        return _of(Reason.INVALID_SPEC, name_of(pod), _last_words(ended))
+    if "running" in state and int(container.get("restartCount", 0)) < FEW_RESTARTS:
+        return _of(Reason.RECOVERING, name_of(pod), f"was restarted: {_last_words(ended)}")
+    return _of(_crash_reason(pod), name_of(pod), _last_words(ended))
+
+
+def _limits(pod: Object) -> Mapping[str, str]:
+    containers = pod.get("spec", {}).get("containers") or [{}]
+    limits: Mapping[str, str] = containers[0].get("resources", {}).get("limits") or {}
+    return limits
+
+
+def _crash_reason(pod: Object) -> Reason:
+    return Reason.MASTER_CRASH_LOOP if label(pod, ROLE_LABEL) == MASTER else Reason.WORKER_CRASH_LOOP
+
+
+def _last_words(ended: Mapping[str, object]) -> str:
+    lines = [line for line in str(ended.get("message") or "").splitlines() if line.strip()]
+    said = lines[-1].strip() if lines else str(ended.get("reason") or "no message")
+    return f"exit code {ended.get('exitCode')}: {said}"
+
+
+def diagnose_report(report: Object) -> list[Diagnosis]:
+    """Returns what a master says about its pipelines that do not serve."""
+    found = []
+    for pipeline in report.get("pipelines", ()):
+        failure = pipeline.get("lastFailure")
+        if pipeline["phase"] == "Serving" or failure is None:
+            continue
+        reason = Reason(failure["reason"]) if failure["reason"] in set(Reason) else Reason.RECOVERING
+        worker = failure["worker"].partition(".")[0]
+        found.append(_of(reason, worker, f"pipeline {pipeline['id']}: {failure['message']}"))
+    return found
+
+
+def _of(reason: Reason, pod: str, message: str) -> Diagnosis:
+    text = f"{pod}: {' '.join(message.split())}" if pod else " ".join(message.split())
+    return Diagnosis(reason, text[:LONGEST_MESSAGE], pod)

@@ -1,0 +1,63 @@
+"""Kubernetes Events of an OrcaDeployment: one when the reason of `Ready` changes, and when something is left out."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from orca_operator.cluster import Cluster, ClusterError
+from orca_operator.diagnose import Reason
+from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
+from orca_operator.observe import Object
+from orca_operator.status import find_condition, rfc3339
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NOTE = 1000
+NORMAL = {
+    Reason.SERVING, Reason.SUSPENDED, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS,
+}  # fmt: skip
+
+
+class Announcer:
+    """Writes Events. An Event that cannot be written is logged: it is a courtesy."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def announce_change(self, resource: Object, status: Mapping[str, Any], previous: Mapping[str, Any]) -> None:
+        """Announces that `Ready` has another reason than before."""
+        ready, before = find_condition(status, "Ready"), find_condition(previous, "Ready")
+        if ready["reason"] != before.get("reason"):
+            kind = "Normal" if ready["reason"] in {reason.value for reason in NORMAL} else "Warning"
+            self.announce(resource, kind, ready["reason"], ready["message"])
+
+    def announce(self, resource: Object, kind: str, reason: str, message: str) -> None:
+        """Writes one Event about an OrcaDeployment; `kind` is Normal or Warning."""
+        metadata, now = resource["metadata"], rfc3339(datetime.now(UTC))
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:LONGEST_NOTE],
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._cluster.create(event)
+        except ClusterError as error:
+            logger.warning("%s/%s: no Event %s: %s", metadata["namespace"], metadata["name"], reason, error)

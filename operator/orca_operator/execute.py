@@ -1,0 +1,139 @@
+"""Carries actions out: the only writer. What is in place already is not written again.
+
+An object is written when its manifest differs from the one written last, or when somebody else changed it since: its
+generation (or resourceVersion, for kinds without one) is no longer the one that our write left behind. After a restart
+every object is applied once, which changes nothing where nothing differs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orca_operator import names
+from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
+from orca_operator.manifests.access import admin_secret
+from orca_operator.manifests.context import Context
+from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
+from orca_operator.plan import Action, Apply, Delete, PutScheduler, PutTopology
+from orca_operator.validation import InvalidSpecError
+
+logger = logging.getLogger(__name__)
+
+REFUSED = (400, 403, 409, 422)
+"""HTTP statuses that say "not like this": trying again changes nothing."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one pass did. `skipped`: kinds that the cluster does not serve."""
+
+    writes: int = 0
+    skipped: list[str] = field(default_factory=list)
+    puts: list[PutTopology | PutScheduler] = field(default_factory=list)
+
+
+class Executor:
+    """Writes the objects of one OrcaDeployment. Blocking."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._written: dict[tuple[str, str], tuple[str, str]] = {}
+        self._token = ""
+
+    def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
+        """Carries actions out in order; those for a master are handed back in `puts`.
+
+        Raises InvalidSpecError for a manifest that the API server refuses, ClusterError if it does not answer.
+        """
+        outcome = Outcome()
+        for action in actions:
+            match action:
+                case Apply(manifest):
+                    self._apply(manifest, context, observed, outcome)
+                case Delete(child):
+                    self._delete(child, context.namespace, outcome)
+                case PutTopology() | PutScheduler():
+                    outcome.puts.append(action)
+        return outcome
+
+    def admin_token(self, context: Context, fresh: bool = False) -> str:
+        """Returns the admin token, made at first use; `fresh` reads the Secret again."""
+        if self._token and not fresh:
+            return self._token
+        name = names.admin(context.name)
+        secret = self._cluster.get("Secret", context.namespace, name)
+        if secret is not None and owner_uid(secret) != context.uid:
+            self._cluster.delete("Secret", context.namespace, name, secret["metadata"]["uid"])
+            secret = None
+        if secret is None:
+            self._token = secrets.token_urlsafe(32)
+            self._cluster.create(admin_secret(context, self._token))
+        else:
+            self._token = _decoded(secret["data"]["token"])
+        return self._token
+
+    def read_admin_token(self, namespace: str, name: str) -> str:
+        """Returns the admin token of a deployment whose spec cannot be used, "" without one."""
+        if not self._token and (secret := self._cluster.get("Secret", namespace, names.admin(name))) is not None:
+            self._token = _decoded(secret["data"]["token"])
+        return self._token
+
+    def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        content = json.dumps(manifest, sort_keys=True)
+        live = observed.find(kind, name)
+        if live is not None and self._written.get((kind, name)) == (content, version(live)):
+            return
+        try:
+            if live is None or owner_uid(live) != context.uid:
+                live = self._cluster.get(kind, context.namespace, name)
+            if live is not None and not self._may_write(live, context, outcome):
+                return
+            written = self._cluster.apply(manifest)
+        except KindNotServedError as error:
+            outcome.skipped.append(str(error))
+            return
+        except ClusterError as error:
+            if error.status in REFUSED:
+                raise InvalidSpecError(f"{kind} {name}: {error}") from error
+            raise
+        if live is None or version(written) != version(live):
+            outcome.writes += 1
+            logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
+        self._written[(kind, name)] = (content, version(written))
+
+    def _may_write(self, live: Object, context: Context, outcome: Outcome) -> bool:
+        """An object of an earlier OrcaDeployment of the same name goes first; one of somebody else's stays."""
+        if is_ending(live):
+            return False
+        owner = owner_uid(live)
+        if owner == context.uid:
+            return True
+        if (live["metadata"].get("labels") or {}).get(names.DEPLOYMENT_LABEL) == context.name:
+            self._delete(live, context.namespace, outcome)
+            return False
+        raise InvalidSpecError(
+            f"metadata.name: a {live['kind']} named {name_of(live)} exists and is not ORCA's: choose another name"
+        )
+
+    def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
+        self._cluster.delete(child["kind"], namespace, name_of(child), child["metadata"]["uid"])
+        self._written.pop((child["kind"], name_of(child)), None)
+        outcome.writes += 1
+        logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
+
+
+def version(live: Mapping[str, Any]) -> str:
+    """What changes when somebody changes what we wrote, and not when only the object's status moves."""
+    metadata = live["metadata"]
+    return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
+
+
+def _decoded(data: str) -> str:
+    return base64.b64decode(data).decode()

@@ -1,0 +1,81 @@
+"""kopf's side: watches become keys in the reconciler's queue, nothing else. No finalizers, no annotations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import kopf
+
+from orca_operator import names
+from orca_operator.cluster import API_VERSIONS
+from orca_operator.reconcile import Reconciler
+from orca_operator.store import WATCHED
+
+LOST_SECONDS = 300.0
+"""The liveness probe fails when the event loop has taken no turn for so long."""
+
+
+def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
+    """Returns the handlers around one reconciler."""
+    registry = kopf.OperatorRegistry()
+    background: list[asyncio.Task[None]] = []
+
+    @kopf.on.login(registry=registry)
+    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_via_client(**arguments)  # as cluster.connect has configured it
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        background.append(asyncio.create_task(reconciler.watch_loop()))
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        for task in background:
+            task.cancel()
+        await reconciler.close()
+
+    @kopf.on.probe(id="turn", registry=registry)
+    async def alive(**_: Any) -> float:
+        silent = time.monotonic() - reconciler.last_turn
+        if silent > LOST_SECONDS:
+            raise kopf.PermanentError(f"nothing was reconciled for {silent:.0f} s")
+        return silent
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def deployment(meta: Any, **_: Any) -> None:
+        reconciler.enqueue((meta["namespace"], meta["name"]))
+
+    for kind in WATCHED:
+        _watch(registry, reconciler, kind)
+    return registry
+
+
+def _watch(registry: kopf.OperatorRegistry, reconciler: Reconciler, kind: str) -> None:
+    group, _, version = API_VERSIONS[kind].rpartition("/")
+
+    async def child(event: Any, body: Any, **_: Any) -> None:
+        key = reconciler.store.update(kind, _plain(body), event["type"] == "DELETED")
+        if key is not None:
+            reconciler.enqueue(key)
+
+    kopf.on.event(
+        group, version, kind.lower(), registry=registry, labels={names.DEPLOYMENT_LABEL: kopf.PRESENT}, id=kind
+    )(child)
+
+
+def _plain(body: Any) -> dict[str, Any]:
+    """kopf's read-only views as plain dictionaries."""
+    return {key: body[key] for key in body}
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Bounds on everything that waits, and nothing of kopf's own in the cluster."""
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.posting.enabled = False
+    settings.scanning.disabled = True

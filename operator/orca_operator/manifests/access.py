@@ -1,0 +1,102 @@
+"""Who may do what: service account, admin Secret, NetworkPolicies, PodDisruptionBudget, and the PodMonitor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator import names
+from orca_operator.manifests.context import Context
+
+
+def service_account(context: Context) -> dict[str, Any]:
+    """Returns the account of all pods; it has no rights, and no pod holds its token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": context.metadata(context.name, names.labels(context.name)),
+        "automountServiceAccountToken": False,
+    }
+
+
+def admin_secret(context: Context, token: str) -> dict[str, Any]:
+    """Returns the Secret that guards the master's admin port."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": context.metadata(names.admin(context.name), names.labels(context.name)),
+        "type": "Opaque",
+        "stringData": {"token": token},
+    }
+
+
+def network_policies(context: Context) -> list[dict[str, Any]]:
+    """Returns who may reach which port (docs/contracts.md, section 6); none if they are switched off."""
+    if not context.spec.network_policy.enabled:
+        return []
+    anyone = [_tcp(names.API_PORT), _tcp(names.PROBE_PORT)]
+    operator = {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APP}},
+    }
+    engine = [
+        {"podSelector": {"matchLabels": names.selector(context.name, role)}} for role in (names.MASTER, names.WORKER)
+    ]
+    master: list[dict[str, Any]] = [{"ports": anyone}, {"from": [operator], "ports": [_tcp(names.ADMIN_PORT)]}]
+    # gloo and NCCL listen on ports of their own choice.
+    workers: list[dict[str, Any]] = [
+        {"ports": [_tcp(names.PROBE_PORT)]},
+        {"from": engine, "ports": [{"protocol": "TCP"}]},
+    ]
+    return [
+        _policy(context, names.MASTER, f"{context.name}-master", master),
+        _policy(context, names.WORKER, f"{context.name}-worker", workers),
+    ]
+
+
+def _tcp(port: int) -> dict[str, Any]:
+    return {"port": port, "protocol": "TCP"}
+
+
+def _policy(context: Context, role: str, name: str, ingress: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": context.metadata(name, names.labels(context.name)),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(context.name, role)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }
+
+
+def disruption_budget(context: Context) -> dict[str, Any] | None:
+    """Returns the PodDisruptionBudget of the workers; None with one pipeline, where it would only block node drains."""
+    budget = context.spec.pod_disruption_budget
+    if not budget.enabled or context.spec.replicas <= 1:
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": context.metadata(context.name, names.labels(context.name)),
+        "spec": {
+            "maxUnavailable": budget.max_unavailable,
+            "selector": {"matchLabels": names.selector(context.name, names.WORKER)},
+        },
+    }
+
+
+def pod_monitor(context: Context) -> dict[str, Any] | None:
+    """Returns the PodMonitor of the Prometheus operator, None if it is not wanted."""
+    monitoring = context.spec.monitoring
+    if not monitoring.enabled:
+        return None
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": context.metadata(context.name, {**monitoring.labels, **names.labels(context.name)}),
+        "spec": {
+            "selector": {"matchLabels": {names.DEPLOYMENT_LABEL: context.name}},
+            "podMetricsEndpoints": [{"port": "probes", "path": "/metrics"}],
+        },
+    }

@@ -1,0 +1,95 @@
+"""What a master starts with: the topology and its options, the same structures as for `orca master` by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from orca_operator import names
+from orca_operator.manifests.context import Context
+from orca_operator.manifests.master import ADMIN, API_KEYS
+from orca_operator.manifests.model import model_source
+
+
+def topology(context: Context, pipelines: int) -> dict[str, Any] | None:
+    """Returns topology.json (docs/contracts.md, section 1); None without pipelines, which a master has no use for."""
+    spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
+    if not pipelines:
+        return None
+    return {
+        "model": {
+            "path": model_source(spec.model).path,
+            "servedName": spec.model.name or context.name,
+            "dtype": spec.model.dtype,
+            "maxModelLen": spec.model.max_model_len,
+        },
+        "pipelineParallelSize": spec.parallelism.pipeline_parallel_size,
+        "tensorParallelSize": spec.parallelism.tensor_parallel_size,
+        "communication": {
+            "backend": spec.communication.backend,
+            "socketInterface": spec.communication.socket_interface or "",
+            "env": spec.communication.env,
+        },
+        "pipelines": [
+            {
+                "id": names.pipeline_id(context.revision, index),
+                "workers": [
+                    names.worker_address(context.name, context.namespace, context.revision, partition, index)
+                    for partition in partitions
+                ],
+                "state": "active",
+            }
+            for index in range(pipelines)
+        ],
+    }
+
+
+def scheduler_knobs(context: Context) -> dict[str, int]:
+    """Returns the body of `PUT /scheduler`: what changes without a restart."""
+    scheduler = context.spec.scheduler
+    return {
+        "maxBatchSize": scheduler.max_batch_size,
+        "tokenBudget": scheduler.token_budget,
+        "maxQueueDepth": scheduler.max_queue_depth,
+    }
+
+
+def options(context: Context) -> dict[str, Any]:
+    """Returns the options of `orca master`."""
+    spec = context.spec
+    found: dict[str, Any] = {
+        "host": "0.0.0.0",
+        "port": names.API_PORT,
+        "probe-port": names.PROBE_PORT,
+        "admin-port": names.ADMIN_PORT,
+        "admin-token-file": f"{ADMIN}/token",
+        "max-batch-size": spec.scheduler.max_batch_size,
+        "token-budget": spec.scheduler.token_budget,
+        "max-queue-depth": spec.scheduler.max_queue_depth,
+        "admission": spec.scheduler.admission,
+        "stall-timeout": spec.recovery_policy.stall_timeout_seconds,
+        "recovery-timeout": spec.recovery_policy.recovery_timeout_seconds,
+        "drain-timeout": spec.drain_timeout_seconds,
+    }
+    if spec.scheduler.kv_slots is not None:
+        found["kv-slots"] = spec.scheduler.kv_slots
+    if spec.auth.api_key_secret_ref is not None:
+        found["api-key-file"] = f"{API_KEYS}/keys"
+    return found
+
+
+def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
+    """Returns the ConfigMap; changes reach a running master through its admin port, at once."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": context.metadata(
+            names.boot(context.name, context.revision), names.master_labels(context.name, context.revision)
+        ),
+        "data": {
+            "topology.json": json.dumps(topology(context, max(1, pipelines)), indent=1, sort_keys=True),
+            "master.yaml": yaml.safe_dump(options(context), sort_keys=True),
+        },
+    }

@@ -1,0 +1,42 @@
+"""`Context`: what every builder is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orca_operator.api import Spec
+from orca_operator.names import API_VERSION, KIND
+
+Manifest = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images of pods whose spec names none: the operator's configuration."""
+
+    master: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One OrcaDeployment at one revision."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: Spec
+    revision: str
+    images: Images
+
+    def metadata(self, name: str, labels: dict[str, str]) -> dict[str, object]:
+        """Metadata of a child: owned by the OrcaDeployment, so that it goes with it."""
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        return {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": [owner]}

@@ -1,0 +1,63 @@
+"""The engine master of a revision: one Deployment of one pod, which needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator import names
+from orca_operator.manifests.context import Context
+from orca_operator.manifests.pod import pod_template, resources
+
+BOOT = "/etc/orca"
+ADMIN = "/etc/orca-admin"
+API_KEYS = "/etc/orca-keys"
+DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
+
+
+def master_deployment(context: Context) -> dict[str, Any]:
+    """Returns the Deployment; plan.py sets its replicas."""
+    spec, settings = context.spec, context.spec.master
+    labels = names.master_labels(context.name, context.revision)
+    volumes: list[dict[str, Any]] = [
+        {"name": "boot", "configMap": {"name": names.boot(context.name, context.revision)}},
+        {"name": "admin", "secret": {"secretName": names.admin(context.name)}},
+    ]
+    mounts = [
+        {"name": "boot", "mountPath": BOOT, "readOnly": True},
+        {"name": "admin", "mountPath": ADMIN, "readOnly": True},
+    ]
+    if (keys := spec.auth.api_key_secret_ref) is not None:
+        items = [{"key": keys.key, "path": "keys"}]
+        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items}})
+        mounts.append({"name": "api-keys", "mountPath": API_KEYS, "readOnly": True})
+    limits = resources(settings, {}, DEFAULT_REQUESTS)
+    drain = [
+        "orca", "drain", "--admin-port", str(names.ADMIN_PORT), "--admin-token-file", f"{ADMIN}/token",
+        "--timeout", str(spec.drain_timeout_seconds),
+    ]  # fmt: skip
+    container = {
+        "name": names.MASTER,
+        "image": settings.image or context.images.master,
+        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml"],
+        "ports": [
+            {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
+            {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": limits,
+        "volumeMounts": mounts,
+        "lifecycle": {"preStop": {"exec": {"command": drain}}},
+    }
+    template = pod_template(spec, settings, context.name, labels, {}, container, volumes, share=["--without-weights"])
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": context.metadata(names.master(context.name, context.revision), labels),
+        "spec": {
+            "replicas": 1,
+            "revisionHistoryLimit": 0,
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": names.master_selector(context.name, context.revision)},
+            "template": template,
+        },
+    }

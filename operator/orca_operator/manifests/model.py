@@ -1,0 +1,78 @@
+"""Where a pod finds its model: path, volumes and, for hubs, the init container that fetches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orca_operator.api import Model
+from orca_operator.diagnose import FETCH_CONTAINER
+
+VOLUME = "model"
+MOUNT = "/models/volume"
+CACHE = "/models/cache"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model as a pod sees it; `path` is the directory that the topology names."""
+
+    path: str
+    volume: dict[str, Any] | None = None
+    mount: dict[str, Any] | None = None
+    fetched: bool = False
+
+
+def model_source(model: Model) -> ModelSource:
+    """Returns the source; a URI of a kind that this version cannot fetch has no path."""
+    scheme, _, rest = model.uri.partition("://")
+    if scheme == "file":
+        return ModelSource(path=rest)
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        return ModelSource(
+            path=f"{MOUNT}/{path}",
+            volume={"name": VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
+            mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
+        )
+    if scheme == "hf":
+        cache = model.cache
+        volume: dict[str, Any] = {"name": VOLUME, "emptyDir": {}}
+        if cache is not None and cache.claim_name:
+            volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_name}}
+        elif cache is not None and cache.size_limit:
+            volume["emptyDir"] = {"sizeLimit": cache.size_limit}
+        return ModelSource(
+            path=f"{CACHE}/{rest.replace('/', '--')}/{model.revision or 'main'}",
+            volume=volume,
+            mount={"name": VOLUME, "mountPath": CACHE},
+            fetched=True,
+        )
+    return ModelSource(path="")
+
+
+def is_supported(model: Model) -> bool:
+    """Whether this version can bring the model to its pods."""
+    return bool(model_source(model).path)
+
+
+def fetch_container(
+    model: Model, image: str, pull_policy: str, share: list[str], env: list[dict[str, Any]], security: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the init container; `share` are the options that say which files this pod needs."""
+    source = model_source(model)
+    environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
+    if model.secret_ref is not None:
+        secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    theirs = {str(entry.get("name")) for entry in env}
+    return {
+        "name": FETCH_CONTAINER,
+        "image": image,
+        "imagePullPolicy": pull_policy,
+        "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *share],
+        "env": [entry for entry in environment if entry["name"] not in theirs] + env,
+        "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
+        "securityContext": security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }

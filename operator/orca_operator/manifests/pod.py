@@ -1,0 +1,124 @@
+"""What master and worker pods have in common: the restricted security context, probes, and the user's own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator.api import PodSettings, Spec
+from orca_operator.manifests.model import fetch_container, model_source
+from orca_operator.names import PROBE_PORT
+
+SECURITY: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CACHE_GROUP = 10001
+"""Group of the images' user (Dockerfile), so that it may write to a claim."""
+GRACE_BEYOND_DRAIN = 10
+"""Seconds for what comes after the drain: streams closed, processes ended."""
+NODE_TOLERANCE_SECONDS = 30
+
+
+def probe(path: str, **settings: int) -> dict[str, Any]:
+    """Returns an HTTP probe on the probe port."""
+    return {"httpGet": {"path": path, "port": PROBE_PORT}, "timeoutSeconds": 5, **settings}
+
+
+def probes() -> dict[str, Any]:
+    """Returns the three probes; none depends on another pod but the master's readiness."""
+    return {
+        "startupProbe": probe("/startupz", periodSeconds=1, failureThreshold=120),
+        "livenessProbe": probe("/livez", periodSeconds=10, failureThreshold=6),
+        "readinessProbe": probe("/readyz", periodSeconds=1, failureThreshold=2),
+    }
+
+
+def downward_env() -> list[dict[str, Any]]:
+    """Returns what a pod knows of itself."""
+    fields = {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid", "POD_IP": "status.podIP"}
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+
+
+def merged_env(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The user's environment wins."""
+    names = {entry.get("name") for entry in theirs}
+    return [entry for entry in ours if entry["name"] not in names] + theirs
+
+
+def tolerations(theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A pod on a node that is gone is given up after half a minute."""
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_TOLERANCE_SECONDS}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    ] + theirs
+
+
+def pod_template(
+    spec: Spec,
+    settings: PodSettings,
+    service_account: str,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    container: dict[str, Any],
+    volumes: list[dict[str, Any]],
+    share: list[str],
+) -> dict[str, Any]:
+    """Returns a pod template around one container; `share`: what of a hub's model this pod needs (model.py)."""
+    source = model_source(spec.model)
+    volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
+    container = {
+        **container,
+        "imagePullPolicy": spec.image_pull_policy,
+        "env": merged_env(downward_env() + container.get("env", []), settings.env),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            *container.get("volumeMounts", []),
+            *([source.mount] if source.mount else []),
+            *settings.volume_mounts,
+        ],
+        "securityContext": SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes(),
+    }
+    pod: dict[str, Any] = {
+        "serviceAccountName": service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.drain_timeout_seconds + GRACE_BEYOND_DRAIN,
+        "securityContext": dict(POD_SECURITY),
+        "tolerations": tolerations(settings.tolerations),
+        "containers": [container],
+        "volumes": volumes + ([source.volume] if source.volume else []) + settings.volumes,
+    }
+    if source.fetched:
+        pod["securityContext"]["fsGroup"] = CACHE_GROUP
+        fetch = fetch_container(spec.model, container["image"], spec.image_pull_policy, share, settings.env, SECURITY)
+        pod["initContainers"] = [*settings.init_containers, fetch]
+    elif settings.init_containers:
+        pod["initContainers"] = settings.init_containers
+    optional = {
+        "nodeSelector": settings.node_selector,
+        "affinity": settings.affinity,
+        "priorityClassName": settings.priority_class_name,
+        "runtimeClassName": settings.runtime_class_name,
+        "imagePullSecrets": [{"name": secret.name} for secret in spec.image_pull_secrets],
+    }
+    pod |= {key: value for key, value in optional.items() if value}
+    metadata = {"labels": {**settings.labels, **labels}, "annotations": {**annotations, **settings.annotations}}
+    return {"metadata": metadata, "spec": pod}
+
+
+def resources(settings: PodSettings, devices: dict[str, str], default_requests: dict[str, str]) -> dict[str, Any]:
+    """Returns requests and limits with the devices in both.
+
+    A default request gives way to the user's, and to a limit of the user's, which implies one.
+    """
+    requests = {name: str(value) for name, value in settings.resources.requests.items()}
+    limits = {name: str(value) for name, value in settings.resources.limits.items()}
+    ours = {name: value for name, value in default_requests.items() if name not in limits}
+    found: dict[str, Any] = {"requests": ours | requests | devices}
+    if limits | devices:
+        found["limits"] = limits | devices
+    return found

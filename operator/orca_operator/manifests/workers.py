@@ -1,0 +1,73 @@
+"""The workers of a revision: one StatefulSet per inter-layer partition; pod r of each forms pipeline r."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator import names
+from orca_operator.diagnose import GPU
+from orca_operator.manifests.context import Context
+from orca_operator.manifests.pod import pod_template, resources
+
+DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
+NO_MESH = {"sidecar.istio.io/inject": "false"}
+"""Mesh sidecars hang NCCL (NVIDIA/nccl#1638)."""
+
+
+def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
+    """Returns the StatefulSets in the order of the partitions; plan.py sets their replicas."""
+    count = context.spec.parallelism.pipeline_parallel_size
+    return [_stateful_set(context, partition, count) for partition in range(count)]
+
+
+def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any]:
+    spec, settings = context.spec, context.spec.worker
+    labels = names.worker_labels(context.name, context.revision, partition)
+    ranks = spec.parallelism.tensor_parallel_size
+    devices, own_tolerations = {}, []
+    if spec.communication.backend == "nccl":
+        devices[GPU] = str(ranks)
+        own_tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    if spec.communication.rdma_resource:
+        devices[spec.communication.rdma_resource] = "1"
+    limits = resources(settings, devices, DEFAULT_REQUESTS)
+    container = {
+        "name": names.WORKER,
+        "image": settings.image or context.images.worker,
+        "args": [
+            "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
+        ],
+        "ports": [
+            {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
+            {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
+        ],
+        "resources": limits,
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+        # Returns when the master has let go of this worker: a worker outlasts its master's drain.
+        "lifecycle": {"preStop": {"httpGet": {"path": "/drained", "port": names.PROBE_PORT}}},
+    }  # fmt: skip
+    shared_memory = {"medium": "Memory", "sizeLimit": settings.shared_memory_size}
+    template = pod_template(
+        spec,
+        settings.model_copy(update={"tolerations": own_tolerations + settings.tolerations}),
+        context.name,
+        labels,
+        NO_MESH,
+        container,
+        [{"name": "shared-memory", "emptyDir": shared_memory}],
+        share=["--partition", f"{partition}/{count}"],
+    )
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": context.metadata(names.partition(context.name, context.revision, partition), labels),
+        "spec": {
+            "replicas": 0,
+            "serviceName": names.control(context.name),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": names.worker_selector(context.name, context.revision, partition)},
+            "template": template,
+        },
+    }

@@ -1,0 +1,126 @@
+"""Every label, port and object name of one OrcaDeployment (docs/contracts.md, sections 6 and 7). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GROUP = "orca-serving.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "OrcaDeployment"
+PLURAL = "orcadeployments"
+FIELD_MANAGER = "orca-operator"
+
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+DEPLOYMENT_LABEL = f"{GROUP}/deployment"
+ROLE_LABEL = f"{GROUP}/component"
+PARTITION_LABEL = f"{GROUP}/partition"
+REVISION_LABEL = f"{GROUP}/revision"
+
+MASTER = "master"
+WORKER = "worker"
+OPERATOR_APP = "orca-operator"
+"""`app.kubernetes.io/name` of the operator's own pods (charts/orca)."""
+
+API_PORT = 8000
+PROBE_PORT = 8081
+ADMIN_PORT = 8082
+WORKER_PORT = 50051
+
+LONGEST_NAME = 36
+"""So that every child's name and the labels made from it fit into 63 characters."""
+
+
+def master(name: str, revision: str) -> str:
+    """The Deployment of a revision's engine master."""
+    return f"{name}-{revision}-master"
+
+
+def partition(name: str, revision: str, index: int) -> str:
+    """The StatefulSet of a revision's inter-layer partition."""
+    return f"{name}-{revision}-p{index}"
+
+
+def boot(name: str, revision: str) -> str:
+    """The ConfigMap that a revision's master starts with."""
+    return f"{name}-{revision}-boot"
+
+
+def revision(name: str, revision_hash: str) -> str:
+    """The ControllerRevision with a revision's rendering."""
+    return f"{name}-{revision_hash}"
+
+
+def control(name: str) -> str:
+    """The headless Service that gives every pod a name."""
+    return f"{name}-control"
+
+
+def admin(name: str) -> str:
+    """The Secret with the admin port's token."""
+    return f"{name}-admin"
+
+
+def pipeline_id(revision_hash: str, index: int) -> str:
+    """The key of a pipeline in topology and status."""
+    return f"{revision_hash}-{index}"
+
+
+def worker_address(name: str, namespace: str, revision_hash: str, partition_index: int, pipeline: int) -> str:
+    """Where the controller of one pod listens: the pod's DNS name behind the headless Service."""
+    pod = f"{partition(name, revision_hash, partition_index)}-{pipeline}"
+    return f"{pod}.{control(name)}.{namespace}.svc:{WORKER_PORT}"
+
+
+def labels(name: str, role: str | None = None) -> dict[str, str]:
+    """Labels of everything that belongs to a deployment, plus its role in it."""
+    found = {
+        NAME_LABEL: "orca",
+        INSTANCE_LABEL: name,
+        MANAGED_BY_LABEL: FIELD_MANAGER,
+        DEPLOYMENT_LABEL: name,
+    }
+    if role is not None:
+        found |= {COMPONENT_LABEL: role, ROLE_LABEL: role}
+    return found
+
+
+def selector(name: str, role: str) -> dict[str, str]:
+    """What Services and policies select by; never the revision."""
+    return {DEPLOYMENT_LABEL: name, ROLE_LABEL: role}
+
+
+def master_labels(name: str, revision_hash: str) -> dict[str, str]:
+    """Labels of a revision's master, its pod included."""
+    return labels(name, MASTER) | {REVISION_LABEL: revision_hash}
+
+
+def worker_labels(name: str, revision_hash: str, partition_index: int) -> dict[str, str]:
+    """Labels of a partition's StatefulSet, its pods included."""
+    return labels(name, WORKER) | {PARTITION_LABEL: str(partition_index), REVISION_LABEL: revision_hash}
+
+
+def master_selector(name: str, revision_hash: str) -> dict[str, str]:
+    """The immutable selector of a master's Deployment."""
+    return {**selector(name, MASTER), REVISION_LABEL: revision_hash}
+
+
+def worker_selector(name: str, revision_hash: str, partition_index: int) -> dict[str, str]:
+    """The immutable selector of a partition's StatefulSet; with the revision, else two of them would overlap."""
+    return {**selector(name, WORKER), PARTITION_LABEL: str(partition_index), REVISION_LABEL: revision_hash}
+
+
+def scale_selector(name: str) -> str:
+    """`status.selector` of the scale subresource: partition 0's pods, one per pipeline."""
+    wanted = {**selector(name, WORKER), PARTITION_LABEL: "0"}
+    return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+
+
+def deployment_of(meta: Mapping[str, Any]) -> str | None:
+    """The OrcaDeployment that an object's metadata names."""
+    found: str | None = (meta.get("labels") or {}).get(DEPLOYMENT_LABEL)
+    return found

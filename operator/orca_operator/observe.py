@@ -1,0 +1,121 @@
+"""What is there: the raw children of one OrcaDeployment and its master's report as one frozen value. Pure.
+
+Objects stay the API's own dictionaries; the functions here are the questions that the other modules ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orca_operator.names import ADMIN_PORT, KIND, MASTER, PARTITION_LABEL, REVISION_LABEL, ROLE_LABEL, WORKER
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One OrcaDeployment's children and its masters' reports (`GET /state`) by revision."""
+
+    children: tuple[Object, ...] = ()
+    reports: Mapping[str, Object] = field(default_factory=dict)
+
+    def of_kind(self, kind: str) -> list[Object]:
+        """Children of one kind, by name."""
+        return sorted((child for child in self.children if child["kind"] == kind), key=name_of)
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """One child."""
+        return next((child for child in self.of_kind(kind) if name_of(child) == name), None)
+
+    def pods(self, role: str | None = None, revision: str | None = None) -> list[Object]:
+        """Pods of a role, of a revision, or all."""
+        return [
+            pod
+            for pod in self.of_kind("Pod")
+            if (role is None or label(pod, ROLE_LABEL) == role)
+            and (revision is None or label(pod, REVISION_LABEL) == revision)
+        ]
+
+    def workers(self, revision: str, pipeline: int) -> list[Object]:
+        """The pods of one pipeline, by partition."""
+        found = [pod for pod in self.pods(WORKER, revision) if ordinal(pod) == pipeline]
+        return sorted(found, key=lambda pod: int(label(pod, PARTITION_LABEL)))
+
+    def stored_revisions(self) -> list[Object]:
+        """The ControllerRevisions of the OrcaDeployment itself; StatefulSets have some too, with the same labels."""
+        return [found for found in self.of_kind("ControllerRevision") if owner(found).get("kind") == KIND]
+
+    def revisions(self) -> set[str]:
+        """Revisions that have a master or workers."""
+        return {
+            label(child, REVISION_LABEL)
+            for kind in ("Deployment", "StatefulSet")
+            for child in self.of_kind(kind)
+        }  # fmt: skip
+
+    def master_is_ready(self, revision: str) -> bool:
+        """Whether a revision's master takes requests."""
+        return any(is_ready(pod) for pod in self.pods(MASTER, revision))
+
+    def admin_address(self, revision: str) -> str | None:
+        """host:port of the admin port of a revision's master, if it runs."""
+        for pod in self.pods(MASTER, revision):
+            address = pod.get("status", {}).get("podIP")
+            if address and not is_ending(pod):
+                return f"[{address}]:{ADMIN_PORT}" if ":" in address else f"{address}:{ADMIN_PORT}"
+        return None
+
+
+def name_of(child: Object) -> str:
+    """metadata.name"""
+    return str(child["metadata"]["name"])
+
+
+def label(child: Object, key: str) -> str:
+    """One label, "" without it."""
+    return str((child["metadata"].get("labels") or {}).get(key, ""))
+
+
+def ordinal(pod: Object) -> int:
+    """The number at the end of a StatefulSet pod's name: its pipeline."""
+    number = name_of(pod).rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def is_ending(child: Object) -> bool:
+    """Whether it is being deleted."""
+    return bool(child["metadata"].get("deletionTimestamp"))
+
+
+def owner(child: Object) -> Object:
+    """The reference to the controlling owner, {} without one."""
+    references = child["metadata"].get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def owner_uid(child: Object) -> str:
+    """The uid of the controlling owner, "" without one."""
+    return str(owner(child).get("uid", ""))
+
+
+def pod_condition(pod: Object, kind: str) -> Object:
+    """One condition of a pod, {} without it."""
+    conditions = pod.get("status", {}).get("conditions") or []
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod passes its readiness probe."""
+    return pod_condition(pod, "Ready").get("status") == "True" and not is_ending(pod)
+
+
+def container_statuses(pod: Object, key: str = "containerStatuses") -> list[Object]:
+    """Statuses of containers, or of init containers with `initContainerStatuses`."""
+    return list(pod.get("status", {}).get(key) or [])
+
+
+def restarts(pod: Object) -> int:
+    """Container restarts of a pod."""
+    return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))

@@ -1,0 +1,130 @@
+"""What to do next, from what is wanted and what is there. Pure: `plan` returns actions, execute.py carries them out.
+
+Every pass plans everything anew; nothing depends on which event started it. Order within a pass:
+1. what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
+2. a revision that is not wanted any more ends first, its pods included (`rolloutStrategy.type: Recreate`);
+3. then StatefulSets and Deployment of the wanted revision, and the live knobs of the running master;
+4. what is there and no longer wanted goes.
+A pipeline leaves the master's topology before its pods go, so that its requests move to the others first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orca_operator import names
+from orca_operator.manifests import access, boot, services
+from orca_operator.manifests.context import Context
+from orca_operator.observe import Object, Observed, is_ending, label, name_of
+from orca_operator.revision import controller_revision, rendering, surplus
+
+WORKLOADS = ("Deployment", "StatefulSet")
+PRUNED = (*WORKLOADS, "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Service", "ServiceAccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply of one object."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletion of one child."""
+
+    child: Object
+
+
+@dataclass(frozen=True, slots=True)
+class PutTopology:
+    """`PUT /topology` to a revision's master."""
+
+    revision: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PutScheduler:
+    """`PUT /scheduler` to a revision's master."""
+
+    revision: str
+    body: dict[str, int]
+
+
+Action = Apply | Delete | PutTopology | PutScheduler
+
+
+def wanted_pipelines(context: Context) -> int:
+    """Pipelines that the spec asks for."""
+    return 0 if context.spec.suspend else context.spec.replicas
+
+
+def plan(context: Context, observed: Observed) -> list[Action]:
+    """Returns the actions of one pass, in order."""
+    pipelines = wanted_pipelines(context)
+    surroundings = _surroundings(context, observed, pipelines)
+    ending = _other_revisions(context, observed)
+    workloads = _workloads(context, observed, pipelines)
+    actions: list[Action] = [Apply(manifest) for manifest in surroundings]
+    if not ending:
+        actions += [Apply(manifest) for manifest in workloads]
+    actions += _live(context, observed, pipelines)
+    wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
+    for kind in PRUNED:
+        for child in observed.of_kind(kind):
+            if (kind, name_of(child)) not in wanted and not is_ending(child):
+                actions.append(Delete(child))
+    actions += [Delete(old) for old in surplus(observed, context.revision) if not is_ending(old)]
+    return actions
+
+
+def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+    optional = (access.disruption_budget(context), access.pod_monitor(context))
+    return [
+        access.service_account(context),
+        services.control_service(context),
+        services.client_service(context),
+        *access.network_policies(context),
+        boot.boot_config_map(context, pipelines),
+        controller_revision(context, observed),
+        *(manifest for manifest in optional if manifest is not None),
+    ]
+
+
+def _other_revisions(context: Context, observed: Observed) -> list[Object]:
+    """Workloads and pods of revisions that are not wanted any more."""
+    return [
+        child
+        for kind in (*WORKLOADS, "Pod")
+        for child in observed.of_kind(kind)
+        if label(child, names.REVISION_LABEL) != context.revision
+    ]
+
+
+def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+    deployment, stateful_sets = rendering(context, observed)
+    pods = pipelines
+    if pipelines:
+        # Pods go when the master has let go of their pipelines.
+        pods = max(pods, len(observed.reports.get(context.revision, {}).get("pipelines", ())))
+    deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
+    for stateful_set in stateful_sets:
+        stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
+    return [*stateful_sets, deployment]
+
+
+def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
+    """Brings a running master to the wanted topology and knobs."""
+    report = observed.reports.get(context.revision)
+    if report is None:
+        return []
+    actions: list[Action] = []
+    topology = boot.topology(context, pipelines)
+    if topology is not None and topology != report["topology"]:
+        actions.append(PutTopology(context.revision, topology))
+    knobs = boot.scheduler_knobs(context)
+    if knobs != report["scheduler"]:
+        actions.append(PutScheduler(context.revision, knobs))
+    return actions

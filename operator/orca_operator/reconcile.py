@@ -1,0 +1,224 @@
+"""`Reconciler`: one task per OrcaDeployment that brings it, pass by pass, to what its spec says.
+
+A pass: read the spec → observe children and masters → plan → execute → status. It is triggered by any event about the
+deployment or its children and by a timer, and never relies on which: `enqueue` carries a key, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from orca_operator import names
+from orca_operator.api import Spec
+from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
+from orca_operator.events import Announcer
+from orca_operator.execute import Executor, Outcome
+from orca_operator.manifests.context import Context, Images
+from orca_operator.manifests.model import is_supported
+from orca_operator.master_client import MasterClient, MasterError
+from orca_operator.observe import Object, Observed
+from orca_operator.plan import PutTopology, plan
+from orca_operator.revision import revision_hash
+from orca_operator.status import Situation, make_status, not_supported
+from orca_operator.store import OPTIONAL, WATCHED, Key, Store
+from orca_operator.validation import InvalidSpecError, parse
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 0.2
+"""Events come in bursts: a pass waits this long for more."""
+POLL_SECONDS = 5.0
+"""Between passes without an event: masters report only when asked."""
+RELIST_SECONDS = 600.0
+RETRY_SECONDS = (1.0, 60.0)
+
+
+@dataclass(slots=True)
+class _Deployment:
+    """What is remembered of one OrcaDeployment between passes; all of it can be lost."""
+
+    executor: Executor
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    uid: str = ""
+    listed_at: float = float("-inf")
+    skipped: tuple[str, ...] = ()
+
+
+class Reconciler:
+    """All OrcaDeployments of the watched namespaces. Lives on one event loop."""
+
+    def __init__(self, cluster: Cluster, images: Images) -> None:
+        self.store = Store()
+        self.last_turn = time.monotonic()
+        self._cluster = cluster
+        self._images = images
+        self._masters = MasterClient()
+        self._announcer = Announcer(cluster)
+        self._deployments: dict[Key, _Deployment] = {}
+
+    def enqueue(self, key: Key) -> None:
+        """Asks for a pass over one deployment."""
+        deployment = self._deployments.get(key)
+        if deployment is None:
+            deployment = self._deployments[key] = _Deployment(Executor(self._cluster))
+            deployment.task = asyncio.create_task(self._run(key, deployment))
+        deployment.wake.set()
+
+    async def watch_loop(self) -> None:
+        """Notes that the event loop takes turns, for the liveness probe."""
+        while True:
+            self.last_turn = time.monotonic()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Ends all tasks."""
+        tasks = [deployment.task for deployment in self._deployments.values() if deployment.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._masters.close()
+
+    async def _run(self, key: Key, deployment: _Deployment) -> None:
+        retry, longest = RETRY_SECONDS
+        delay = POLL_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(deployment.wake.wait(), delay)
+            await asyncio.sleep(QUIET_SECONDS)
+            deployment.wake.clear()
+            try:
+                if not await self._pass(key, deployment):
+                    break
+                delay, retry = POLL_SECONDS, RETRY_SECONDS[0]
+            except ClusterError as error:
+                logger.warning("%s/%s: %s; again in %.0f s", *key, error, retry)
+                delay, retry = retry, min(2 * retry, longest)
+            except Exception:
+                logger.exception("%s/%s: unexpected; again in %.0f s", *key, retry)
+                delay, retry = retry, min(2 * retry, longest)
+        self.store.forget(key)
+        del self._deployments[key]
+
+    async def _pass(self, key: Key, deployment: _Deployment) -> bool:
+        """One pass; returns whether the deployment is still there."""
+        namespace, name = key
+        resource = await asyncio.to_thread(self._cluster.get, names.KIND, namespace, name)
+        if resource is None:
+            return False
+        metadata = resource["metadata"]
+        if metadata["uid"] != deployment.uid:  # another one of the same name
+            deployment.executor, deployment.uid = Executor(self._cluster), metadata["uid"]
+        if metadata.get("deletionTimestamp"):
+            return True
+        if time.monotonic() - deployment.listed_at > RELIST_SECONDS:
+            self.store.replace(key, await asyncio.to_thread(self._list, key))
+            deployment.listed_at = time.monotonic()
+        previous: Mapping[str, Any] = resource.get("status") or {}
+        children = self.store.children(key)
+        spec: Spec | None = None
+        context: Context | None = None
+        problem = ""
+        try:
+            spec = parse(name, resource.get("spec") or {})
+            context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
+            observed = await self._observe(key, deployment, children, context)
+            if is_supported(spec.model):
+                actions = plan(context, observed)
+                outcome = await asyncio.to_thread(deployment.executor.run, actions, context, observed)
+                observed = await self._tell_masters(outcome, deployment, observed, context)
+                await self._announce_skipped(resource, deployment, outcome)
+            else:
+                problem = not_supported(spec)
+        except InvalidSpecError as error:
+            problem = str(error)
+            observed = await self._observe(key, deployment, children, context)
+        situation = Situation(
+            name,
+            namespace,
+            int(metadata["generation"]),
+            spec,
+            context.revision if context else None,
+            observed,
+            problem,
+            deployment.skipped,
+        )
+        await self._write_status(resource, make_status(situation, previous, datetime.now(UTC)), previous)
+        return True
+
+    def _list(self, key: Key) -> list[Object]:
+        found: list[Object] = []
+        for kind in (*WATCHED, *OPTIONAL):
+            with contextlib.suppress(KindNotServedError):
+                found += self._cluster.children(kind, *key)
+        return found
+
+    async def _observe(
+        self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None
+    ) -> Observed:
+        """Children, and the reports of the masters that run."""
+        observed = Observed(children)
+        addresses = {revision: observed.admin_address(revision) for revision in observed.revisions()}
+        executor, reports = deployment.executor, {}
+        if context is not None:
+            token = await asyncio.to_thread(executor.admin_token, context)
+        else:
+            token = await asyncio.to_thread(executor.read_admin_token, *key)
+        for revision, address in addresses.items():
+            if address is None:
+                continue
+            try:
+                reports[revision] = await self._masters.state(address, token)
+            except MasterError as error:
+                logger.debug("%s/%s: %s", *key, error)
+                if error.unauthorized and context is not None:
+                    await asyncio.to_thread(executor.admin_token, context, True)
+        return Observed(children, reports)
+
+    async def _tell_masters(
+        self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
+    ) -> Observed:
+        """Sends topology and knobs; what a master answers replaces its report."""
+        reports = dict(observed.reports)
+        token = await asyncio.to_thread(deployment.executor.admin_token, context)
+        for put in outcome.puts:
+            address = observed.admin_address(put.revision)
+            if address is None:
+                continue
+            path = "/topology" if isinstance(put, PutTopology) else "/scheduler"
+            try:
+                reports[put.revision] = await self._masters.put(address, token, path, dict(put.body))
+                deployment.wake.set()
+            except MasterError as error:
+                logger.warning("%s/%s: %s", context.namespace, context.name, error)
+        return Observed(observed.children, reports)
+
+    async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:
+        skipped = tuple(sorted(outcome.skipped))
+        for kind in set(skipped) - set(deployment.skipped):
+            message = f"this cluster does not serve {kind}: it is left out"
+            await asyncio.to_thread(self._announcer.announce, resource, "Warning", "KindNotServed", message)
+        deployment.skipped = skipped
+
+    async def _write_status(self, resource: Object, status: dict[str, Any], previous: Mapping[str, Any]) -> None:
+        """Patches the status if it changed, and announces a change of the reason of Ready."""
+        if status == previous:
+            return
+        removed = {field: None for field in previous if field not in status}
+        metadata = resource["metadata"]
+        try:
+            await asyncio.to_thread(
+                self._cluster.patch_status, metadata["namespace"], metadata["name"], status | removed
+            )
+        except ClusterError as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+            return
+        await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)

@@ -1,0 +1,81 @@
+"""Revisions: what of a spec changes pods, as a hash, and the stored rendering of the pods. Pure.
+
+A revision is a whole engine (docs/contracts.md, section 7). The rendering is kept in a ControllerRevision and taken
+from there afterwards, so that an operator of another version, which would render differently, restarts no pod
+(kuberay#2315). The hash leaves defaults out: a field that is new in the API changes no hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from orca_operator import names
+from orca_operator.api import Spec
+from orca_operator.manifests.context import Context
+from orca_operator.manifests.master import master_deployment
+from orca_operator.manifests.workers import worker_stateful_sets
+from orca_operator.observe import Object, Observed, label, name_of
+
+HASH_LENGTH = 6
+KEPT_REVISIONS = 5
+LIVE: dict[str, Any] = {
+    "replicas": True,
+    "autoscaling": True,
+    "rollout_strategy": True,
+    "progress_deadline_seconds": True,
+    "startup_timeout_seconds": True,
+    "drain_timeout_seconds": True,
+    "recovery_policy": True,
+    "service": True,
+    "network_policy": True,
+    "pod_disruption_budget": True,
+    "monitoring": True,
+    "suspend": True,
+    "tls": True,
+    "scheduler": {"max_batch_size", "max_queue_depth", "token_budget"},
+}
+"""Fields whose change restarts no pod."""
+
+
+def revision_hash(spec: Spec) -> str:
+    """Returns the revision of a spec: the same for specs that need the same pods."""
+    affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=LIVE)
+    canonical = json.dumps(affecting, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the master's Deployment and the StatefulSets of a revision: their specs as stored, or made now."""
+    deployment, stateful_sets = master_deployment(context), worker_stateful_sets(context)
+    stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
+    if stored is not None and (data := stored.get("data")):
+        deployment["spec"] = data["deployment"]
+        for made, kept in zip(stateful_sets, data["statefulSets"], strict=True):
+            made["spec"] = kept
+    return deployment, stateful_sets
+
+
+def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
+    """Returns the object that stores a revision's rendering, numbered after the ones that are there."""
+    existing = observed.find("ControllerRevision", names.revision(context.name, context.revision))
+    highest = max((int(found.get("revision", 0)) for found in observed.stored_revisions()), default=0)
+    deployment, stateful_sets = rendering(context, observed)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": context.metadata(
+            names.revision(context.name, context.revision),
+            names.labels(context.name) | {names.REVISION_LABEL: context.revision},
+        ),
+        "revision": existing["revision"] if existing else highest + 1,
+        "data": {"deployment": deployment["spec"], "statefulSets": [made["spec"] for made in stateful_sets]},
+    }
+
+
+def surplus(observed: Observed, current: str) -> list[Object]:
+    """Returns the oldest ControllerRevisions beyond the ones that are kept, never the current one's."""
+    others = [found for found in observed.stored_revisions() if label(found, names.REVISION_LABEL) != current]
+    others.sort(key=lambda found: (int(found.get("revision", 0)), name_of(found)))
+    return others[: max(0, len(others) - (KEPT_REVISIONS - 1))]

@@ -1,0 +1,71 @@
+"""`Store`: the children of all OrcaDeployments as the watches last showed them.
+
+Watches tell of every change, but a watch that was interrupted may have missed a deletion: a deployment's children are
+listed anew when it is first seen, and every RELIST_SECONDS after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from orca_operator.names import deployment_of
+from orca_operator.observe import Object, name_of
+
+WATCHED = (
+    "Pod", "Service", "ConfigMap", "ServiceAccount", "Deployment", "StatefulSet", "ControllerRevision", "NetworkPolicy",
+)  # fmt: skip
+OPTIONAL = ("PodDisruptionBudget", "PodMonitor")
+"""Not watched, as a cluster may not serve them; found by listing."""
+
+Key = tuple[str, str]
+"""Namespace and name of an OrcaDeployment."""
+
+
+class Store:
+    """Raw objects by deployment."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
+
+    def update(self, kind: str, body: dict[str, Any], deleted: bool) -> Key | None:
+        """Takes one event; returns the deployment that it concerns."""
+        deployment = deployment_of(body["metadata"])
+        if deployment is None:
+            return None
+        key = (body["metadata"]["namespace"], deployment)
+        objects = self._objects.setdefault(key, {})
+        if deleted:
+            objects.pop((kind, name_of(body)), None)
+        else:
+            self._put(objects, {**body, "kind": kind})
+        return key
+
+    def replace(self, key: Key, listed: Iterable[Object]) -> None:
+        """Takes a complete listing."""
+        objects: dict[tuple[str, str], Object] = {}
+        for item in listed:
+            self._put(objects, item)
+        self._objects[key] = objects
+
+    def children(self, key: Key) -> tuple[Object, ...]:
+        """What is known of a deployment."""
+        return tuple(self._objects.get(key, {}).values())
+
+    def forget(self, key: Key) -> None:
+        """Drops a deployment that is gone."""
+        self._objects.pop(key, None)
+
+    @staticmethod
+    def _put(objects: dict[tuple[str, str], Object], body: Object) -> None:
+        """Keeps the newer one: an event may be older than a listing."""
+        place = (str(body["kind"]), name_of(body))
+        known = objects.get(place)
+        if known is None or known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body):
+            objects[place] = body
+
+
+def _age(body: Object) -> int:
+    """resourceVersions are opaque by contract, and whole numbers that rise on every server (KEP-5504)."""
+    text = str(body["metadata"].get("resourceVersion", "0"))
+    return int(text) if text.isdecimal() else 0

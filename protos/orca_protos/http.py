@@ -1,0 +1,70 @@
+"""HTTP beside other work on the same event loop: a server without signal handling, and the probes of a process.
+
+Probes answer on a port of their own (docs/contracts.md, section 6), so that neither an API key nor a busy API stands
+between a kubelet and its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+
+Answer = Callable[[], Awaitable[tuple[int, str]]]
+"""Returns status and text."""
+CLOSE_SECONDS = 2
+"""For connections that are still open at the end."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process before everything else is in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    """Serves an ASGI application while the block runs; yields the task, which ends early only by an error."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
+    server = _Server(config)
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield task
+    finally:
+        server.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening TCP socket; raises OSError if the address cannot be had."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def probes(routes: Mapping[str, Answer]) -> Any:
+    """Returns an ASGI application that answers GET on these paths with plain text, all else with 404."""
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        answer = routes.get(scope["path"])
+        status, text = await answer() if answer else (404, f"there are {', '.join(sorted(routes))}\n")
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text.encode()})
+
+    return app

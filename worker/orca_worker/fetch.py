@@ -1,0 +1,157 @@
+"""`orca fetch`: the init container that brings a model from a hub into a volume, once for all pods that share it.
+
+A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, what
+was interrupted goes on where it stopped (huggingface_hub). A file with a published SHA-256 is checked against it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from filelock import FileLock, Timeout
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoSibling
+
+from orca_worker.errors import ModelError
+from orca_worker.model_config import read_model_config
+
+logger = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+VERIFIED = ".orca-verified.json"
+TEXT = re.compile(r"^[^/]+\.(json|jinja|txt|model)$")
+LOCK_SECONDS = 6 * 3600
+TRIES = 3
+LAYER = re.compile(r"\.(\d+)\.")
+
+
+class FetchError(Exception):
+    """A download that cannot succeed as things are; the message says what to change."""
+
+
+def fetch(
+    repository: str, revision: str, folder: Path, partition: tuple[int, int] | None, weights: bool = True
+) -> None:
+    """Brings what a pod needs of a repository into `folder`.
+
+    `partition` (index, count): only the weight files of that inter-layer partition, where the repository's index says
+    which those are. Raises FetchError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".orca-lock", timeout=LOCK_SECONDS):
+            _fetch(repository, revision, folder, partition, weights)
+    except Timeout as error:
+        raise FetchError(f"{folder}: another download has held the lock for {LOCK_SECONDS} s") from error
+    except GatedRepoError as error:
+        raise FetchError(f"hf://{repository} is gated: accept its terms and set model.secretRef") from error
+    except RepositoryNotFoundError as error:
+        raise FetchError(f"hf://{repository} does not exist, or needs a token: see model.secretRef") from error
+    except RevisionNotFoundError as error:
+        raise FetchError(f"hf://{repository} has no revision {revision!r}: see model.revision") from error
+    except (HfHubHTTPError, OSError) as error:  # httpx's connection errors are OSErrors or wrapped in one
+        raise FetchError(f"hf://{repository}: {' '.join(str(error).split())}") from error
+
+
+def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, int] | None, weights: bool) -> None:
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    if "config.json" not in siblings:
+        raise FetchError(f"hf://{repository} has no config.json: it is not a Transformers model")
+    commit = info.sha or revision
+    for name in sorted(filter(TEXT.match, siblings)):
+        _download(repository, commit, folder, siblings[name])
+    if weights:
+        for name in _weight_files(folder, siblings, partition):
+            _download(repository, commit, folder, siblings[name])
+
+
+def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tuple[int, int] | None) -> list[str]:
+    """Names of the weight files: all, or those with a tensor of the partition's layers or of none."""
+    if INDEX not in siblings:
+        found = sorted(name for name in siblings if name.endswith(".safetensors") and "/" not in name)
+        if not found:
+            raise FetchError("the repository has no safetensors: pickled weights are not read")
+        return found
+    weight_map: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
+    if partition is None:
+        return sorted(set(weight_map.values()))
+    try:
+        layers = read_model_config(folder).layers_of(*partition)
+    except ModelError as error:
+        raise FetchError(str(error)) from error
+    needed = set()
+    for tensor, name in weight_map.items():
+        layer = LAYER.search(tensor)
+        if layer is None or int(layer[1]) in layers:
+            needed.add(name)
+    return sorted(needed)
+
+
+def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) -> None:
+    """Downloads and verifies one file, unless it is there already."""
+    record = folder / VERIFIED
+    verified: dict[str, str] = json.loads(record.read_bytes()) if record.exists() else {}
+    name, expected = sibling.rfilename, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id or ""
+    path = folder / name
+    if verified.get(name) == expected and path.is_file():
+        return
+    for attempt in range(1, TRIES + 1):
+        hf_hub_download(repository, name, revision=commit, local_dir=folder, force_download=attempt > 1)
+        if sibling.lfs is None or _sha256(path) == expected:
+            break
+        logger.warning("%s: damaged in transfer, attempt %d of %d", name, attempt, TRIES)
+        path.unlink()
+    else:
+        raise FetchError(f"{name}: its SHA-256 is not the published one, after {TRIES} downloads")
+    logger.info("%s: %d bytes", name, path.stat().st_size)
+    partial = record.with_suffix(".tmp")
+    partial.write_text(json.dumps({**verified, name: expected}))
+    os.replace(partial, record)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: list[str]) -> int:
+    """`orca fetch`: exit code 0 when everything is there."""
+    parser = _Parser(prog="orca fetch", description="Downloads a model from a hub (HF_ENDPOINT, HF_TOKEN).")
+    parser.add_argument("uri", help="hf://ORGANISATION/NAME")
+    parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="the folder that will hold the model")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit (main)")
+    parser.add_argument("--partition", metavar="I/P", help="only the weights of inter-layer partition I of P")
+    parser.add_argument("--without-weights", action="store_true", help="configuration and tokenizer only")
+    arguments = parser.parse_args(argv)
+    repository = arguments.uri.removeprefix("hf://")
+    if not arguments.uri.startswith("hf://") or not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        parser.error(f"{arguments.uri!r}: hf://ORGANISATION/NAME is expected")
+    partition = None
+    if arguments.partition is not None:
+        found = re.fullmatch(r"(\d+)/(\d+)", arguments.partition)
+        if found is None or not int(found[1]) < int(found[2]):
+            parser.error(f"--partition {arguments.partition!r}: I/P with I below P is expected")
+        partition = (int(found[1]), int(found[2]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        fetch(repository, arguments.revision, arguments.into, partition, not arguments.without_weights)
+    except FetchError as error:
+        print(f"orca fetch: error: {error}", file=sys.stderr)
+        return 1
+    return 0
