@@ -7,18 +7,22 @@
 # `--build-arg TORCH_INDEX=URL` adds the index of PyTorch's CPU-only builds. TORCH=cuda adds CuPy.
 ARG BASE=python:3.11-slim
 
-# -- the distribution ------------------------------------------------------------------------------------------------
-FROM ${BASE} AS wheel
+# -- ORCA itself, and the demo model -----------------------------------------------------------------------------------
+FROM ${BASE} AS orca
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
+RUN python3 -m venv --without-pip /opt/orca
+COPY examples/demo-model /models/demo
+RUN chmod -R a+rX /models
 COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY kernels kernels
 COPY worker worker
 COPY master master
 COPY operator operator
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+RUN python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-deps .
 
-# -- one virtual environment per image, without pip; third-party packages first, so that a change of ORCA rebuilds little
+# -- third-party packages, one virtual environment per image, without pip ---------------------------------------------
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
@@ -46,7 +50,7 @@ RUN case "$TORCH" in cpu) extra="" ;; cuda) extra=cuda ;; *) echo "TORCH=$TORCH:
       -c constraints.txt -r requirements.txt
 
 # -- what runs -------------------------------------------------------------------------------------------------------
-# The packages are one layer and ORCA is another, so that an upgrade moves a few hundred kilobytes.
+# The packages are one layer and ORCA is another, so that an upgrade moves little.
 # dumb-init is process 1: it passes signals on to the whole tree and reaps what is left over.
 FROM ${BASE} AS runtime
 ENV PATH=/opt/orca/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -55,25 +59,20 @@ ENTRYPOINT ["dumb-init", "--", "orca"]
 
 FROM runtime AS operator
 COPY --from=operator-packages /opt/orca /opt/orca
-RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl
+COPY --from=orca /opt/orca /opt/orca
 USER 10001:10001
 CMD ["operator"]
 
 FROM runtime AS master
 COPY --from=master-packages /opt/orca /opt/orca
-COPY examples/demo-model /models/demo
-RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl && \
-    chmod -R a+rX /models
+COPY --from=orca /models /models
+COPY --from=orca /opt/orca /opt/orca
 USER 10001:10001
 CMD ["master", "--help"]
 
 FROM runtime AS worker
 COPY --from=worker-packages /opt/orca /opt/orca
-COPY examples/demo-model /models/demo
-RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl && \
-    chmod -R a+rX /models
+COPY --from=orca /models /models
+COPY --from=orca /opt/orca /opt/orca
 USER 10001:10001
 CMD ["worker", "--listen", "0.0.0.0:50051", "--probe-port", "8081"]

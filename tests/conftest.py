@@ -45,3 +45,8 @@ def references(checkpoint):
         return known[key]
 
     return references_of
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` writes the expected files of tests/operator anew."""
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")

@@ -42,7 +42,8 @@ LIVE: dict[str, Any] = {
 def revision_hash(spec: Spec) -> str:
     """Returns the revision of a spec: the same for specs that need the same pods."""
     affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=LIVE)
-    canonical = json.dumps(affecting, sort_keys=True, separators=(",", ":"))
+    said = {name: value for name, value in affecting.items() if value != {}}  # only live fields were set in it
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]
 
 

@@ -1,0 +1,150 @@
+"""One row per cause: what a pod or a master shows, and the reason and words that come of it."""
+
+from __future__ import annotations
+
+import pytest
+from orca_operator import names
+from orca_operator.diagnose import DESCRIPTIONS, SEVERITY, Diagnosis, Reason, diagnose, diagnose_pod, worst
+from orca_operator.observe import Observed
+from support.orcadeployments import context, pod, report
+
+DEMO = context()
+
+
+def container(**state) -> dict:
+    return {"containerStatuses": [{"name": "worker", "image": "repo/image:1", "restartCount": 0, **state}]}
+
+
+def waiting(reason: str, message: str = "") -> dict:
+    return container(state={"waiting": {"reason": reason, "message": message}})
+
+
+def crashed(code: int, reason: str = "Error", message: str = "", restarts: int = 5, running: bool = False) -> dict:
+    state = {"running": {}} if running else {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    last = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {
+        "containerStatuses": [
+            {"name": "worker", "image": "image", "restartCount": restarts, "state": state, "lastState": last}
+        ]
+    }
+
+
+def unscheduled(message: str) -> dict:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"conditions": [condition], "containerStatuses": []}
+
+
+def fetching(**state) -> dict:
+    status = {"name": "fetch-model", "image": "image", "restartCount": 1, "state": {}, **state}
+    return {"initContainerStatuses": [status], "containerStatuses": []}
+
+
+FAILED_FETCH = {"terminated": {"exitCode": 1, "message": "log line\norca fetch: error: hf://a/b does not exist\n"}}
+
+WORKER_ROWS = [
+    (waiting("ErrImagePull", "not found"), Reason.IMAGE_PULL_FAILED, "repo/image:1: not found"),
+    (waiting("ImagePullBackOff"), Reason.IMAGE_PULL_FAILED, "repo/image:1: ImagePullBackOff"),
+    (waiting("InvalidImageName", "bad"), Reason.IMAGE_PULL_FAILED, "bad"),
+    (waiting("ErrImageNeverPull", "absent"), Reason.IMAGE_PULL_FAILED, "absent"),
+    (waiting("CreateContainerConfigError", 'secret "x" not found'), Reason.INVALID_SPEC, 'secret "x" not found'),
+    (waiting("RunContainerError", "no such file"), Reason.WORKER_CRASH_LOOP, "no such file"),
+    (waiting("ContainerCreating"), Reason.LOADING_WEIGHTS, "starts"),
+    (
+        unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+        Reason.INSUFFICIENT_GPU,
+        "Insufficient nvidia.com/gpu",
+    ),
+    (unscheduled("0/1 nodes: 1 node(s) had taints"), Reason.POD_UNSCHEDULABLE, "had taints"),
+    (crashed(1, message="first\nboom\n"), Reason.WORKER_CRASH_LOOP, "exit code 1: boom"),
+    (crashed(1, message="boom", restarts=1, running=True), Reason.RECOVERING, "was restarted: exit code 1: boom"),
+    (crashed(1, message="boom", restarts=3, running=True), Reason.WORKER_CRASH_LOOP, "boom"),
+    (crashed(137, "OOMKilled"), Reason.WORKER_OOM_KILLED, "its limit is 64Mi"),
+    (crashed(137, "OOMKilled", restarts=1, running=True), Reason.WORKER_OOM_KILLED, "its limit is 64Mi"),
+    (crashed(0, "Completed"), Reason.WORKER_CRASH_LOOP, "exit code 0"),
+    (fetching(state={"running": {}}), Reason.MODEL_DOWNLOADING, "downloads the model"),
+    (fetching(state={"running": {}}, lastState=FAILED_FETCH), Reason.MODEL_DOWNLOADING, "downloads the model"),
+    (fetching(state=FAILED_FETCH), Reason.MODEL_DOWNLOAD_FAILED, "exit code 1: orca fetch: error: hf://a/b does not"),
+    (
+        fetching(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=FAILED_FETCH),
+        Reason.MODEL_DOWNLOAD_FAILED,
+        "does not exist",
+    ),
+    ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, Reason.WORKER_CRASH_LOOP, "Evicted: low on"),
+    ({"reason": "NodeLost"}, Reason.NODE_LOST, "does not answer"),
+    (
+        {"conditions": [{"type": "Ready", "status": "False", "reason": "NodeStatusUnknown"}]},
+        Reason.NODE_LOST,
+        "does not answer",
+    ),
+    ({}, Reason.LOADING_WEIGHTS, "loads its weights"),
+]
+
+
+@pytest.mark.parametrize(("status", "reason", "words"), WORKER_ROWS)
+def test_worker_pods(status, reason, words):
+    found = diagnose_pod(pod(DEMO, **status))
+    assert found.reason is reason
+    assert words in found.message
+    assert found.message.startswith(f"{found.pod}: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (crashed(2, message="orca master: error: bad"), Reason.INVALID_SPEC, "exit code 2: orca master: error: bad"),
+        (crashed(1, message="boom"), Reason.MASTER_CRASH_LOOP, "boom"),
+        (crashed(137, "OOMKilled"), Reason.MASTER_CRASH_LOOP, "OOMKilled"),
+        (waiting("ImagePullBackOff", "gone"), Reason.IMAGE_PULL_FAILED, "gone"),
+        ({}, Reason.LOADING_WEIGHTS, "waits for workers"),
+    ],
+)
+def test_master_pods(status, reason, words):
+    found = diagnose_pod(pod(DEMO, names.MASTER, **status))
+    assert found.reason is reason
+    assert words in found.message
+
+
+def test_a_ready_or_ending_pod_has_no_cause():
+    assert diagnose_pod(pod(DEMO, ready=True)) is None
+    ending = pod(DEMO, **crashed(1))
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert diagnose_pod(ending) is None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.ENGINE_STALLED, Reason.COMMUNICATOR_ERROR, Reason.RENDEZVOUS_TIMEOUT, Reason.WORKER_OOM_KILLED,
+        Reason.INVALID_SPEC, Reason.WORKER_CRASH_LOOP,
+    ],
+)  # fmt: skip
+def test_what_the_master_says(reason):
+    said = report(DEMO, "Recovering", reason=reason.value, message="in its own words")
+    found = diagnose(Observed((pod(DEMO, ready=True),), {DEMO.revision: said}), DEMO.revision)
+    assert found.reason is reason
+    assert "in its own words" in found.message
+
+
+def test_a_reason_of_a_newer_master_is_no_crash():
+    said = report(DEMO, "Recovering", reason="SomethingNew", message="x")
+    assert diagnose(Observed((), {DEMO.revision: said}), DEMO.revision).reason is Reason.RECOVERING
+
+
+def test_a_master_that_waits_for_a_pod_which_is_not_there_is_no_cause():
+    said = report(DEMO, "Recovering", reason="RendezvousTimeout", message="x")
+    observed = Observed((pod(DEMO, **waiting("ContainerCreating")),), {DEMO.revision: said})
+    assert diagnose(observed, DEMO.revision).reason is Reason.LOADING_WEIGHTS
+
+
+def test_the_worst_pod_is_named():
+    fine, bad = pod(DEMO, partition=0), pod(DEMO, partition=1, **crashed(137, "OOMKilled"))
+    found = diagnose(Observed((fine, bad), {}), DEMO.revision)
+    assert (found.reason, found.pod) == (Reason.WORKER_OOM_KILLED, bad["metadata"]["name"])
+
+
+def test_every_reason_is_documented_and_ranked():
+    assert set(DESCRIPTIONS) == set(Reason)
+    assert set(SEVERITY) == set(Reason) - {Reason.SERVING, Reason.SUSPENDED}
+    ranked = [Diagnosis(reason, "") for reason in SEVERITY]
+    assert worst(list(reversed(ranked))).reason is Reason.INVALID_SPEC
+    assert worst([]) is None

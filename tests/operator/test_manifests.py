@@ -1,0 +1,191 @@
+"""The rendered objects: golden YAML (`--update-golden` writes it), valid for Kubernetes 1.36, restricted pods."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from orca_operator import names
+from orca_operator.manifests import access
+from orca_operator.observe import Observed
+from orca_operator.plan import Apply, plan
+from support.orcadeployments import MINIMAL, UID, context, example, merged
+from support.pod_security import CONTROLS, violations
+
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = ("demo-cpu", "gpt2-gpu", "llama-70b", "orca-175b")
+EVERYTHING = {
+    **MINIMAL,
+    "model": {"uri": "hf://a/b", "revision": "v1", "secretRef": {"name": "token"}, "cache": {"sizeLimit": "1Gi"}},
+    "parallelism": {"pipelineParallelSize": 2, "tensorParallelSize": 2},
+    "replicas": 3,
+    "communication": {"rdmaResource": "rdma/hca", "socketInterface": "eth0", "env": {"NCCL_DEBUG": "INFO"}},
+    "imagePullSecrets": [{"name": "registry"}],
+    "service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "labels": {"c": "d"}},
+    "auth": {"apiKeySecretRef": {"name": "keys", "key": "list"}},
+    "podDisruptionBudget": {"enabled": True},
+    "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+    "master": {"priorityClassName": "high", "env": [{"name": "POD_IP", "value": "mine"}]},
+    "worker": {
+        "image": "my/worker:1",
+        "resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
+        "nodeSelector": {"gpu": "a100"},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "runtimeClassName": "nvidia",
+        "volumes": [{"name": "extra", "emptyDir": {}}],
+        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+        "initContainers": [{"name": "mine", "image": "busybox", "securityContext": {
+            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}],
+        "labels": {"team": "x"},
+        "annotations": {"sidecar.istio.io/inject": "true"},
+    },
+}  # fmt: skip
+
+
+def manifests(spec: dict, name: str = "demo") -> list[dict]:
+    return [action.manifest for action in plan(context(spec, name), Observed()) if isinstance(action, Apply)]
+
+
+def pod_specs(spec: dict) -> list[dict]:
+    return [
+        manifest["spec"]["template"]["spec"]
+        for manifest in manifests(spec)
+        if manifest["kind"] in ("Deployment", "StatefulSet")
+    ]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden(name, request):
+    resource = example(name)
+    text = yaml.safe_dump_all(manifests(resource["spec"], resource["metadata"]["name"]), sort_keys=True, width=120)
+    path = GOLDEN / f"{name}.yaml"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert path.read_text() == text, "if the change is meant: pytest tests/operator --update-golden"
+
+
+@pytest.mark.parametrize("spec", [*(example(name)["spec"] for name in EXAMPLES), EVERYTHING], ids=[*EXAMPLES, "all"])
+def test_valid_for_a_current_cluster(spec):
+    checked = 0
+    for manifest in manifests(spec):
+        if manifest["kind"] != "PodMonitor":  # its schema is the Prometheus operator's
+            kubernetes_validate.validate(manifest, "1.36", strict=True)
+            checked += 1
+    assert checked >= 8
+
+
+@pytest.mark.parametrize("spec", [*(example(name)["spec"] for name in EXAMPLES), EVERYTHING], ids=[*EXAMPLES, "all"])
+def test_pods_meet_the_restricted_level(spec):
+    for pod in pod_specs(spec):
+        assert violations(pod) == []
+
+
+BREACHES = {
+    "HostProcess": lambda pod: pod["securityContext"].update(windowsOptions={"hostProcess": True}),
+    "Host namespaces": lambda pod: pod.update(hostIPC=True),
+    "Privileged containers": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
+    "Capabilities": lambda pod: pod["containers"][0]["securityContext"]["capabilities"].update(add=["IPC_LOCK"]),
+    "HostPath volumes": lambda pod: pod["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+    "Host ports": lambda pod: pod["containers"][0]["ports"][0].update(hostPort=80),
+    "Host probes and lifecycle hooks": lambda pod: pod["containers"][0]["livenessProbe"]["httpGet"].update(host="a"),
+    "AppArmor": lambda pod: pod["securityContext"].update(appArmorProfile={"type": "Unconfined"}),
+    "SELinux": lambda pod: pod["securityContext"].update(seLinuxOptions={"user": "root"}),
+    "/proc mount type": lambda pod: pod["containers"][0]["securityContext"].update(procMount="Unmasked"),
+    "Sysctls": lambda pod: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]),
+    "Volume types": lambda pod: pod["volumes"].append({"name": "x", "nfs": {"server": "a", "path": "/"}}),
+    "Privilege escalation": lambda pod: pod["containers"][0]["securityContext"].pop("allowPrivilegeEscalation"),
+    "Running as non-root": lambda pod: pod["securityContext"].pop("runAsNonRoot"),
+    "Running as non-root user": lambda pod: pod["securityContext"].update(runAsUser=0),
+    "Seccomp": lambda pod: pod["securityContext"].pop("seccompProfile"),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_the_check_of_the_restricted_level_notices(control):
+    pod = copy.deepcopy(pod_specs(example("demo-cpu")["spec"])[0])
+    BREACHES[control](pod)
+    assert control in violations(pod)
+
+
+def test_one_master_and_one_stateful_set_per_partition():
+    for partitions in (1, 2, 3, 7):
+        found = manifests(merged(MINIMAL, parallelism={"pipelineParallelSize": partitions}, replicas=2))
+        kinds = [manifest["kind"] for manifest in found]
+        assert kinds.count("Deployment") == 1
+        assert kinds.count("StatefulSet") == partitions
+        (deployment,) = (manifest for manifest in found if manifest["kind"] == "Deployment")
+        assert deployment["spec"]["replicas"] == 1
+        assert all(m["spec"]["replicas"] == 2 for m in found if m["kind"] == "StatefulSet")
+
+
+def test_everything_is_owned_and_labelled():
+    for manifest in [*manifests(EVERYTHING), access.admin_secret(context(EVERYTHING), "token")]:
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == (
+            "OrcaDeployment",
+            "demo",
+            UID,
+            True,
+        )
+        labels = manifest["metadata"]["labels"]
+        assert labels[names.DEPLOYMENT_LABEL] == "demo"
+        assert labels[names.MANAGED_BY_LABEL] == "orca-operator"
+
+
+def test_selectors_of_services_and_policies_do_not_contain_the_revision():
+    for manifest in manifests(EVERYTHING):
+        spec = manifest.get("spec", {})
+        if manifest["kind"] == "Service":
+            assert names.REVISION_LABEL not in spec["selector"]
+        elif manifest["kind"] in ("NetworkPolicy", "PodDisruptionBudget"):
+            assert names.REVISION_LABEL not in str(spec)
+        elif manifest["kind"] in ("Deployment", "StatefulSet"):
+            assert names.REVISION_LABEL in spec["selector"]["matchLabels"]
+            assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_users_pod_settings_win():
+    deployment, first, *_ = sorted(
+        (m for m in manifests(EVERYTHING) if m["kind"] in ("Deployment", "StatefulSet")), key=lambda m: m["kind"]
+    )
+    master = deployment["spec"]["template"]["spec"]
+    assert [entry for entry in master["containers"][0]["env"] if entry["name"] == "POD_IP"] == [
+        {"name": "POD_IP", "value": "mine"}
+    ]
+    assert master["priorityClassName"] == "high"
+    template = first["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    assert container["image"] == "my/worker:1"
+    assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "2", "rdma/hca": "1"}
+    assert container["resources"]["requests"] == {"cpu": "4", "nvidia.com/gpu": "2", "rdma/hca": "1"}
+    assert {"key": "spot", "operator": "Exists"} in pod["tolerations"]
+    assert any(toleration["key"] == "nvidia.com/gpu" for toleration in pod["tolerations"])
+    assert [entry["name"] for entry in pod["initContainers"]] == ["mine", "fetch-model"]
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["nodeSelector"] == {"gpu": "a100"}
+    assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "true"
+    assert template["metadata"]["labels"]["team"] == "x"
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_every_pod_fetches_only_its_part():
+    shares = []
+    for manifest in manifests(EVERYTHING):
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            fetch = manifest["spec"]["template"]["spec"]["initContainers"][-1]
+            assert fetch["args"][:6] == ["fetch", "hf://a/b", "--revision", "v1", "--into", "/models/cache/a--b/v1"]
+            assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "token", "key": "token"}}} in fetch[
+                "env"
+            ]
+            shares.append(fetch["args"][6:])
+    assert shares == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
+
+
+def test_no_budget_for_a_single_pipeline():
+    spec = merged(EVERYTHING, replicas=1)
+    assert "PodDisruptionBudget" not in [manifest["kind"] for manifest in manifests(spec)]

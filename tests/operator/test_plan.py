@@ -1,0 +1,183 @@
+"""Properties of names and plan, and the passes of a rollout, a scaling and a deletion by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from orca_operator import names
+from orca_operator.observe import Observed, label
+from orca_operator.plan import Apply, Delete, PutScheduler, PutTopology, plan
+from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
+from orca_operator.validation import NAME
+from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report
+
+DNS_LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+deployment_names = st.from_regex(NAME, fullmatch=True).filter(lambda name: len(name) <= names.LONGEST_NAME)
+shapes = st.fixed_dictionaries(
+    {"pipelineParallelSize": st.integers(1, 64), "tensorParallelSize": st.sampled_from([1, 2, 8])}
+)
+
+
+@given(deployment_names, shapes, st.integers(0, 1000))
+def test_every_name_fits(name, shape, replicas):
+    spec = merged(MINIMAL, parallelism=shape, replicas=replicas)
+    found = context(spec, name)
+    for action in plan(found, Observed()):
+        metadata = action.manifest["metadata"]
+        assert DNS_LABEL.match(metadata["name"]), metadata["name"]
+        for value in metadata["labels"].values():
+            assert len(value) <= 63
+    last = names.partition(name, found.revision, shape["pipelineParallelSize"] - 1)
+    assert len(f"{last}-{max(0, replicas - 1)}") <= 63
+    assert len(f"{last}-0123456789") <= 63, "the label controller-revision-hash of its pods"
+
+
+@given(deployment_names, deployment_names, st.integers(0, 63), st.integers(0, 63))
+def test_names_of_children_are_distinct(one, other, left, right):
+    children = {names.partition(one, "abcdef", left), names.master(one, "abcdef"), names.boot(one, "abcdef"), one,
+                names.control(one), names.admin(one), names.revision(one, "abcdef")}  # fmt: skip
+    assert len(children) == 7
+    if (one, left) != (other, right):
+        assert names.partition(one, "abcdef", left) != names.partition(other, "abcdef", right)
+
+
+def manifests(actions) -> dict:
+    return {(a.manifest["kind"], a.manifest["metadata"]["name"]): a.manifest for a in actions if isinstance(a, Apply)}
+
+
+specs = st.builds(
+    lambda shape, replicas, budget, policy, suspend: merged(
+        MINIMAL, parallelism=shape, replicas=replicas, podDisruptionBudget={"enabled": budget},
+        networkPolicy={"enabled": policy}, suspend=suspend,
+    ),
+    st.fixed_dictionaries({"pipelineParallelSize": st.integers(1, 4), "tensorParallelSize": st.sampled_from([1, 2])}),
+    st.integers(0, 4), st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+
+
+@given(specs)
+def test_a_steady_state_is_left_alone(spec):
+    """What is in place is planned again as it is: no deletion, no call to the master."""
+    found = context(spec)
+    pipelines = 0 if spec["suspend"] else spec["replicas"]
+    observed = everything(found, pipelines) if pipelines else Observed(everything(found, 0).children[:-1])
+    actions = plan(found, observed)
+    assert all(isinstance(action, Apply) for action in actions)
+    assert manifests(actions) == manifests(plan(found, Observed()))
+
+
+@given(specs, specs)
+def test_from_any_state_to_any_other(before, after):
+    """After the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""
+    old, new = context(before), context(after)
+    observed = everything(old, 0 if before["suspend"] else before["replicas"])
+    deleted = {(a.child["kind"], a.child["metadata"]["name"]) for a in plan(new, observed) if isinstance(a, Delete)}
+    if old.revision != new.revision:
+        applied = manifests(plan(new, observed))
+        assert not {kind for kind, _ in applied} & {"StatefulSet", "Deployment"}, "the old revision ends first"
+    remaining = [
+        child
+        for child in observed.children
+        if (child["kind"], child["metadata"]["name"]) not in deleted
+        and not (child["kind"] == "Pod" and label(child, names.REVISION_LABEL) != new.revision)
+    ]
+    final = plan(new, Observed(tuple(remaining)))
+    wanted = manifests(plan(new, Observed()))
+    assert {key for key in manifests(final) if key[0] != "ControllerRevision"} == {
+        key for key in wanted if key[0] != "ControllerRevision"
+    }
+    assert not [action for action in final if isinstance(action, Delete)]
+
+
+def test_scaling_down_the_master_lets_go_first():
+    two, one = context(merged(MINIMAL, replicas=2)), context(merged(MINIMAL, replicas=1))
+    assert two.revision == one.revision
+    observed = everything(two, pipelines=2)
+    actions = plan(one, observed)
+    (put,) = (action for action in actions if isinstance(action, PutTopology))
+    assert [pipeline["id"] for pipeline in put.body["pipelines"]] == [f"{one.revision}-0"]
+    (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
+    assert stateful_set["spec"]["replicas"] == 2, "its pods stay until the master has answered"
+    answered = Observed(observed.children, {one.revision: report(one, pipelines=1)})
+    (stateful_set,) = (m for (kind, _), m in manifests(plan(one, answered)).items() if kind == "StatefulSet")
+    assert stateful_set["spec"]["replicas"] == 1
+
+
+def test_scaling_up_and_live_knobs():
+    one = context(MINIMAL)
+    three = context(merged(MINIMAL, replicas=3, scheduler={"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}))
+    assert one.revision == three.revision
+    actions = plan(three, everything(one))
+    (topology,) = (action for action in actions if isinstance(action, PutTopology))
+    assert len(topology.body["pipelines"]) == 3
+    (knobs,) = (action for action in actions if isinstance(action, PutScheduler))
+    assert knobs.body == {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}
+    (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
+    assert stateful_set["spec"]["replicas"] == 3
+
+
+def test_the_stored_rendering_wins_over_a_new_one():
+    """An operator of another version, here with another default image, restarts no pod."""
+    old = context(MINIMAL)
+    observed = everything(old)
+    newer = replace(old, images=replace(old.images, worker="orca-worker:next", master="orca-master:next"))
+    assert manifests(plan(newer, observed)) == manifests(plan(old, observed))
+    assert "orca-worker:next" in str(manifests(plan(newer, Observed())))
+
+
+def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
+    base = revision_hash(context(MINIMAL).spec)
+    live_changes = [
+        {"replicas": 5}, {"suspend": True}, {"drainTimeoutSeconds": 5}, {"service": {"type": "NodePort"}},
+        {"scheduler": {"maxBatchSize": 4}}, {"monitoring": {"enabled": True}}, {"networkPolicy": {"enabled": False}},
+        {"recoveryPolicy": {"maxRestarts": 3}}, {"autoscaling": {"maxReplicas": 3}}, {"replicas": 1},
+        {"model": {"uri": "file:///models/demo", "dtype": "auto"}},
+    ]  # fmt: skip
+    for change in live_changes:
+        assert revision_hash(context({**MINIMAL, **change}).spec) == base, change
+    pod_changes = [
+        {"model": {"uri": "file:///models/other"}}, {"parallelism": {"tensorParallelSize": 2}},
+        {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"admission": "paged"}},
+        {"communication": {"backend": "gloo"}}, {"imagePullPolicy": "Always"},
+    ]  # fmt: skip
+    hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
+    assert len(hashes) == len(pod_changes)
+    assert base not in hashes
+
+
+def test_old_revisions_are_kept_up_to_a_limit():
+    found = context(MINIMAL)
+    stored = []
+    for number in range(8):
+        other = context(merged(MINIMAL, restart={"id": str(number)}))
+        (revision,) = (m for (kind, _), m in manifests(plan(other, Observed(tuple(stored)))).items()
+                       if kind == "ControllerRevision")  # fmt: skip
+        assert revision["revision"] == number + 1
+        stored.append(live(revision))
+    gone = surplus(Observed(tuple(stored)), label(stored[0], names.REVISION_LABEL))
+    assert [revision["revision"] for revision in gone] == [2, 3, 4]
+    assert len(stored) - len(gone) == KEPT_REVISIONS
+    assert found.revision not in {label(revision, names.REVISION_LABEL) for revision in stored}
+
+
+def test_revisions_of_stateful_sets_are_not_ours():
+    found = context(MINIMAL)
+    foreign = {
+        "kind": "ControllerRevision", "revision": 7, "data": {},
+        "metadata": {"name": "demo-x-p0-123", "labels": names.labels("demo"),
+                     "ownerReferences": [{"kind": "StatefulSet", "uid": "x", "controller": True}]},
+    }  # fmt: skip
+    actions = plan(found, Observed((foreign,)))
+    assert not [action for action in actions if isinstance(action, Delete)]
+    (revision,) = (m for (kind, _), m in manifests(actions).items() if kind == "ControllerRevision")
+    assert revision["revision"] == 1
+
+
+def test_a_pod_of_another_revision_holds_the_new_one_back():
+    found = context(MINIMAL)
+    stray = pod(found, revision="abcdef")
+    kinds = {kind for kind, _ in manifests(plan(found, Observed((stray,))))}
+    assert "StatefulSet" not in kinds

@@ -1,0 +1,104 @@
+"""OrcaDeployments and the objects around them, as values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from orca_operator import names
+from orca_operator.manifests import boot
+from orca_operator.manifests.context import Context, Images
+from orca_operator.observe import Observed
+from orca_operator.plan import Apply, plan
+from orca_operator.revision import revision_hash
+from orca_operator.validation import parse
+
+ROOT = Path(__file__).parents[2]
+UID = "11111111-2222-3333-4444-555555555555"
+IMAGES = Images("orca-master:test", "orca-worker:test")
+MINIMAL = {"model": {"uri": "file:///models/demo"}}
+
+
+def example(name: str) -> dict[str, Any]:
+    """One of examples/."""
+    return yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+
+
+def context(spec: dict[str, Any] | None = None, name: str = "demo", namespace: str = "default") -> Context:
+    """The context of a spec."""
+    parsed = parse(name, spec or MINIMAL)
+    return Context(name, namespace, UID, parsed, revision_hash(parsed), IMAGES)
+
+
+def merged(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """`base` with top-level fields replaced."""
+    return {**base, **changes}
+
+
+def live(manifest: dict[str, Any], generation: int = 1) -> dict[str, Any]:
+    """A manifest as the API server would return it."""
+    metadata = {**manifest["metadata"], "uid": f"uid-{manifest['metadata']['name']}", "generation": generation}
+    return {**manifest, "metadata": metadata | {"resourceVersion": str(generation)}}
+
+
+def pod(
+    deployment: Context,
+    role: str = names.WORKER,
+    partition: int = 0,
+    pipeline: int = 0,
+    revision: str | None = None,
+    ready: bool = False,
+    **status: Any,
+) -> dict[str, Any]:
+    """A pod with a status; scheduled and running unless told otherwise."""
+    revision = revision or deployment.revision
+    if role == names.WORKER:
+        name = f"{names.partition(deployment.name, revision, partition)}-{pipeline}"
+        labels = names.worker_labels(deployment.name, revision, partition)
+    else:
+        name = f"{names.master(deployment.name, revision)}-5c9f8-abcde"
+        labels = names.master_labels(deployment.name, revision)
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Ready", "status": "True" if ready else "False"},
+    ]
+    running = [{"name": role, "image": "image", "restartCount": 0, "state": {"running": {}}}]
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": deployment.namespace, "labels": labels, "uid": f"uid-{name}"},
+        "spec": {"containers": [{"name": role, "resources": {"limits": {"memory": "64Mi"}}}]},
+        "status": {
+            "phase": "Running", "podIP": "10.0.0.1", "conditions": conditions, "containerStatuses": running, **status,
+        },
+    }  # fmt: skip
+
+
+def report(deployment: Context, phase: str = "Serving", pipelines: int = 1, **failure: Any) -> dict[str, Any]:
+    """What a master says, for all pipelines alike."""
+    last = {"at": 0.0, "worker": "", "recoverySeconds": None, **failure} if failure else None
+    return {
+        "state": "serving",
+        "topology": boot.topology(deployment, pipelines),
+        "scheduler": boot.scheduler_knobs(deployment),
+        "pipelines": [
+            {
+                "id": names.pipeline_id(deployment.revision, index), "phase": phase, "epoch": 1,
+                "loadedWorkers": 0, "lastFailure": last,
+            }
+            for index in range(pipelines)
+        ],
+    }  # fmt: skip
+
+
+def everything(deployment: Context, pipelines: int = 1) -> Observed:
+    """A deployment in steady state, made from its own plan."""
+    children = [live(action.manifest) for action in plan(deployment, Observed()) if isinstance(action, Apply)]
+    partitions = range(deployment.spec.parallelism.pipeline_parallel_size)
+    children += [
+        pod(deployment, partition=partition, pipeline=pipeline, ready=True)
+        for partition in partitions
+        for pipeline in range(pipelines)
+    ]
+    children.append(pod(deployment, names.MASTER, ready=True))
+    return Observed(tuple(children), {deployment.revision: report(deployment, pipelines=pipelines)})
