@@ -24,7 +24,7 @@ from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.keeper import PipelineKeeper
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
-from orca_master.pipeline import Pipeline
+from orca_master.pipeline import Phase, Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request, SamplingParameters
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
@@ -327,6 +327,7 @@ class EngineMaster:
 
     def _close(self, pipeline: Pipeline, reason: str) -> None:
         """Takes a pipeline out of the scheduler: its requests wait again."""
+        pipeline.phase = Phase.LOST
         del self._serving[pipeline.id]
         self.scheduler.remove_pipeline(pipeline.id)
         if self._serving:

@@ -94,6 +94,6 @@ _REASONS = {
     Phase.CONNECTING: "RendezvousTimeout",
     Phase.LOADING: "WorkerCrashLoop",
     Phase.FORMING: "RendezvousTimeout",
-    Phase.SERVING: "CommunicatorError",
+    Phase.LOST: "CommunicatorError",
 }
 """What a failure without a reason of its own means, by the phase in which it came."""

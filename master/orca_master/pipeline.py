@@ -37,6 +37,7 @@ class Phase(enum.Enum):
     LOADING = "Loading"
     FORMING = "Forming"
     SERVING = "Serving"
+    LOST = "Recovering"
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:

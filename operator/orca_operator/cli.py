@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         parser.error("--all-namespaces and --namespace exclude each other")
     namespaces = arguments.namespace or [os.environ.get("POD_NAMESPACE", "default")]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities"):
+    for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     liveness = None
     if arguments.liveness_port is not None:

@@ -105,7 +105,9 @@ def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
 
 def diagnose(observed: Observed, revision: str) -> Diagnosis:
     """Returns the worst cause why `revision` does not serve yet."""
-    found = [diagnosis for pod in observed.pods(revision=revision) if (diagnosis := diagnose_pod(pod)) is not None]
+    # Workers first: among equal causes a master's is the less telling one, as it waits for them.
+    pods = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
+    found = [diagnosis for pod in pods if (diagnosis := diagnose_pod(pod)) is not None]
     reported = diagnose_report(observed.reports.get(revision, {}))
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which is not there yet is no cause.

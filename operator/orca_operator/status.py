@@ -77,7 +77,8 @@ def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime
     status["conditions"] = [
         _condition(kind, *conditions[kind], situation.generation, previous, now) for kind in CONDITIONS
     ]
-    return _without_empty(status)
+    found: dict[str, Any] = _without_empty(status)
+    return found
 
 
 def _without_empty(value: Any) -> Any:

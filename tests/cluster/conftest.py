@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.kubernetes import Kubernetes, Namespace, helm
+from support.kubernetes import Kubernetes, Namespace, helm, images
 
 ROOT = Path(__file__).parents[2]
 RELEASE_NAMESPACE = "orca-system"
@@ -36,15 +36,6 @@ def operator(cluster: Kubernetes) -> Iterator[str]:
     )  # fmt: skip
     yield RELEASE_NAMESPACE
     helm("uninstall", "orca", "--namespace", RELEASE_NAMESPACE)
-
-
-def images() -> list[str]:
-    """Chart values that name the images under test."""
-    values = []
-    for part in ("operator", "master", "worker"):
-        image = os.environ.get(f"{part.upper()}_IMAGE", f"localhost/orca-{part}:dev")
-        values += ["--set", f"images.{part}={image}"]
-    return values
 
 
 @pytest.fixture

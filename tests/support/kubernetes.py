@@ -50,6 +50,15 @@ def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str
     return done
 
 
+def images() -> list[str]:
+    """Chart values that name the images under test."""
+    values = []
+    for part in ("operator", "master", "worker"):
+        image = os.environ.get(f"{part.upper()}_IMAGE", f"localhost/orca-{part}:dev")
+        values += ["--set", f"images.{part}={image}"]
+    return values
+
+
 class Kubernetes:
     """The cluster that KUBECONFIG names."""
 
@@ -180,7 +189,12 @@ class Namespace:
 
 def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
     """A resource around a spec."""
-    return {"apiVersion": "orca-serving.io/v1alpha1", "kind": "OrcaDeployment", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "orca-serving.io/v1alpha1",
+        "kind": "OrcaDeployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def demo_spec(**changes: Any) -> dict[str, Any]:

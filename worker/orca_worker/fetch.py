@@ -1,7 +1,7 @@
 """`orca fetch`: the init container that brings a model from a hub into a volume, once for all pods that share it.
 
-A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, what
-was interrupted goes on where it stopped (huggingface_hub). A file with a published SHA-256 is checked against it.
+A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, a large
+file that was interrupted goes on where it stopped. A file with a published SHA-256 is checked against it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from filelock import FileLock, Timeout
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    GatedRepoError,
+    HTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
@@ -58,7 +65,7 @@ def fetch(
         raise FetchError(f"hf://{repository} does not exist, or needs a token: see model.secretRef") from error
     except RevisionNotFoundError as error:
         raise FetchError(f"hf://{repository} has no revision {revision!r}: see model.revision") from error
-    except (HfHubHTTPError, OSError) as error:  # httpx's connection errors are OSErrors or wrapped in one
+    except (HTTPError, OSError) as error:
         raise FetchError(f"hf://{repository}: {' '.join(str(error).split())}") from error
 
 
@@ -106,8 +113,11 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
     if verified.get(name) == expected and path.is_file():
         return
     for attempt in range(1, TRIES + 1):
-        hf_hub_download(repository, name, revision=commit, local_dir=folder, force_download=attempt > 1)
-        if sibling.lfs is None or _sha256(path) == expected:
+        if sibling.lfs is None:
+            hf_hub_download(repository, name, revision=commit, local_dir=folder, force_download=True)
+            break
+        _download_resumed(hf_hub_url(repository, name, revision=commit), path)
+        if _sha256(path) == expected:
             break
         logger.warning("%s: damaged in transfer, attempt %d of %d", name, attempt, TRIES)
         path.unlink()
@@ -117,6 +127,24 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
     partial = record.with_suffix(".tmp")
     partial.write_text(json.dumps({**verified, name: expected}))
     os.replace(partial, record)
+
+
+def _download_resumed(url: str, path: Path) -> None:
+    """Downloads a large file; what an earlier process left of it is kept (hf_hub_download would begin anew)."""
+    metadata = get_hf_file_metadata(url)
+    partial = path.with_name(f"{path.name}.incomplete")
+    with partial.open("ab") as file:
+        if metadata.size is not None and file.tell() > metadata.size:  # left of another revision
+            file.truncate(0)
+        http_get(
+            metadata.location,
+            file,
+            resume_size=file.tell(),
+            headers=build_hf_headers() if metadata.location == url else {},  # a token is for the hub alone
+            expected_size=metadata.size,
+            displayed_filename=path.name,
+        )
+    os.replace(partial, path)
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,139 @@
+"""What the operator costs: `start`, from kubectl apply to the first token; `rest`, its memory and CPU with nothing to do.
+
+python benchmarks/operator_cost.py start --runs 5      on a cluster with the operator and the images
+python benchmarks/operator_cost.py rest --count 50     an API server suffices; runs an operator of its own
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "demo-cpu.yaml"
+BOUND_SECONDS = 120.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def kubectl(*arguments: str, stdin: str | None = None) -> str:
+    """Runs kubectl in the namespace `default`; ends the program with its words if it fails."""
+    done = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def until(holds: Callable[[], bool], interval: float = 0.05) -> float:
+    """Waits, and returns the seconds it took."""
+    begin = time.monotonic()
+    while not holds():
+        if time.monotonic() - begin > BOUND_SECONDS:
+            sys.exit(f"gave up after {BOUND_SECONDS:.0f} s")
+        time.sleep(interval)
+    return time.monotonic() - begin
+
+
+def measure_start(runs: int) -> dict[str, Any]:
+    """Applies the demo and asks its Service from this machine (a node of the cluster) until it answers."""
+    times = []
+    for _ in range(runs):
+        kubectl("apply", "-f", str(EXAMPLE))
+        begin = time.monotonic()
+        until(lambda: bool(kubectl("get", "service", "demo", "-o", "name", "--ignore-not-found").strip()))
+        address = kubectl("get", "service", "demo", "-o", "jsonpath={.spec.clusterIP}")
+        until(lambda address=address: answers(address))
+        times.append(time.monotonic() - begin)
+        kubectl("delete", "orca", "demo")
+        until(lambda: not kubectl("get", "pods", "-l", "orca-serving.io/deployment=demo", "-o", "name").strip(), 0.5)
+    return {"seconds_to_first_token": [round(value, 2) for value in times], "median": statistics.median(times)}
+
+
+def answers(address: str) -> bool:
+    """Whether one token comes back."""
+    body = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def measure_rest(count: int, seconds: int) -> dict[str, Any]:
+    """Memory and CPU of an operator over deployments that do not change."""
+    resource = yaml.safe_load(EXAMPLE.read_text())
+    names = [f"rest-{index}" for index in range(count)]
+    for name in names:
+        resource["metadata"]["name"] = name
+        kubectl("apply", "-f", "-", stdin=yaml.safe_dump(resource))
+    operator = subprocess.Popen(
+        [sys.executable, "-m", "orca_master.cli", "operator", "--namespace", "default"], stderr=subprocess.DEVNULL
+    )
+    try:
+
+        def settled() -> bool:
+            items = json.loads(kubectl("get", "orca", "-o", "json"))["items"]
+            return all(item.get("status", {}).get("conditions") for item in items)
+
+        settling = until(settled, 0.5)
+        time.sleep(10)
+        before = cpu_seconds(operator.pid)
+        time.sleep(seconds)
+        used = cpu_seconds(operator.pid) - before
+        status = Path(f"/proc/{operator.pid}/status").read_text().splitlines()
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+        return {
+            "deployments": count,
+            "seconds_until_all_have_a_status": round(settling, 1),
+            "resident_mib": round(resident / 1024, 1),
+            "cpu_percent_of_one_core": round(100 * used / seconds, 2),
+            "over_seconds": seconds,
+        }
+    finally:
+        operator.terminate()
+        operator.wait(20)
+        for name in names:
+            kubectl("delete", "orca", name, "--wait=false")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process (proc(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def main() -> None:
+    """Prints one JSON object with figures and circumstances."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("start", "rest"))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seconds", type=int, default=60)
+    arguments = parser.parse_args()
+    if arguments.what == "start":
+        figures = measure_start(arguments.runs)
+    else:
+        figures = measure_rest(arguments.count, arguments.seconds)
+    server = json.loads(kubectl("get", "--raw", "/version"))["gitVersion"]
+    print(json.dumps({
+        "command": " ".join(sys.argv), "version": version("orca-serving"), "kubernetes": server,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}", "python": platform.python_version(), **figures,
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

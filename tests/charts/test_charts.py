@@ -1,0 +1,127 @@
+"""The charts, rendered by helm: every combination of switches is valid, and wrong values are refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from orca_operator.crd import crd
+from orca_operator.names import NAME_LABEL, OPERATOR_APP
+from orca_operator.validation import parse
+from support.kubernetes import helm
+from support.pod_security import violations
+
+ROOT = Path(__file__).parents[2]
+ORCA = str(ROOT / "charts" / "orca")
+MODEL = str(ROOT / "charts" / "orca-model")
+SWITCHES: dict[str, list[dict[str, Any]]] = {
+    "scope": [{}, {"clusterWide": True}, {"namespaces": ["team-a", "team-b"]}],
+    "crds": [{}, {"crds": {"install": False}}, {"crds": {"celRules": False}}],
+    "account": [
+        {}, {"serviceAccount": {"create": False, "name": "mine"}}, {"serviceAccount": {"annotations": {"a": "b"}}},
+    ],
+    "pod": [
+        {},
+        {
+            "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "nodeSelector": {"e": "f"},
+            "tolerations": [{"key": "g", "operator": "Exists"}], "priorityClassName": "high",
+            "affinity": {"nodeAffinity": {}}, "images": {"pullSecrets": [{"name": "registry"}], "pullPolicy": "Always"},
+        },
+    ],
+}  # fmt: skip
+
+
+def render(chart: str, values: dict[str, Any], folder: Path, name: str = "orca") -> list[dict[str, Any]]:
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    done = helm("template", name, chart, "--namespace", "orca-system", "--values", str(path))
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+def test_lint():
+    assert "0 chart(s) failed" in helm("lint", "--strict", ORCA).stdout
+    assert "0 chart(s) failed" in helm("lint", "--strict", MODEL, "--set", "model.uri=file:///models/demo").stdout
+
+
+@pytest.mark.parametrize("scope", SWITCHES["scope"], ids=["own", "all", "some"])
+def test_every_combination_of_switches(scope, tmp_path):
+    for others in itertools.product(*(SWITCHES[name] for name in ("crds", "account", "pod"))):
+        values: dict[str, Any] = dict(scope)
+        for part in others:
+            values |= part
+        manifests = render(ORCA, values, tmp_path)
+        for manifest in manifests:
+            kubernetes_validate.validate(manifest, "1.36", strict=True)
+            if manifest["kind"] == "Deployment":
+                assert violations(manifest["spec"]["template"]["spec"]) == []
+                assert manifest["spec"]["selector"]["matchLabels"][NAME_LABEL] == OPERATOR_APP
+            if manifest["kind"] == "Pod":
+                assert violations(manifest["spec"]) == []
+        kinds = [manifest["kind"] for manifest in manifests]
+        assert kinds.count("Deployment") == 1
+        assert kinds.count("ClusterRole") == (1 if values.get("clusterWide") else 0)
+        roles = 0 if values.get("clusterWide") else 1 + len(values.get("namespaces", []))
+        assert kinds.count("Role") == kinds.count("RoleBinding") == roles
+        account = values.get("serviceAccount", {}).get("create", True)
+        assert kinds.count("ServiceAccount") == (1 if account else 0)
+        wanted = values.get("crds", {}).get("install", True)
+        assert kinds.count("CustomResourceDefinition") == (1 if wanted else 0)
+
+
+@pytest.mark.parametrize("rules", [True, False])
+def test_the_charts_crd_is_the_projects_and_is_kept(rules, tmp_path):
+    found = render(ORCA, {"crds": {"celRules": rules}}, tmp_path)
+    (manifest,) = (manifest for manifest in found if manifest["kind"] == "CustomResourceDefinition")
+    assert manifest["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert manifest == crd(with_rules=rules)
+
+
+def test_the_roles_rights_are_bounded(tmp_path):
+    (role,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "Role")
+    for rule in role["rules"]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+    secrets = [rule["verbs"] for rule in role["rules"] if "secrets" in rule["resources"]]
+    assert secrets == [["get", "create", "delete"]]
+    pods = [rule["verbs"] for rule in role["rules"] if "pods" in rule["resources"]]
+    assert pods == [["get", "list", "watch"]]
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "words"),
+    [
+        (ORCA, {"image": {}}, "image"),
+        (ORCA, {"clusterWide": "yes"}, "clusterWide"),
+        (ORCA, {"clusterWide": True, "namespaces": ["a"]}, "not"),
+        (ORCA, {"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        (ORCA, {"namespaces": ["Not A Name"]}, "namespaces"),
+        (MODEL, {}, "model"),
+        (MODEL, {"model": {"uri": "ftp://x"}}, "model.uri"),
+        (MODEL, {"model": {"uri": "file:///m"}, "replicas": -1}, "replicas"),
+        (MODEL, {"model": {"uri": "file:///m"}, "paralelism": {}}, "paralelism"),
+        (MODEL, {"model": {"uri": "file:///m"}, "communication": {"backend": "mpi"}}, "communication.backend"),
+    ],
+)
+def test_values_outside_the_schema_are_refused(chart, values, words, tmp_path):
+    path = tmp_path / "values.json"
+    path.write_text(json.dumps(values))
+    done = helm("template", "x", chart, "--values", str(path), check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_a_model_from_values(tmp_path):
+    values = {
+        "model": {"uri": "hf://a/b"}, "parallelism": {"pipelineParallelSize": 2}, "nameOverride": "other",
+        "annotations": {"x": "z"}, "worker": {"resources": {"limits": {"memory": "8Gi", "cpu": 4}}},
+    }  # fmt: skip
+    (manifest,) = render(MODEL, values, tmp_path)
+    assert manifest["metadata"]["name"] == "other"
+    assert manifest["metadata"]["annotations"] == {"x": "z"}
+    parsed = parse("other", manifest["spec"])
+    assert parsed.parallelism.pipeline_parallel_size == 2
+    assert "nameOverride" not in manifest["spec"]

@@ -1,0 +1,184 @@
+"""Deletion, re-creation, namespaces, rights, restarts of the operator, and silence at rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, helm, images
+
+ROOT = Path(__file__).parents[2]
+BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+
+
+def test_deletion_removes_everything_and_a_new_one_starts_at_once(namespace: Namespace):
+    namespace.deploy(demo_spec())
+    namespace.wait_ready()
+    first = {pod["metadata"]["uid"] for pod in namespace.pods()}
+    namespace.kubectl("delete", "orca", "demo", "--wait=false")
+    namespace.deploy(demo_spec())
+    assert eventually(lambda: not first & {pod["metadata"]["uid"] for pod in namespace.pods()}, 60)
+    namespace.wait_ready(seconds=90)
+    assert len(namespace.ask("demo", [BODY])) == 1
+    namespace.kubectl("delete", "orca", "demo")
+    assert eventually(lambda: namespace.children() == [], 60), namespace.children()
+
+
+def test_deletion_needs_no_operator(namespace: Namespace, operator: str):
+    namespace.deploy(demo_spec())
+    namespace.wait_ready()
+    scale(namespace.cluster, operator, 0)
+    try:
+        assert len(namespace.ask("demo", [BODY])) == 1, "serving needs no operator"
+        namespace.kubectl("delete", "orca", "demo", "--timeout=30s")
+        assert eventually(lambda: namespace.children() == [], 60), namespace.children()
+    finally:
+        scale(namespace.cluster, operator, 1)
+
+
+def test_two_of_the_same_name_in_two_namespaces(namespace: Namespace, cluster: Kubernetes):
+    with cluster.namespace("other") as other:
+        namespace.deploy(demo_spec())
+        other.deploy(demo_spec(model={"uri": "file:///models/demo", "name": "theirs"}))
+        namespace.wait_ready()
+        other.wait_ready()
+        assert namespace.ask("demo", [BODY])[0]["model"] == "demo"
+        assert other.ask("demo", [BODY])[0]["model"] == "theirs"
+        kept = {pod["metadata"]["uid"] for pod in namespace.pods()}
+        other.kubectl("delete", "orca", "demo")
+        assert eventually(lambda: other.children() == [], 60)
+        assert {pod["metadata"]["uid"] for pod in namespace.pods()} == kept
+        assert namespace.condition()["status"] == "True"
+
+
+def test_what_belongs_to_somebody_else_is_left_alone(namespace: Namespace):
+    namespace.kubectl("create", "service", "clusterip", "demo", "--tcp=80:80")
+    theirs = namespace.get("service", "demo")["spec"]
+    namespace.deploy(demo_spec())
+    assert "a Service named demo exists" in namespace.wait_reason("InvalidSpec", 30)["message"]
+    assert namespace.get("service", "demo")["spec"] == theirs
+
+
+def test_the_operator_repairs_what_somebody_changed(namespace: Namespace):
+    namespace.deploy(demo_spec())
+    namespace.wait_ready()
+    namespace.kubectl("delete", "service", "demo")
+    assert eventually(lambda: "Service/demo" in namespace.children(), 30)
+    namespace.kubectl("patch", "service", "demo", "--type=merge", "-p", '{"spec":{"selector":{"a":"b"}}}')
+
+    def repaired() -> bool:
+        selector = namespace.get("service", "demo")["spec"]["selector"]
+        return selector.get("orca-serving.io/component") == "master"
+
+    assert eventually(repaired, 30)
+
+
+def test_a_namespaced_operator_reads_only_its_namespace(cluster: Kubernetes, operator: str):
+    """With the chart's default Role: an OrcaDeployment of its own namespace is served, its neighbour's rights end."""
+    scale(cluster, operator, 0)  # the one with all namespaces must not help
+    try:
+        with cluster.namespace("own") as own, cluster.namespace("foreign") as foreign:
+            helm(
+                "install", "orca", str(ROOT / "charts" / "orca"), "--namespace", own.name,
+                "--set", "crds.install=false", *images(), "--wait", "--timeout", "120s",
+            )  # fmt: skip
+            own.deploy(demo_spec())
+            foreign.deploy(demo_spec())
+            own.wait_ready()
+            account = f"system:serviceaccount:{own.name}:orca"
+            for verb, kind in (
+                ("list", "orcadeployments"),
+                ("get", "secrets"),
+                ("list", "pods"),
+                ("create", "services"),
+            ):
+                ask = ("auth", "can-i", verb, kind, "--as", account)
+                assert own.kubectl(*ask, check=False).strip() == "yes"
+                assert foreign.kubectl(*ask, check=False).strip().startswith("no")
+            assert own.kubectl("auth", "can-i", "list", "secrets", "--as", account, check=False).startswith("no")
+            assert foreign.get("orca", "demo").get("status") is None
+            assert foreign.children() == []
+            test = helm("test", "orca", "--namespace", own.name)
+            assert "Succeeded" in test.stdout
+            helm("uninstall", "orca", "--namespace", own.name)
+    finally:
+        scale(cluster, operator, 1)
+
+
+def test_an_operator_that_is_killed_at_any_point_changes_nothing(namespace: Namespace, operator: str):
+    """A local operator is killed after 0.1, 0.2 … s of its first passes; what comes out is as if it never had been."""
+    scale(namespace.cluster, operator, 0)
+    command = [sys.executable, "-m", "orca_master.cli", "operator", "--namespace", namespace.name]
+    for part in ("master", "worker"):
+        image = os.environ.get(f"{part.upper()}_IMAGE", f"localhost/orca-{part}:dev")
+        command.append(f"--{part}-image={image}")
+    try:
+        namespace.deploy(demo_spec())
+        for tenths in range(8, 26, 2):
+            running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            time.sleep(tenths / 10)
+            running.kill()
+            running.wait()
+    finally:
+        scale(namespace.cluster, operator, 1)
+    namespace.wait_ready()
+    assert sorted(child.partition("/")[0] for child in namespace.children()).count("StatefulSet") == 1
+    before = snapshot(namespace)
+    namespace.cluster.kubectl("-n", operator, "rollout", "restart", "deployment/orca")
+    namespace.cluster.kubectl("-n", operator, "rollout", "status", "deployment/orca", "--timeout=60s")
+    time.sleep(8)  # its first passes
+    assert snapshot(namespace) == before
+
+
+def snapshot(namespace: Namespace) -> dict[str, str]:
+    """resourceVersion of every child and of the OrcaDeployment."""
+    kinds = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies,orca"
+    return {
+        f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
+        for item in namespace.items(kinds)
+        if "orca-serving.io/deployment" in item["metadata"].get("labels", {}) or item["kind"] == "OrcaDeployment"
+    }
+
+
+def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
+    """More than 100 passes of an idle operator: the API server counts no mutating request of its own."""
+    deployments = [f"idle-{index}" for index in range(10)]
+    for name in deployments:
+        namespace.deploy(demo_spec(suspend=True), name)
+    for name in deployments:
+        namespace.wait_reason("Suspended", 60, name)
+    time.sleep(3)
+    versions = snapshot(namespace)
+    before = mutations(namespace.cluster)
+    time.sleep(60)  # ten deployments, a pass every five seconds: 120 passes
+    assert mutations(namespace.cluster) == before
+    assert snapshot(namespace) == versions
+
+
+def mutations(cluster: Kubernetes) -> dict[str, int]:
+    """Mutating requests so far, by resource, for the resources that the operator writes."""
+    written = ("orcadeployments", "services", "configmaps", "serviceaccounts", "deployments", "statefulsets",
+               "controllerrevisions", "networkpolicies", "secrets", "events")  # fmt: skip
+    counts: dict[str, int] = {}
+    for line in cluster.kubectl("get", "--raw", "/metrics").splitlines():
+        if not line.startswith("apiserver_request_total{"):
+            continue
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        if labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE") and labels["resource"] in written:
+            place = labels["resource"]
+            counts[place] = counts.get(place, 0) + int(float(line.rpartition(" ")[2]))
+    return counts
+
+
+def scale(cluster: Kubernetes, operator: str, replicas: int) -> None:
+    """Stops or starts the operator, and waits for it."""
+    cluster.kubectl("-n", operator, "scale", "deployment/orca", f"--replicas={replicas}")
+    if replicas:
+        cluster.kubectl("-n", operator, "rollout", "status", "deployment/orca", "--timeout=60s")
+    else:
+        gone = ("-n", operator, "get", "pods", "-l", "app.kubernetes.io/name=orca-operator", "-o", "name")
+        assert eventually(lambda: not cluster.kubectl(*gone).strip(), 60)

@@ -1,0 +1,233 @@
+"""`orca fetch` against a local server that speaks the hub's protocol: what is fetched, once, whole, and the errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMIT = "c0ffee" + "0" * 34
+REPOSITORY = "acme/tiny"
+
+
+class Hub:
+    """One repository; counts what is asked for, and can break connections and damage files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.sent: list[tuple[str, int]] = []
+        self.stall_after: dict[str, int] = {}
+        self.stalled = threading.Event()
+        self.damaged: dict[str, int] = {}
+        self.token = ""
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_HEAD(self) -> None:
+                hub.answer(self, body=False)
+
+            def do_GET(self) -> None:
+                hub.answer(self, body=True)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def etag(self, name: str) -> str:
+        kind = hashlib.sha256 if name.endswith(".safetensors") else hashlib.sha1
+        return kind(self.files[name]).hexdigest()
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: bool) -> None:
+        path = handler.path.partition("?")[0]
+        if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.refuse(handler, 401, "RepoNotFound")
+        if found := re.fullmatch(rf"/api/models/{REPOSITORY}/revision/(.+)", path):
+            if found[1] not in ("main", COMMIT):
+                return self.refuse(handler, 404, "RevisionNotFound")
+            siblings = []
+            for name, content in self.files.items():
+                sibling: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": self.etag(name)}
+                if name.endswith(".safetensors"):
+                    sibling["lfs"] = {"sha256": self.etag(name), "size": len(content), "pointerSize": 130}
+                siblings.append(sibling)
+            return self.send(handler, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode(), {})
+        if found := re.fullmatch(rf"/{REPOSITORY}/resolve/{COMMIT}/(.+)", path):
+            return self.send_file(handler, found[1], body)
+        return self.refuse(handler, 404, "RepoNotFound")
+
+    def send_file(self, handler: BaseHTTPRequestHandler, name: str, body: bool) -> None:
+        content = self.files[name]
+        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if not body:
+            return self.send(handler, content, headers, body=False)
+        if self.damaged.get(name, 0):
+            self.damaged[name] -= 1
+            content = bytes(len(content))
+        start = 0
+        if found := re.match(r"bytes=(\d+)-", handler.headers.get("Range", "")):
+            start = int(found[1])
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        self.sent.append((name, start))
+        if name in self.stall_after:
+            handler.send_response(200)
+            for key, value in {**headers, "Content-Length": str(len(content))}.items():
+                handler.send_header(key, value)
+            handler.end_headers()
+            handler.wfile.write(content[: self.stall_after.pop(name)])
+            handler.wfile.flush()
+            self.stalled.set()
+            handler.rfile.read(1)  # until the client is gone
+            return None
+        return self.send(handler, content[start:], headers, status=206 if start else 200)
+
+    @staticmethod
+    def send(
+        handler: BaseHTTPRequestHandler, content: bytes, headers: dict[str, str], body: bool = True, status: int = 200
+    ) -> None:
+        handler.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if body:
+            handler.wfile.write(content)
+
+    @staticmethod
+    def refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
+        Hub.send(handler, b"{}", {"X-Error-Code": code, "X-Error-Message": code}, status=status)
+
+
+CONFIG = {
+    "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "n_layer": 4, "n_positions": 8, "vocab_size": 11,
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub():
+    made = Hub()
+    made.files = {"config.json": json.dumps(CONFIG).encode(), "tokenizer.json": b"{}", "README.md": b"not needed"}
+    shards = {"embeddings": "wte.weight"} | {f"layer{index}": f"h.{index}.mlp.bias" for index in range(4)}
+    weight_map = {tensor: f"model-{shard}.safetensors" for shard, tensor in shards.items()}
+    for name in weight_map.values():
+        made.files[name] = os.urandom(300_000)
+    made.files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    made.files["pytorch_model.bin"] = b"pickle"
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def command(folder: Path, *options: str, uri: str = f"hf://{REPOSITORY}") -> list[str]:
+    return [sys.executable, "-m", "orca_master.cli", "fetch", uri, "--into", str(folder), *options]
+
+
+def environment_of(hub: Hub, folder: Path, token: str = "") -> dict[str, str]:
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder.parent / "home"), "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+    if token:
+        environment["HF_TOKEN"] = token
+    return environment
+
+
+def fetch(hub: Hub, folder: Path, *options: str, uri: str = f"hf://{REPOSITORY}", token: str = "") -> tuple[int, str]:
+    done = subprocess.run(
+        command(folder, *options, uri=uri), env=environment_of(hub, folder, token), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
+
+
+def present(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+
+
+def test_everything_that_is_needed_once(hub, tmp_path):
+    folder = tmp_path / "model"
+    assert fetch(hub, folder)[0] == 0
+    assert present(folder) == set(hub.files) - {"README.md", "pytorch_model.bin"}
+    for name in present(folder):
+        assert (folder / name).read_bytes() == hub.files[name]
+    before = len(hub.sent)
+    assert fetch(hub, folder)[0] == 0
+    assert len(hub.sent) == before, "what is there is not fetched again"
+
+
+def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):
+    assert fetch(hub, tmp_path / "master", "--without-weights")[0] == 0
+    assert not [name for name in present(tmp_path / "master") if name.endswith(".safetensors")]
+    assert fetch(hub, tmp_path / "worker", "--partition", "1/2")[0] == 0
+    weights = {name for name in present(tmp_path / "worker") if name.endswith(".safetensors")}
+    assert weights == {f"model-{part}.safetensors" for part in ("embeddings", "layer2", "layer3")}
+
+
+def test_pods_that_share_a_volume_download_once(hub, tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        codes = list(pool.map(lambda _: fetch(hub, tmp_path / "model")[0], range(3)))
+    assert codes == [0, 0, 0]
+    names = [name for name, _ in hub.sent]
+    assert len(names) == len(set(names))
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path):
+    """Killed in the middle of a file, as a pod may be; the next one asks for the rest only."""
+    name, folder = "model-layer1.safetensors", tmp_path / "model"
+    hub.files[name] = os.urandom(24 << 20)  # more than the 10 MiB that huggingface_hub writes at a time
+    hub.stall_after[name] = 22 << 20
+    killed = subprocess.Popen(command(folder), env=environment_of(hub, folder), stderr=subprocess.DEVNULL)
+    assert hub.stalled.wait(60)
+    time.sleep(1)  # what was sent reaches the disk
+    killed.kill()
+    killed.wait()
+    code, _ = fetch(hub, folder)
+    assert code == 0
+    assert (tmp_path / "model" / name).read_bytes() == hub.files[name]
+    assert [start > 0 for sent, start in hub.sent if sent == name] == [False, True]
+
+
+def test_a_damaged_file_is_fetched_again(hub, tmp_path):
+    name = "model-layer1.safetensors"
+    hub.damaged[name] = 1
+    assert fetch(hub, tmp_path / "model")[0] == 0
+    assert (tmp_path / "model" / name).read_bytes() == hub.files[name]
+
+
+def test_a_file_that_stays_damaged_is_refused(hub, tmp_path):
+    hub.damaged["model-layer1.safetensors"] = 99
+    code, line = fetch(hub, tmp_path / "model")
+    assert code == 1
+    assert "model-layer1.safetensors: its SHA-256 is not the published one" in line
+    assert "model-layer1.safetensors" not in present(tmp_path / "model")
+
+
+def test_errors_name_the_way_out(hub, tmp_path):
+    assert "does not exist, or needs a token: see model.secretRef" in fetch(hub, tmp_path / "a", uri="hf://no/no")[1]
+    assert "has no revision 'v9': see model.revision" in fetch(hub, tmp_path / "b", "--revision", "v9")[1]
+    hub.token = "secret"
+    assert fetch(hub, tmp_path / "c")[0] == 1
+    assert fetch(hub, tmp_path / "c", token="secret")[0] == 0
+    del hub.files["config.json"]
+    assert "has no config.json" in fetch(hub, tmp_path / "d", token="secret")[1]
+    assert fetch(hub, tmp_path / "e", uri="hf://bad")[0] == 2
+    assert fetch(hub, tmp_path / "e", "--partition", "2/2")[0] == 2
+    hub.server.shutdown()
+    hub.server.server_close()
+    code, line = fetch(hub, tmp_path / "f")
+    assert code == 1
+    assert line.startswith("orca fetch: error: hf://acme/tiny: ")
