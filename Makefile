@@ -12,6 +12,11 @@ run: $(VENV)/run-installed
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
+# On the cluster of KUBECONFIG, whose nodes have the images {OPERATOR,MASTER,WORKER}_IMAGE (localhost/orca-*:dev). Needs
+# kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules.
+test-cluster: $(VENV)/dev-installed
+	$(BIN)/pytest tests/cluster
+
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

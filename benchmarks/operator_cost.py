@@ -1,4 +1,4 @@
-"""What the operator costs: `start`, from kubectl apply to the first token; `rest`, its memory and CPU with nothing to do.
+"""What the operator costs: `start`, kubectl apply to first token; `rest`, its memory and CPU with nothing to do.
 
 python benchmarks/operator_cost.py start --runs 5      on a cluster with the operator and the images
 python benchmarks/operator_cost.py rest --count 50     an API server suffices; runs an operator of its own
