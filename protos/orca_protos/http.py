@@ -61,8 +61,7 @@ def probes(routes: Mapping[str, Answer]) -> Any:
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        # Kubelets before 1.27 put a second slash in front of the path of a preStop hook.
-        answer = routes.get("/" + scope["path"].lstrip("/"))
+        answer = routes.get(scope["path"])
         status, text = await answer() if answer else (404, f"there are {', '.join(sorted(routes))}\n")
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
         await send({"type": "http.response.start", "status": status, "headers": headers})

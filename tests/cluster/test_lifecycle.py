@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, helm, images
@@ -128,6 +129,7 @@ def test_an_operator_that_is_killed_at_any_point_changes_nothing(namespace: Name
     namespace.wait_ready()
     assert sorted(child.partition("/")[0] for child in namespace.children()).count("StatefulSet") == 1
     before = snapshot(namespace)
+    assert len(before) >= 9
     namespace.cluster.kubectl("-n", operator, "rollout", "restart", "deployment/orca")
     namespace.cluster.kubectl("-n", operator, "rollout", "status", "deployment/orca", "--timeout=60s")
     time.sleep(8)  # its first passes
@@ -135,13 +137,23 @@ def test_an_operator_that_is_killed_at_any_point_changes_nothing(namespace: Name
 
 
 def snapshot(namespace: Namespace) -> dict[str, str]:
-    """resourceVersion of every child and of the OrcaDeployment."""
+    """Of every child and of the OrcaDeployment what changes when somebody writes it or restarts it.
+
+    The status of a workload also moves when Kubernetes looks at its pods, so its generation stands for it.
+    """
     kinds = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies,orca"
-    return {
-        f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
-        for item in namespace.items(kinds)
-        if "orca-serving.io/deployment" in item["metadata"].get("labels", {}) or item["kind"] == "OrcaDeployment"
-    }
+    found = {}
+    for item in namespace.items(kinds):
+        if "orca-serving.io/deployment" in item["metadata"].get("labels", {}) or item["kind"] == "OrcaDeployment":
+            metadata = item["metadata"]
+            mark = metadata["resourceVersion"]
+            if item["kind"] == "Pod":
+                statuses = item["status"]["containerStatuses"]
+                mark = f"{metadata['uid']} {[status['restartCount'] for status in statuses]}"
+            elif item["kind"] in ("Deployment", "StatefulSet"):
+                mark = f"{metadata['uid']} {metadata['generation']}"
+            found[f"{item['kind']}/{metadata['name']}"] = mark
+    return found
 
 
 def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
@@ -151,12 +163,19 @@ def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
         namespace.deploy(demo_spec(suspend=True), name)
     for name in deployments:
         namespace.wait_reason("Suspended", 60, name)
-    time.sleep(3)
+    # Other tests' namespaces are still being deleted, and the server does not say whose requests it counts.
+    assert eventually(lambda: unchanged(lambda: mutations(namespace.cluster), 10), 150), "the cluster comes to rest"
     versions = snapshot(namespace)
     before = mutations(namespace.cluster)
     time.sleep(60)  # ten deployments, a pass every five seconds: 120 passes
     assert mutations(namespace.cluster) == before
     assert snapshot(namespace) == versions
+
+
+def unchanged(read: Callable[[], dict[str, int]], seconds: float) -> bool:
+    before = read()
+    time.sleep(seconds)
+    return read() == before
 
 
 def mutations(cluster: Kubernetes) -> dict[str, int]:

@@ -68,7 +68,7 @@ class Kubernetes:
             ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=300, check=False
         )
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
-        return done.stdout if done.returncode == 0 else done.stderr
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     @functools.cached_property
     def has_cel(self) -> bool:

@@ -35,7 +35,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-async def run(address: str, probe_port: int | None = None, rank_command: Sequence[str] = RANK_COMMAND) -> int:
+async def run(
+    address: str, probe_port: int | None = None, drain_timeout: float = 0, rank_command: Sequence[str] = RANK_COMMAND
+) -> int:
     """Serves until `Shutdown` or a signal; returns the exit code."""
     try:
         store_host = _store_host(address)
@@ -54,8 +56,9 @@ async def run(address: str, probe_port: int | None = None, rank_command: Sequenc
     if bound == 0:
         print(f"orca worker: error: --listen {address}: the address is in use or not of this machine", file=sys.stderr)
         return 2
+    loop, leaving = asyncio.get_running_loop(), []
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, controller.stopped.set)
+        loop.add_signal_handler(number, lambda: leaving.append(loop.create_task(controller.leave(drain_timeout))))
     async with contextlib.AsyncExitStack() as stack:
         if probe_port is not None:
             try:
@@ -77,12 +80,15 @@ def main(argv: list[str]) -> int:
     parser = _Parser(prog="orca worker", description="Runs one worker, which waits for a master.")
     parser.add_argument("--listen", required=True, metavar="ADDR", help="host:port or unix:PATH")
     parser.add_argument("--probe-port", type=int, metavar="PORT", help="port for probes and metrics (none)")
+    parser.add_argument(
+        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="how long to wait for the master at the end (0)"
+    )
     arguments = parser.parse_args(argv)
     host, _, port = arguments.listen.rpartition(":")
     if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    return asyncio.run(run(arguments.listen, arguments.probe_port))
+    return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout))
 
 
 def _store_host(address: str) -> str:

@@ -29,6 +29,7 @@ from orca_worker.rank_process import RANK_COMMAND, RankProcess
 
 ANSWER_SECONDS = 30.0
 LOAD_SILENCE_SECONDS = 100.0
+LEAVE_POLL_SECONDS = 0.05
 MAX_DETAILS = 2000
 """Characters of a status message: it travels in an HTTP/2 header."""
 
@@ -40,6 +41,7 @@ class Controller(WorkerServicer):
         self.stopped = asyncio.Event()
         self.highest_epoch = 0
         self.num_streams = 0
+        self._leaving = False
         self._store_host = store_host
         self._rank_command = rank_command
         self._boot_id = uuid.uuid4().hex
@@ -56,10 +58,23 @@ class Controller(WorkerServicer):
         """Whether every rank holds its weights."""
         return self._facts is not None
 
+    async def leave(self, seconds: float) -> None:
+        """Takes no new master from now on, and ends when the present one lets go, at the latest after `seconds`.
+
+        A pod's master and workers get their signal together: the workers must outlast the master's drain.
+        """
+        self._leaving = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.num_streams and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(LEAVE_POLL_SECONDS)
+        self.stopped.set()
+
     # -- cold ----------------------------------------------------------------------------------------
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
         """See engine.proto."""
+        if self._leaving:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is about to end")
         return pb.Description(
             boot_id=self._boot_id,
             pod_uid=os.environ.get("POD_UID", ""),

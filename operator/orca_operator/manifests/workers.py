@@ -10,6 +10,8 @@ from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import pod_template, resources
 
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
+MASTER_END_SECONDS = 5
+"""From the end of a master's drain to its end."""
 NO_MESH = {"sidecar.istio.io/inject": "false"}
 """Mesh sidecars hang NCCL (NVIDIA/nccl#1638)."""
 
@@ -36,6 +38,8 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "image": settings.image or context.images.worker,
         "args": [
             "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
+            # It gets its signal together with its master, and outlasts the master's drain.
+            "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
         ],
         "ports": [
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
@@ -43,8 +47,6 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         ],
         "resources": limits,
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
-        # Returns when the master has let go of this worker: a worker outlasts its master's drain.
-        "lifecycle": {"preStop": {"httpGet": {"path": "/drained", "port": names.PROBE_PORT}}},
     }  # fmt: skip
     shared_memory = {"medium": "Memory", "sizeLimit": settings.shared_memory_size}
     template = pod_template(
