@@ -15,11 +15,17 @@ from typing import NoReturn
 HELP = """usage: orca COMMAND [options]
 
 commands:
-  serve    master and workers on this machine, behind one HTTP endpoint
-  master   the engine master alone, for workers that were started by hand
-  worker   one worker, which waits for a master
+  serve      master and workers on this machine, behind one HTTP endpoint
+  master     the engine master alone, for workers that were started elsewhere
+  worker     one worker, which waits for a master
+  operator   turns OrcaDeployments of a Kubernetes cluster into masters and workers
+  fetch      downloads a model from a hub
+  drain      lets a master on this host finish what runs
 
 orca COMMAND --help lists the options of a command."""
+
+EXTRAS = {"operator": "operator", "fetch": "hub"}
+"""Extras that bring what a command needs; the others need [worker]."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -46,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = commands[arguments[0]].load()
     except ModuleNotFoundError as error:
-        print(f"orca: error: {arguments[0]} needs {error.name}: install orca-serving[worker]", file=sys.stderr)
+        extra = EXTRAS.get(arguments[0], "worker")
+        print(f"orca: error: {arguments[0]} needs {error.name}: install orca-serving[{extra}]", file=sys.stderr)
         return 2
     return int(command(arguments[1:]))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orca_master.chat_template import ChatTemplate
-from orca_master.engine import EngineState
 from orca_master.engine_thread import EngineThread
+from orca_master.engine_types import EngineState
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.generation import Generator
 from orca_master.metrics import Metrics

@@ -11,72 +11,26 @@ they wait up to `recovery_timeout` for the pipeline to be formed again (keeper.p
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine_config import EngineConfig
+from orca_master.engine_types import EngineObserver, EngineState, Output, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.keeper import PipelineKeeper
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
 from orca_master.pipeline import Phase, Pipeline
 from orca_master.pool import RequestPool
-from orca_master.request import FinishReason, Request, SamplingParameters
+from orca_master.request import FinishReason, Request
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
 from orca_master.topology import PipelineSpec, Topology
 from orca_master.workers import WorkerLostError
 
 logger = logging.getLogger(__name__)
-
-
-class EngineState(enum.Enum):
-    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    RECOVERING = "recovering"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request as the endpoint hands it over; the engine gives it its arrival."""
-
-    request_id: str
-    prompt: tuple[int, ...]
-    max_gen_tokens: int
-    sampling: SamplingParameters
-    stop_token_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """News of one request: the token that an iteration sampled for it, or its end."""
-
-    request_id: str
-    token: int | None
-    finish_reason: FinishReason | None
-    error: str | None = None
-    logprobs: pb.Logprobs | None = None
-
-
-class EngineObserver(Protocol):
-    """What metrics and tests may watch; called on the engine's loop, must not block."""
-
-    def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """An iteration was sent."""
-
-    def on_preemption(self, count: int) -> None:
-        """Requests were rewound to make room."""
-
-    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """A partition computed an iteration."""
 
 
 @dataclass(slots=True)

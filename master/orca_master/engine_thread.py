@@ -11,8 +11,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
-from orca_master.engine import EngineMaster, EngineObserver, Output, Submission
+from orca_master.engine import EngineMaster
 from orca_master.engine_config import EngineConfig
+from orca_master.engine_types import EngineObserver, Output, Submission
 from orca_master.errors import EngineUnavailableError
 from orca_master.topology import Topology
 

@@ -18,8 +18,8 @@ from typing import Literal
 
 from orca_protos import engine_pb2 as pb
 
-from orca_master.engine import Submission
 from orca_master.engine_thread import EngineThread
+from orca_master.engine_types import Submission
 from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.metrics import Metrics
 from orca_master.openai_types import GenerationRequest

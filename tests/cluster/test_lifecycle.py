@@ -164,7 +164,9 @@ def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
     for name in deployments:
         namespace.wait_reason("Suspended", 60, name)
     # Other tests' namespaces are still being deleted, and the server does not say whose requests it counts.
-    assert eventually(lambda: unchanged(lambda: mutations(namespace.cluster), 10), 150), "the cluster comes to rest"
+    gone = ("get", "namespaces", "--field-selector", "status.phase=Terminating", "-o", "name")
+    assert eventually(lambda: not namespace.cluster.kubectl(*gone).strip(), 200), "the cluster comes to rest"
+    assert eventually(lambda: unchanged(lambda: mutations(namespace.cluster), 10), 60), "the cluster comes to rest"
     versions = snapshot(namespace)
     before = mutations(namespace.cluster)
     time.sleep(60)  # ten deployments, a pass every five seconds: 120 passes

@@ -8,8 +8,10 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from orca_master.admin import SchedulerKnobs
+from orca_master.topology import Topology
 from orca_operator import names
-from orca_operator.manifests import access
+from orca_operator.manifests import access, boot
 from orca_operator.observe import Observed
 from orca_operator.plan import Apply, plan
 from support.orcadeployments import MINIMAL, UID, context, example, merged
@@ -184,6 +186,15 @@ def test_every_pod_fetches_only_its_part():
             ]
             shares.append(fetch["args"][6:])
     assert shares == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
+
+
+@pytest.mark.parametrize("spec", [MINIMAL, EVERYTHING], ids=["least", "all"])
+def test_a_master_reads_what_the_operator_writes_and_reports_it_back_alike(spec):
+    """Else the operator would send its topology again and again."""
+    written = boot.topology(context(spec), 2)
+    assert Topology.model_validate(written).model_dump(by_alias=True) == written
+    knobs = boot.scheduler_knobs(context(spec))
+    assert SchedulerKnobs.model_validate(knobs).model_dump(by_alias=True) == knobs
 
 
 def test_no_budget_for_a_single_pipeline():

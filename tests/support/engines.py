@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orca_master.engine import EngineMaster, Output, Submission
+from orca_master.engine import EngineMaster
 from orca_master.engine_config import EngineConfig
+from orca_master.engine_types import Output, Submission
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.scheduler import Batch
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology

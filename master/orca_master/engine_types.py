@@ -1,0 +1,57 @@
+"""What goes into the engine master and what comes out: states, submissions, outputs, and the watcher's protocol."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.request import FinishReason, SamplingParameters
+from orca_master.scheduler import Batch
+
+
+class EngineState(enum.Enum):
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as the endpoint hands it over; the engine gives it its arrival."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_gen_tokens: int
+    sampling: SamplingParameters
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News of one request: the token that an iteration sampled for it, or its end."""
+
+    request_id: str
+    token: int | None
+    finish_reason: FinishReason | None
+    error: str | None = None
+    logprobs: pb.Logprobs | None = None
+
+
+class EngineObserver(Protocol):
+    """What metrics and tests may watch; called on the engine's loop, must not block."""
+
+    def on_dispatch(self, sequence: int, batch: Batch) -> None:
+        """An iteration was sent."""
+
+    def on_preemption(self, count: int) -> None:
+        """Requests were rewound to make room."""
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """A partition computed an iteration."""
