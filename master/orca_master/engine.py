@@ -72,6 +72,7 @@ class EngineMaster:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serving: dict[str, _Serving] = {}
         self._started: asyncio.Future[None] | None = None
+        self._applying = asyncio.Lock()
         self._out_of_patience: asyncio.TimerHandle | None = None
 
     @property
@@ -123,15 +124,16 @@ class EngineMaster:
         """
         if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
-        self._topology = topology
-        wanted = {spec.id: spec for spec in topology.pipelines}
-        leaving = [name for name, keeper in self.keepers.items() if name not in wanted or wanted[name] != keeper.spec]
-        await self._cancel(leaving)
-        for name in leaving:
-            await self.keepers.pop(name).pipeline.close()
-        for name, spec in wanted.items():
-            if name not in self.keepers:
-                self._keep(spec)
+        async with self._applying:
+            self._topology = topology
+            wanted = {spec.id: spec for spec in topology.pipelines}
+            leaving = [name for name, keeper in self.keepers.items() if wanted.get(name) != keeper.spec]
+            await self._cancel(leaving)
+            for name in leaving:
+                await self.keepers.pop(name).pipeline.close()
+            for name, spec in wanted.items():
+                if name not in self.keepers:
+                    self._keep(spec)
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Changes the limits of batch, iteration and queue from the next selection on."""
@@ -235,7 +237,8 @@ class EngineMaster:
         self.scheduler.add_pipeline(pipeline.id, ledger)
         serving = self._serving[pipeline.id] = _Serving(pipeline, ledger)
         assert self._started is not None
-        if self._started.done() or self._config.recovery_timeout or len(self._serving) == len(self.keepers):
+        complete = len(self._serving) == len(self.keepers) or self._started.done()
+        if self.state is not EngineState.FAILED and (complete or self._config.recovery_timeout):
             self.facts = pipeline.facts
             self.state, self.failure = EngineState.SERVING, ""
             if self._out_of_patience is not None:
@@ -263,6 +266,9 @@ class EngineMaster:
             if messages.done():
                 error = messages.exception()
                 lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
+        except asyncio.CancelledError:
+            lost = WorkerLostError("it left the topology, or the engine stops")
+            raise
         finally:
             if serving.deadline is not None:
                 serving.deadline.cancel()

@@ -68,8 +68,7 @@ class Executor:
             return self._token
         name = names.admin(context.name)
         secret = self._cluster.get("Secret", context.namespace, name)
-        if secret is not None and owner_uid(secret) != context.uid:
-            self._cluster.delete("Secret", context.namespace, name, secret["metadata"]["uid"])
+        if secret is not None and not self._is_ours(secret, context):
             secret = None
         if secret is None:
             self._token = secrets.token_urlsafe(32)
@@ -81,7 +80,7 @@ class Executor:
     def read_admin_token(self, namespace: str, name: str) -> str:
         """Returns the admin token of a deployment whose spec cannot be used, "" without one."""
         if not self._token and (secret := self._cluster.get("Secret", namespace, names.admin(name))) is not None:
-            self._token = _decoded(secret["data"]["token"])
+            self._token = _decoded((secret.get("data") or {}).get("token", ""))
         return self._token
 
     def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
@@ -91,10 +90,12 @@ class Executor:
         if live is not None and self._written.get((kind, name)) == (content, version(live)):
             return
         try:
-            if live is None or owner_uid(live) != context.uid:
+            if live is None or owner_uid(live) != context.uid:  # new, of a kind that is not watched, or not ours
                 live = self._cluster.get(kind, context.namespace, name)
-            if live is not None and not self._may_write(live, context, outcome):
-                return
+                if live is not None and self._written.get((kind, name)) == (content, version(live)):
+                    return
+            if live is not None and (is_ending(live) or not self._is_ours(live, context)):
+                return  # its name is free soon
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -108,19 +109,20 @@ class Executor:
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
         self._written[(kind, name)] = (content, version(written))
 
-    def _may_write(self, live: Object, context: Context, outcome: Outcome) -> bool:
-        """An object of an earlier OrcaDeployment of the same name goes first; one of somebody else's stays."""
-        if is_ending(live):
-            return False
-        owner = owner_uid(live)
-        if owner == context.uid:
+    def _is_ours(self, live: Object, context: Context) -> bool:
+        """Whether an object may be written. One of an earlier OrcaDeployment of the same name is deleted first.
+
+        Raises InvalidSpecError for one of somebody else's, which stays as it is.
+        """
+        if owner_uid(live) == context.uid:
             return True
-        if (live["metadata"].get("labels") or {}).get(names.DEPLOYMENT_LABEL) == context.name:
-            self._delete(live, context.namespace, outcome)
-            return False
-        raise InvalidSpecError(
-            f"metadata.name: a {live['kind']} named {name_of(live)} exists and is not ORCA's: choose another name"
-        )
+        kind, metadata = live["kind"], live["metadata"]
+        if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != context.name:
+            raise InvalidSpecError(
+                f"metadata.name: a {kind} named {metadata['name']} exists and is not ORCA's: choose another name"
+            )
+        self._cluster.delete(kind, context.namespace, metadata["name"], metadata["uid"])
+        return False
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
         self._cluster.delete(child["kind"], namespace, name_of(child), child["metadata"]["uid"])

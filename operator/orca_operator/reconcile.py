@@ -139,7 +139,7 @@ class Reconciler:
                 problem = not_supported(spec)
         except InvalidSpecError as error:
             problem = str(error)
-            observed = await self._observe(key, deployment, children, context)
+            observed = await self._observe(key, deployment, children, None)
         situation = Situation(
             name,
             namespace,

@@ -1,0 +1,162 @@
+"""What the executor writes, skips and leaves alone, over an API server that is a dictionary.
+
+The real one is in tests/cluster; this is for what it cannot be made to do there: kinds that are not watched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from orca_operator import names
+from orca_operator.cluster import ClusterError, KindNotServedError
+from orca_operator.execute import Executor
+from orca_operator.observe import Observed
+from orca_operator.plan import Apply, Delete, plan
+from orca_operator.validation import InvalidSpecError
+from support.orcadeployments import MINIMAL, UID, context, merged
+
+
+class Server:
+    """Objects by kind and name, with generations; counts writes."""
+
+    def __init__(self, missing: tuple[str, ...] = ()) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.missing = missing
+        self.writes = 0
+        self.refusal: ClusterError | None = None
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.objects.get((kind, name))
+
+    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        if kind in self.missing:
+            raise KindNotServedError(kind)
+        if self.refusal is not None:
+            raise self.refusal
+        self.writes += 1
+        before = self.objects.get((kind, metadata["name"]))
+        generation = before["metadata"]["generation"] if before else 0
+        content = {key: value for key, value in manifest.items() if key != "metadata"}
+        same = before is not None and content == {key: value for key, value in before.items() if key != "metadata"}
+        live = {**metadata, "uid": f"{kind}-{metadata['name']}", "generation": generation + (not same)}
+        self.objects[kind, metadata["name"]] = {**content, "metadata": live}
+        return self.objects[kind, metadata["name"]]
+
+    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        self.writes += 1
+        if self.objects[kind, name]["metadata"]["uid"] == uid:
+            del self.objects[kind, name]
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        assert (manifest["kind"], manifest["metadata"]["name"]) not in self.objects
+        data = {"token": "dG9rZW4="}
+        metadata = {**manifest["metadata"], "uid": "secret", "resourceVersion": "1"}
+        self.objects["Secret", manifest["metadata"]["name"]] = {**manifest, "metadata": metadata, "data": data}
+        return manifest
+
+
+FULL = context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True}))
+UNWATCHED = ("PodDisruptionBudget", "PodMonitor")
+
+
+def observed(server: Server) -> Observed:
+    """What watches show: not the optional kinds."""
+    return Observed(tuple(found for (kind, _), found in server.objects.items() if kind not in UNWATCHED))
+
+
+def run(executor: Executor, server: Server, found=FULL):
+    seen = observed(server)
+    return executor.run(plan(found, seen), found, seen)
+
+
+def test_a_second_pass_writes_nothing_also_of_kinds_that_are_not_watched():
+    server = Server()
+    executor = Executor(server)
+    assert run(executor, server).writes == len(server.objects) >= 10
+    assert {kind for kind, _ in server.objects} >= set(UNWATCHED)
+    before = server.writes
+    for _ in range(3):
+        assert run(executor, server).writes == 0
+    assert server.writes == before
+
+
+def test_after_a_restart_everything_is_applied_once_and_nothing_changes():
+    server = Server()
+    run(Executor(server), server)
+    generations = {key: found["metadata"]["generation"] for key, found in server.objects.items()}
+    restarted = Executor(server)
+    assert run(restarted, server).writes == 0
+    assert {key: found["metadata"]["generation"] for key, found in server.objects.items()} == generations
+    before = server.writes
+    run(restarted, server)
+    assert server.writes == before
+
+
+def test_what_somebody_changed_is_written_again():
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    service = server.objects["Service", "demo"]
+    service["spec"] = {"selector": {"a": "b"}}
+    service["metadata"] = {**service["metadata"], "generation": 2}
+    assert run(executor, server).writes == 1
+    assert server.objects["Service", "demo"]["spec"]["selector"] == names.selector("demo", names.MASTER)
+
+
+def test_kinds_that_are_not_served_are_skipped():
+    server = Server(missing=UNWATCHED)
+    outcome = run(Executor(server), server)
+    assert sorted(outcome.skipped) == sorted(UNWATCHED)
+    assert ("Service", "demo") in server.objects
+
+
+@pytest.mark.parametrize(("status", "error"), [(422, InvalidSpecError), (403, InvalidSpecError), (500, ClusterError)])
+def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
+    server = Server()
+    server.refusal = ClusterError(status, "in its own words")
+    with pytest.raises(error, match="in its own words"):
+        run(Executor(server), server)
+
+
+def foreign(kind: str, name: str, labels: dict[str, str], uid: str) -> dict[str, Any]:
+    owner = {"kind": "OrcaDeployment", "uid": uid, "controller": True}
+    metadata = {"name": name, "uid": f"old-{name}", "generation": 1, "labels": labels, "ownerReferences": [owner]}
+    return {"kind": kind, "metadata": metadata, "data": {"token": "b2xk"}}
+
+
+def test_what_an_earlier_deployment_of_the_name_left_goes_first():
+    server = Server()
+    server.objects["Service", "demo"] = foreign("Service", "demo", names.labels("demo"), "earlier")
+    server.objects["Secret", "demo-admin"] = foreign("Secret", "demo-admin", names.labels("demo"), "earlier")
+    executor = Executor(server)
+    run(executor, server)
+    assert ("Service", "demo") not in server.objects, "deleted; made anew in the next pass"
+    run(executor, server)
+    (owner,) = server.objects["Service", "demo"]["metadata"]["ownerReferences"]
+    assert owner["uid"] == UID
+    assert executor.admin_token(FULL) != "old"
+    assert server.objects["Secret", "demo-admin"]["metadata"]["uid"] == "secret"
+
+
+@pytest.mark.parametrize("kind", ["Service", "Secret"])
+def test_what_is_somebody_elses_stays(kind):
+    server, name = Server(), "demo" if kind == "Service" else "demo-admin"
+    theirs = {"kind": kind, "metadata": {"name": name, "uid": "theirs", "generation": 1}}
+    server.objects[kind, name] = theirs
+    executor = Executor(server)
+    with pytest.raises(InvalidSpecError, match=f"a {kind} named {name} exists and is not ORCA's"):
+        executor.admin_token(FULL) if kind == "Secret" else run(executor, server)
+    assert server.objects[kind, name] is theirs
+
+
+def test_deletions_are_of_that_very_object():
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    policy = {**server.objects["NetworkPolicy", "demo-master"]}
+    policy["metadata"] = {**policy["metadata"], "uid": "another"}
+    executor.run([Delete(policy)], FULL, observed(server))
+    assert ("NetworkPolicy", "demo-master") in server.objects
+    assert isinstance(plan(FULL, observed(server))[0], Apply)
