@@ -90,7 +90,7 @@ class Executor:
         if live is not None and self._written.get((kind, name)) == (content, version(live)):
             return
         try:
-            if live is None or owner_uid(live) != context.uid:  # new, of a kind that is not watched, or not ours
+            if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or not ours
                 live = self._cluster.get(kind, context.namespace, name)
                 if live is not None and self._written.get((kind, name)) == (content, version(live)):
                     return

@@ -27,7 +27,7 @@ from orca_operator.observe import Object, Observed
 from orca_operator.plan import PutTopology, plan
 from orca_operator.revision import revision_hash
 from orca_operator.status import Situation, make_status, not_supported
-from orca_operator.store import OPTIONAL, WATCHED, Key, Store
+from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import InvalidSpecError, parse
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Reconciler:
 
     def _list(self, key: Key) -> list[Object]:
         found: list[Object] = []
-        for kind in (*WATCHED, *OPTIONAL):
+        for kind in WATCHED:
             with contextlib.suppress(KindNotServedError):
                 found += self._cluster.children(kind, *key)
         return found

@@ -14,9 +14,9 @@ from orca_operator.observe import Object, name_of
 
 WATCHED = (
     "Pod", "Service", "ConfigMap", "ServiceAccount", "Deployment", "StatefulSet", "ControllerRevision", "NetworkPolicy",
+    "PodDisruptionBudget", "PodMonitor",
 )  # fmt: skip
-OPTIONAL = ("PodDisruptionBudget", "PodMonitor")
-"""Not watched, as a cluster may not serve them; found by listing."""
+"""Of kinds that a cluster does not serve kopf says so once, and watches the others."""
 
 Key = tuple[str, str]
 """Namespace and name of an OrcaDeployment."""

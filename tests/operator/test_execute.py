@@ -1,6 +1,6 @@
 """What the executor writes, skips and leaves alone, over an API server that is a dictionary.
 
-The real one is in tests/cluster; this is for what it cannot be made to do there: kinds that are not watched.
+The real one is in tests/cluster; this is for what it cannot be made to do there: events that come late, and refusals.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Server:
 
 
 FULL = context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True}))
-UNWATCHED = ("PodDisruptionBudget", "PodMonitor")
+LATE = ("PodDisruptionBudget", "PodMonitor")
 
 
 def observed(server: Server) -> Observed:
-    """What watches show: not the optional kinds."""
-    return Observed(tuple(found for (kind, _), found in server.objects.items() if kind not in UNWATCHED))
+    """What watches have shown so far."""
+    return Observed(tuple(found for (kind, _), found in server.objects.items() if kind not in LATE))
 
 
 def run(executor: Executor, server: Server, found=FULL):
@@ -71,11 +71,11 @@ def run(executor: Executor, server: Server, found=FULL):
     return executor.run(plan(found, seen), found, seen)
 
 
-def test_a_second_pass_writes_nothing_also_of_kinds_that_are_not_watched():
+def test_a_second_pass_writes_nothing_also_where_events_are_late():
     server = Server()
     executor = Executor(server)
     assert run(executor, server).writes == len(server.objects) >= 10
-    assert {kind for kind, _ in server.objects} >= set(UNWATCHED)
+    assert {kind for kind, _ in server.objects} >= set(LATE)
     before = server.writes
     for _ in range(3):
         assert run(executor, server).writes == 0
@@ -106,9 +106,9 @@ def test_what_somebody_changed_is_written_again():
 
 
 def test_kinds_that_are_not_served_are_skipped():
-    server = Server(missing=UNWATCHED)
+    server = Server(missing=LATE)
     outcome = run(Executor(server), server)
-    assert sorted(outcome.skipped) == sorted(UNWATCHED)
+    assert sorted(outcome.skipped) == sorted(LATE)
     assert ("Service", "demo") in server.objects
 
 
