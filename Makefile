@@ -47,5 +47,5 @@ $(VENV)/run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/dev-installed: $(VENV)/run-installed
-	$(PIP) --editable '.[worker,hub,operator,dev]'
+	$(PIP) --editable '.[worker,hub,operator,bench,dev]'
 	touch $@

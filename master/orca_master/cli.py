@@ -19,12 +19,13 @@ commands:
   master     the engine master alone, for workers that were started elsewhere
   worker     one worker, which waits for a master
   operator   turns OrcaDeployments of a Kubernetes cluster into masters and workers
+  bench      puts load on a server and measures
   fetch      downloads a model from a hub
   drain      lets a master on this host finish what runs
 
 orca COMMAND --help lists the options of a command."""
 
-EXTRAS = {"operator": "operator", "fetch": "hub"}
+EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench"}
 """Extras that bring what a command needs; the others need [worker]."""
 
 

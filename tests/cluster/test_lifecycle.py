@@ -29,6 +29,22 @@ def test_deletion_removes_everything_and_a_new_one_starts_at_once(namespace: Nam
     assert eventually(lambda: namespace.children() == [], 60), namespace.children()
 
 
+def test_what_runs_in_a_pod(namespace: Namespace):
+    """One process tree under an init that reaps, no root, nothing to write to, no token of the API server."""
+    namespace.deploy(demo_spec())
+    namespace.wait_ready()
+    for pod in (found["metadata"]["name"] for found in namespace.pods()):
+        inside = ("exec", pod, "--", "sh", "-c")
+        assert "dumb-init" in namespace.kubectl(*inside, "tr '\\0' ' ' < /proc/1/cmdline")
+        assert namespace.kubectl(*inside, "id -u").strip() == "10001"
+        assert "Read-only file system" in namespace.kubectl(*inside, "touch /x", check=False)
+        assert "No such file" in namespace.kubectl(*inside, "ls /var/run/secrets/kubernetes.io", check=False)
+        # A process whose parent ends first goes to process 1, which has to take its exit status.
+        namespace.kubectl(*inside, "(sleep 0.1 &) ; sleep 1")
+        states = namespace.kubectl(*inside, "cat /proc/[0-9]*/stat")
+        assert not re.search(r"\) Z ", states), "no zombie is left"
+
+
 def test_deletion_needs_no_operator(namespace: Namespace, operator: str):
     namespace.deploy(demo_spec())
     namespace.wait_ready()

@@ -1,0 +1,17 @@
+"""`orca bench`: dispatches to what is measured."""
+
+from __future__ import annotations
+
+import sys
+
+from orca_bench import serve
+
+COMMANDS = {"serve": serve.main}
+
+
+def main(argv: list[str]) -> int:
+    """`orca bench WHAT …`."""
+    if not argv or argv[0] not in COMMANDS:
+        print(f"orca bench: error: what to measure is expected: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return COMMANDS[argv[0]](argv[1:])

@@ -1,0 +1,48 @@
+"""The open loop: requests leave when the trace says, whether or not the server keeps up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from orca_bench.client import Outcome, ask, body_of
+from orca_bench.traces import TracedRequest
+
+LEAD_SECONDS = 0.1
+"""Between the plan and the first request."""
+
+
+async def run(
+    requests: Sequence[TracedRequest],
+    url: str,
+    model: str,
+    on_end: Callable[[Outcome], None],
+    max_concurrency: int | None = None,
+    timeout: float = 600.0,
+    headers: dict[str, str] | None = None,
+) -> list[Outcome]:
+    """Sends every request at its time and waits for all, each within `timeout` seconds.
+
+    `max_concurrency` closes the loop: a request that is due waits until another has ended, and its lag says so.
+    """
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+    limits = aiohttp.TCPConnector(limit=0)
+    bound = aiohttp.ClientTimeout(total=timeout)
+    async with aiohttp.ClientSession(connector=limits, timeout=bound, headers=headers) as session:
+        begin = time.perf_counter() + LEAD_SECONDS
+
+        async def one(request: TracedRequest) -> Outcome:
+            outcome = Outcome(request, planned=begin + request.arrival)
+            await asyncio.sleep(outcome.planned - time.perf_counter())
+            if gate is None:
+                await ask(session, url, body_of(request, model), outcome)
+            else:
+                async with gate:
+                    await ask(session, url, body_of(request, model), outcome)
+            on_end(outcome)
+            return outcome
+
+        return list(await asyncio.gather(*(one(request) for request in requests)))

@@ -1,0 +1,173 @@
+"""`orca bench serve URL`: open-loop load on an OpenAI-compatible server, one run for every request rate.
+
+Order of events: options → model asked for (`/v1/models`) → for every rate: requests made from the seed, sent, reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import aiohttp
+from tqdm import tqdm
+
+from orca_bench.client import Outcome
+from orca_bench.open_loop import run
+from orca_bench.report import parse_slo, report, table
+from orca_bench.traces import TracedRequest, TraceError, recorded, synthetic, with_arrivals
+
+SYNTHETIC = ("paper", "homogeneous")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: list[str]) -> int:
+    """`orca bench serve`: exit code 0, 1 when a request failed, 2 for a mistake."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        slo = parse_slo(arguments.slo) if arguments.slo else {}
+        requests, own_arrivals = _requests(arguments)
+    except (TraceError, ValueError) as error:
+        parser.error(str(error))
+    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = arguments.url.rstrip("/").removesuffix("/v1")
+    try:
+        model = arguments.model or asyncio.run(_model(url, headers))
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, IndexError) as error:
+        parser.error(f"{url}/v1/models does not name a model ({type(error).__name__}: {error}): see --model")
+    rates = [None] if own_arrivals else arguments.request_rate
+    runs = []
+    for rate in rates:
+        timed = requests if rate is None else with_arrivals(requests, rate, arguments.burstiness, arguments.seed)
+        outcomes = _load(timed, url, model, headers, arguments)
+        figures = {"request_rate": "trace" if rate is None else rate, **report(outcomes, slo)}
+        runs.append({**figures, **_lists(outcomes)})
+        print(f"\n{url}, {model}, {arguments.trace}, {figures['request_rate']} requests/s offered\n{table(figures)}")
+    _write(runs, url, model, arguments)
+    return 1 if any(found["failed"] for found in runs) else 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="orca bench serve", description="Puts load on an OpenAI-compatible server and measures.")
+    parser.add_argument("url", help="base URL, such as http://127.0.0.1:8000")
+    parser.add_argument("--model", help="model to ask for (the server's first)")
+    parser.add_argument("--trace", default="paper", help="paper, homogeneous, or a .json or .csv file (paper)")
+    parser.add_argument("--num-requests", type=_positive, default=100, help="requests per run (100)")
+    parser.add_argument(
+        "--request-rate", type=_rate, nargs="+", default=[float("inf")], help="per second; several make a sweep (inf)"
+    )
+    parser.add_argument("--burstiness", type=_rate, default=1.0, help="1 is Poisson, less is burstier (1)")
+    parser.add_argument("--input-len", type=_positive, default=32, help="of the homogeneous trace (32)")
+    parser.add_argument("--output-len", type=_positive, default=32, help="of the homogeneous trace (32)")
+    parser.add_argument("--max-concurrency", type=_positive, help="closes the loop at so many requests (open)")
+    parser.add_argument("--slo", help="limits for the goodput in ms, such as ttft:500,tpot:50")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed offers the same requests (0)")
+    parser.add_argument("--timeout", type=_positive, default=600, metavar="SECONDS", help="per request (600)")
+    parser.add_argument("--api-key", help="(OPENAI_API_KEY)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="everything, to repeat it or to read it")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="the sweep as a curve, .svg or .png")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    return parser
+
+
+def _requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
+    """Returns the requests, and whether they bring their own arrivals."""
+    if arguments.trace in SYNTHETIC:
+        lengths = (arguments.input_len, arguments.output_len)
+        return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
+    return recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
+
+
+async def _model(url: str, headers: dict[str, str]) -> str:
+    timeout = aiohttp.ClientTimeout(total=10)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+        session.get(f"{url}/v1/models") as got,
+    ):
+        got.raise_for_status()
+        return str((await got.json())["data"][0]["id"])
+
+
+def _load(
+    requests: list[TracedRequest], url: str, model: str, headers: dict[str, str], arguments: argparse.Namespace
+) -> list[Outcome]:
+    with tqdm(total=len(requests), unit="request", disable=arguments.no_progress, file=sys.stderr) as bar:
+        return asyncio.run(
+            run(
+                requests,
+                f"{url}/v1/completions",
+                model,
+                lambda _: bar.update(),
+                arguments.max_concurrency,
+                float(arguments.timeout),
+                headers,
+            )
+        )
+
+
+def _lists(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Per request, under vLLM's names; times in seconds as there."""
+    return {
+        "input_lens": [outcome.num_input or outcome.request.input_length for outcome in outcomes],
+        "output_lens": [outcome.num_output or len(outcome.tokens) for outcome in outcomes],
+        "arrivals": [outcome.request.arrival for outcome in outcomes],
+        "ttfts": [outcome.tokens[0] - outcome.sent if outcome.tokens else 0.0 for outcome in outcomes],
+        "itls": [[later - earlier for earlier, later in pairwise(outcome.tokens)] for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
+    }
+
+
+def _write(runs: list[dict[str, Any]], url: str, model: str, arguments: argparse.Namespace) -> None:
+    circumstances = {
+        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        "backend": "openai",
+        "endpoint": url,
+        "model_id": model,
+        "num_prompts": arguments.num_requests,
+        "trace": arguments.trace,
+        "seed": arguments.seed,
+        "burstiness": arguments.burstiness,
+        "max_concurrency": arguments.max_concurrency,
+        "slo": arguments.slo,
+        "command": " ".join(sys.argv),
+        "version": version("orca-serving"),
+        "client_machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }
+    if arguments.output is not None:
+        # One run is vLLM's flat object; a sweep is a list of them.
+        found = [circumstances | single for single in runs]
+        arguments.output.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+    if arguments.plot is not None:
+        from orca_bench.plot import plot_sweep
+
+        plot_sweep(runs, f"{model}, {arguments.trace} trace", arguments.plot)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found

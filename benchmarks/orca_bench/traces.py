@@ -1,0 +1,131 @@
+"""Traces: who asks when, with how long a prompt, for how many tokens. Pure: the same seed gives the same requests.
+
+`paper` is the evaluation's synthetic trace (paper, section 6.2): input lengths U(32, 512), output lengths U(1, 128),
+Poisson arrivals. `homogeneous` is Figure 11's: every request alike. Recorded ones are read from ShareGPT-style JSON or
+from CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+PAPER_INPUT = (32, 512)
+PAPER_OUTPUT = (1, 128)
+FIRST_TOKEN_ID, LAST_TOKEN_ID = 10, 1000
+"""Prompts are drawn from ids that any vocabulary has and that are rarely special."""
+
+
+class TraceError(Exception):
+    """A trace that cannot be read or made; the message names the option or the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request; `arrival` in seconds after the begin. `prompt` is token ids, or text where the trace has it."""
+
+    arrival: float
+    prompt: tuple[int, ...] | str
+    input_length: int
+    output_length: int
+
+
+def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 32)) -> list[TracedRequest]:
+    """Returns `count` requests without arrivals: `paper`, or `homogeneous` with `lengths` (input, output)."""
+    source = random.Random(f"lengths {seed}")
+    found = []
+    for _ in range(count):
+        input_length, output_length = lengths
+        if name == "paper":
+            input_length, output_length = source.randint(*PAPER_INPUT), source.randint(*PAPER_OUTPUT)
+        prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(input_length))
+        found.append(TracedRequest(0.0, prompt, input_length, output_length))
+    return found
+
+
+def with_arrivals(requests: Sequence[TracedRequest], rate: float, burstiness: float, seed: int) -> list[TracedRequest]:
+    """Returns the requests with arrivals at `rate` per second; infinite: all at once.
+
+    Gaps are gamma-distributed with shape `burstiness`: 1 is a Poisson process, less is burstier, more is smoother.
+    """
+    if rate == float("inf"):
+        return [replace(request, arrival=0.0) for request in requests]
+    source, moment, found = random.Random(f"arrivals {seed}"), 0.0, []
+    for request in requests:
+        found.append(replace(request, arrival=moment))
+        moment += source.gammavariate(burstiness, 1 / (rate * burstiness))
+    return found
+
+
+def recorded(path: Path, count: int, seed: int) -> tuple[list[TracedRequest], bool]:
+    """Reads a recorded trace; returns its first `count` requests and whether they have arrivals of their own.
+
+    CSV: columns for arrival (seconds, or dates as in the Azure traces), input and output length. JSON: a list of
+    conversations as ShareGPT has them, whose first two turns become prompt and output length (in words). Raises
+    TraceError.
+    """
+    try:
+        if path.suffix == ".csv":
+            return _csv(path, count, seed), True
+        return _conversations(json.loads(path.read_text(encoding="utf-8")), count), False
+    except OSError as error:
+        raise TraceError(f"--trace {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise TraceError(f"--trace {path}: not a trace: {error!r}") from error
+
+
+ARRIVAL = ("arrival", "arrived_at", "timestamp")
+INPUT = ("input", "contexttokens", "num_prefill_tokens", "input_length")
+OUTPUT = ("output", "generatedtokens", "num_decode_tokens", "output_length")
+
+
+def _csv(path: Path, count: int, seed: int) -> list[TracedRequest]:
+    source = random.Random(f"prompts {seed}")
+    found: list[TracedRequest] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if len(found) == count:
+                break
+            named = {str(key).strip().lower(): value for key, value in row.items()}
+            arrival, length = _seconds(_pick(named, ARRIVAL)), int(_pick(named, INPUT))
+            prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(length))
+            found.append(TracedRequest(arrival, prompt, length, int(_pick(named, OUTPUT))))
+    if not found:
+        raise ValueError("it has no rows")
+    found.sort(key=lambda request: request.arrival)
+    return [replace(request, arrival=request.arrival - found[0].arrival) for request in found]
+
+
+def _pick(row: dict[str, str], names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise KeyError(f"none of the columns {', '.join(names)}")
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, or a date."""
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text.strip()[:26]).timestamp()
+
+
+def _conversations(entries: list[dict[str, Any]], count: int) -> list[TracedRequest]:
+    found: list[TracedRequest] = []
+    for entry in entries:
+        turns = entry.get("conversations") or entry.get("conversation") or []
+        if len(turns) < 2 or len(found) == count:
+            continue
+        prompt, answer = str(turns[0]["value"]), str(turns[1]["value"])
+        words = max(1, len(answer.split()))
+        found.append(TracedRequest(0.0, prompt, max(1, len(prompt.split())), words))
+    if not found:
+        raise ValueError("no conversation of two turns")
+    return found

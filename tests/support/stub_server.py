@@ -1,0 +1,71 @@
+"""A small OpenAI-compatible server that is not ORCA's: known delays, and a record of what it did when.
+
+    python -m support.stub_server FIRST_TOKEN_SECONDS TOKEN_SECONDS      prints its port
+
+Model `broken` is answered with 500, `cut` with a stream that ends early, `silent` never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+from aiohttp import web
+
+record: list[dict] = []
+
+
+def make_app(first: float, gap: float) -> web.Application:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model"}]})
+
+    async def completions(request: web.Request) -> web.StreamResponse:
+        arrived = time.perf_counter()
+        body = await request.json()
+        if body["model"] == "broken":
+            return web.json_response({"error": {"message": "it is broken"}}, status=500)
+        if body["model"] == "silent":
+            await asyncio.sleep(3600)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        sent: list[float] = []
+        count = body["max_tokens"]
+        for index in range(count):
+            due = arrived + first + index * gap
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            if body["model"] == "cut" and index == count // 2:
+                return response
+            last = index == count - 1
+            choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
+            sent.append(time.perf_counter())
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        record.append({"arrived": arrived, "sent": sent, "input": len(body["prompt"]), "output": count})
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+    async def recorded(_: web.Request) -> web.Response:
+        found = list(record)
+        record.clear()
+        return web.json_response(found)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", completions)
+    app.router.add_get("/record", recorded)
+    return app
+
+
+async def main() -> None:
+    runner = web.AppRunner(make_app(float(sys.argv[1]), float(sys.argv[2])))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
