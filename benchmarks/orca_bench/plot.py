@@ -1,29 +1,28 @@
-"""Curves of a sweep: median normalised latency over throughput, as in the paper's Figure 10."""
+"""Curves of sweeps: median normalised latency over throughput, as in the paper's Figure 10."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib import pyplot
 
-def plot_sweep(runs: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Writes one curve to `path`, whose suffix (.svg, .png) says the format."""
-    import matplotlib as mpl
 
+def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str, path: Path) -> None:
+    """Writes one curve per name to `path`, whose suffix (.svg, .png) says the format."""
     mpl.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    ordered = sorted(runs, key=lambda run: float(run["request_throughput"]))
-    throughput = [run["request_throughput"] for run in ordered]
-    latency = [run["median_normalized_latency_ms"] for run in ordered]
-    axes.plot(throughput, latency, marker="o")
+    for name, runs in curves.items():
+        points = sorted((run["request_throughput"], run["median_normalized_latency_ms"]) for run in runs)
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
     axes.set_xlabel("throughput (requests/s)")
     axes.set_ylabel("median normalised latency (ms/token)")
     axes.set_ylim(bottom=0)
     axes.set_title(title)
     axes.grid(True, alpha=0.3)
+    axes.legend()
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
+from orca_bench.options import add_trace_options, positive, rate, read_requests
+from orca_bench.plot import plot_curves
 from orca_bench.report import parse_slo, report, table
-from orca_bench.traces import TracedRequest, TraceError, recorded, synthetic, with_arrivals
-
-SYNTHETIC = ("paper", "homogeneous")
+from orca_bench.traces import TracedRequest, TraceError, with_arrivals
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         slo = parse_slo(arguments.slo) if arguments.slo else {}
-        requests, own_arrivals = _requests(arguments)
+        requests, own_arrivals = read_requests(arguments)
     except (TraceError, ValueError) as error:
         parser.error(str(error))
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
@@ -49,12 +49,13 @@ def main(argv: list[str]) -> int:
         model = arguments.model or asyncio.run(_model(url, headers))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, IndexError) as error:
         parser.error(f"{url}/v1/models does not name a model ({type(error).__name__}: {error}): see --model")
-    rates = [None] if own_arrivals else arguments.request_rate
     runs = []
-    for rate in rates:
-        timed = requests if rate is None else with_arrivals(requests, rate, arguments.burstiness, arguments.seed)
+    for offered in [None] if own_arrivals else arguments.request_rate:
+        timed = requests
+        if offered is not None:
+            timed = with_arrivals(requests, offered, arguments.burstiness, arguments.seed)
         outcomes = _load(timed, url, model, headers, arguments)
-        figures = {"request_rate": "trace" if rate is None else rate, **report(outcomes, slo)}
+        figures = {"request_rate": offered or "trace", **report(outcomes, slo)}
         runs.append({**figures, **_lists(outcomes)})
         print(f"\n{url}, {model}, {arguments.trace}, {figures['request_rate']} requests/s offered\n{table(figures)}")
     _write(runs, url, model, arguments)
@@ -65,31 +66,18 @@ def _parser() -> _Parser:
     parser = _Parser(prog="orca bench serve", description="Puts load on an OpenAI-compatible server and measures.")
     parser.add_argument("url", help="base URL, such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="model to ask for (the server's first)")
-    parser.add_argument("--trace", default="paper", help="paper, homogeneous, or a .json or .csv file (paper)")
-    parser.add_argument("--num-requests", type=_positive, default=100, help="requests per run (100)")
+    add_trace_options(parser)
     parser.add_argument(
-        "--request-rate", type=_rate, nargs="+", default=[float("inf")], help="per second; several make a sweep (inf)"
+        "--request-rate", type=rate, nargs="+", default=[float("inf")], help="per second; several make a sweep (inf)"
     )
-    parser.add_argument("--burstiness", type=_rate, default=1.0, help="1 is Poisson, less is burstier (1)")
-    parser.add_argument("--input-len", type=_positive, default=32, help="of the homogeneous trace (32)")
-    parser.add_argument("--output-len", type=_positive, default=32, help="of the homogeneous trace (32)")
-    parser.add_argument("--max-concurrency", type=_positive, help="closes the loop at so many requests (open)")
+    parser.add_argument("--max-concurrency", type=positive, help="closes the loop at so many requests (open)")
     parser.add_argument("--slo", help="limits for the goodput in ms, such as ttft:500,tpot:50")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed offers the same requests (0)")
-    parser.add_argument("--timeout", type=_positive, default=600, metavar="SECONDS", help="per request (600)")
+    parser.add_argument("--timeout", type=positive, default=600, metavar="SECONDS", help="per request (600)")
     parser.add_argument("--api-key", help="(OPENAI_API_KEY)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="everything, to repeat it or to read it")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="the sweep as a curve, .svg or .png")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
-
-
-def _requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
-    """Returns the requests, and whether they bring their own arrivals."""
-    if arguments.trace in SYNTHETIC:
-        lengths = (arguments.input_len, arguments.output_len)
-        return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
-    return recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
 
 
 async def _model(url: str, headers: dict[str, str]) -> str:
@@ -152,22 +140,4 @@ def _write(runs: list[dict[str, Any]], url: str, model: str, arguments: argparse
         found = [circumstances | single for single in runs]
         arguments.output.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1))
     if arguments.plot is not None:
-        from orca_bench.plot import plot_sweep
-
-        plot_sweep(runs, f"{model}, {arguments.trace} trace", arguments.plot)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not found > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return found
+        plot_curves({model: runs}, f"{arguments.trace} trace", arguments.plot)

@@ -20,12 +20,13 @@ commands:
   worker     one worker, which waits for a master
   operator   turns OrcaDeployments of a Kubernetes cluster into masters and workers
   bench      puts load on a server and measures
+  simulate   answers what a system would do with a load, without the hardware
   fetch      downloads a model from a hub
   drain      lets a master on this host finish what runs
 
 orca COMMAND --help lists the options of a command."""
 
-EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench"}
+EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": "bench"}
 """Extras that bring what a command needs; the others need [worker]."""
 
 

@@ -1,0 +1,158 @@
+"""What an iteration costs on a stage: a roofline over weights, K/V reads, FLOPs, all-reduces and hand-overs. Pure.
+
+Every part takes the longer of its memory time and its compute time at the hardware's published peaks (NVIDIA's data
+sheets: dense 16-bit FLOP/s, memory bandwidth, NVLink per direction). Nothing is fitted: real kernels reach less, so a
+prediction is a bound from below. A calibration replaces the roofline by two numbers measured on a live engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+ALL_REDUCES_PER_LAYER = 2
+"""One after the attention block, one after the MLP (paper, Figure 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One device. FLOP/s, bytes/s, bytes, seconds. `network` is between machines, for one device of a machine."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+    link: float
+    network: float
+    message_latency: float = 1e-5
+
+
+HARDWARE = {
+    "a100-40g": Hardware(312e12, 1.555e12, 40e9, 300e9, 25e9),
+    "h100": Hardware(989e12, 3.35e12, 80e9, 450e9, 50e9),
+    "h200": Hardware(989e12, 4.8e12, 141e9, 450e9, 50e9),
+}
+"""a100-40g: the paper's machines, eight to a host with eight 200 Gb/s adapters (section 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A GPT as in the paper's Table 1: MLP of four times the hidden size, K/V as wide as the hidden state."""
+
+    num_layers: int
+    hidden_size: int
+    vocabulary: int = 51200
+    bytes_per_value: int = 2
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer: 4 H^2 for attention, 8 H^2 for the MLP."""
+        return 12 * self.hidden_size**2
+
+    @property
+    def kv_bytes_per_token_and_layer(self) -> int:
+        """Key and value of one token on one layer."""
+        return 2 * self.hidden_size * self.bytes_per_value
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, the head and embeddings once."""
+        parameters = self.num_layers * self.layer_parameters + self.vocabulary * self.hidden_size
+        return parameters * self.bytes_per_value
+
+
+TABLE_1: dict[str, tuple[Shape, int, int]] = {
+    "13b": (Shape(40, 5120), 1, 1),
+    "101b": (Shape(80, 10240), 1, 8),
+    "175b": (Shape(96, 12288), 2, 8),
+    "341b": (Shape(120, 15360), 4, 8),
+}
+"""Name → shape, inter-layer partitions, intra-layer partitions (paper, Table 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request's part of an iteration: tokens to compute behind a context that is computed already."""
+
+    num_tokens: int
+    context_length: int
+
+
+class CostModel(Protocol):
+    """What the simulator asks."""
+
+    def stage_seconds(self, work: Iterable[Work]) -> float:
+        """Time that one stage needs for an iteration."""
+
+    def hand_over_seconds(self, work: Iterable[Work]) -> float:
+        """Time from one stage to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A stage of `num_partitions`, cut into `num_ranks`; the head counts for the last and is spread over all."""
+
+    hardware: Hardware
+    shape: Shape
+    num_partitions: int
+    num_ranks: int
+
+    def stage_seconds(self, work: Iterable[Work]) -> float:
+        """See CostModel."""
+        work = list(work)
+        tokens = sum(entry.num_tokens for entry in work)
+        layers = self.shape.num_layers / self.num_partitions
+        parameters = self.shape.weight_bytes / self.shape.bytes_per_value / self.num_partitions / self.num_ranks
+        linear = max(
+            parameters * self.shape.bytes_per_value / self.hardware.bandwidth,
+            2 * parameters * tokens / self.hardware.flops,
+        )
+        cached = sum(entry.context_length + entry.num_tokens for entry in work)
+        pairs = sum(entry.num_tokens * (entry.context_length + (entry.num_tokens + 1) / 2) for entry in work)
+        attention = layers / self.num_ranks * max(
+            cached * self.shape.kv_bytes_per_token_and_layer / self.hardware.bandwidth,
+            4 * pairs * self.shape.hidden_size / self.hardware.flops,
+        )  # fmt: skip
+        return linear + attention + layers * ALL_REDUCES_PER_LAYER * self._all_reduce(tokens)
+
+    def hand_over_seconds(self, work: Iterable[Work]) -> float:
+        """See CostModel: rank i sends its copy to rank i of the next machine."""
+        if self.num_partitions == 1:
+            return 0.0
+        size = sum(entry.num_tokens for entry in work) * self.shape.hidden_size * self.shape.bytes_per_value
+        return self.hardware.message_latency + size / self.hardware.network
+
+    def _all_reduce(self, tokens: int) -> float:
+        """A ring: every rank sends and takes 2 (T - 1) / T of the tensor."""
+        if self.num_ranks == 1:
+            return 0.0
+        size = tokens * self.shape.hidden_size * self.shape.bytes_per_value
+        share = 2 * (self.num_ranks - 1) / self.num_ranks
+        return self.hardware.message_latency + share * size / self.hardware.link
+
+    def kv_slots(self, buffers: float = 0.1) -> int:
+        """Slots that fit beside the weights with a share of memory left for buffers; 0 if the weights do not fit."""
+        devices = self.num_partitions * self.num_ranks
+        free = devices * self.hardware.memory * (1 - buffers) - self.shape.weight_bytes
+        return max(0, int(free / (self.shape.num_layers * self.shape.kv_bytes_per_token_and_layer)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A stage as measured: seconds per iteration, per token computed, and per cached token that attention reads."""
+
+    per_iteration: float
+    per_token: float
+    per_cached_token: float = 0.0
+    hand_over: float = 0.0
+
+    def stage_seconds(self, work: Iterable[Work]) -> float:
+        """See CostModel."""
+        work = list(work)
+        tokens = sum(entry.num_tokens for entry in work)
+        cached = sum(entry.context_length + entry.num_tokens for entry in work)
+        return self.per_iteration + self.per_token * tokens + self.per_cached_token * cached
+
+    def hand_over_seconds(self, work: Iterable[Work]) -> float:
+        """See CostModel."""
+        return self.hand_over

@@ -1,0 +1,46 @@
+"""Options that `orca bench serve` and `orca simulate` share, and the requests that come of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from orca_bench.traces import TracedRequest, recorded, synthetic
+
+SYNTHETIC = ("paper", "homogeneous")
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what a trace is made from."""
+    parser.add_argument("--trace", default="paper", help="paper, homogeneous, or a .json or .csv file (paper)")
+    parser.add_argument("--num-requests", type=positive, default=100, help="requests per run (100)")
+    parser.add_argument("--burstiness", type=rate, default=1.0, help="1 is Poisson, less is burstier (1)")
+    parser.add_argument("--input-len", type=positive, default=32, help="of the homogeneous trace (32)")
+    parser.add_argument("--output-len", type=positive, default=32, help="of the homogeneous trace (32)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed offers the same requests (0)")
+
+
+def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
+    """Returns the requests, and whether they bring their own arrivals; raises TraceError."""
+    if arguments.trace in SYNTHETIC:
+        lengths = (arguments.input_len, arguments.output_len)
+        return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
+    return recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def rate(text: str) -> float:
+    """A number above 0, inf included."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found

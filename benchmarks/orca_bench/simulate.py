@@ -1,0 +1,144 @@
+"""`orca simulate`: which batch size, slots, P x T and replicas for a trace and a latency, without the hardware."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Measured, Roofline, Shape
+from orca_bench.options import add_trace_options, positive, rate, read_requests
+from orca_bench.plot import plot_curves
+from orca_bench.request_level import RequestLevelSetup, simulate_request_level
+from orca_bench.simulator import MisfitError, Run, Setup, simulate
+from orca_bench.traces import TracedRequest, TraceError, with_arrivals
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def figures(run: Run, trace: list[TracedRequest]) -> dict[str, Any]:
+    """Returns throughput and latencies of a run, under the names of `orca bench serve`."""
+    normalised = [(fate.tokens[-1] - fate.arrival) / len(fate.tokens) * 1e3 for fate in run.requests if fate.tokens]
+    first = [(fate.tokens[0] - fate.arrival) * 1e3 for fate in run.requests if fate.tokens]
+    return {
+        "request_throughput": len(run.requests) / run.seconds if run.seconds else 0.0,
+        "output_throughput": sum(request.output_length for request in trace) / run.seconds if run.seconds else 0.0,
+        "median_normalized_latency_ms": statistics.median(normalised),
+        "median_ttft_ms": statistics.median(first),
+        "num_iterations": run.num_iterations,
+        "busy": [round(share, 3) for pipeline in run.busy for share in pipeline],
+    }
+
+
+def main(argv: list[str]) -> int:
+    """`orca simulate`: exit code 0, 2 for a mistake."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    partitions, ranks, cost, slots = _system(arguments)
+    try:
+        requests, own_arrivals = read_requests(arguments)
+        results = []
+        for offered in [None] if own_arrivals else arguments.request_rate:
+            trace = requests
+            if offered is not None:
+                trace = with_arrivals(requests, offered, arguments.burstiness, arguments.seed)
+            for size in arguments.max_batch_size:
+                begin = time.perf_counter()
+                run = _run(trace, arguments, partitions, size, slots, cost)
+                found = figures(run, trace)
+                found["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
+                results.append({"max_batch_size": size, "request_rate": offered, **found})
+    except (TraceError, MisfitError) as error:
+        parser.error(str(error))
+    _show(results, f"{partitions} x {ranks} x {arguments.replicas} on {arguments.hardware}, {slots} slots")
+    if arguments.output is not None:
+        circumstances = {"command": " ".join(sys.argv), "seed": arguments.seed, "slots": slots}
+        arguments.output.write_text(json.dumps([circumstances | found for found in results], indent=1))
+    if arguments.plot is not None:
+        curves = {
+            f"max_bs {size}": [found for found in results if found["max_batch_size"] == size]
+            for size in arguments.max_batch_size
+        }
+        plot_curves(curves, f"{arguments.model} on {arguments.hardware}, simulated", arguments.plot)
+    return 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="orca simulate", description="Simulates the scheduler over a model of the stages' cost.")
+    parser.add_argument("--model", choices=sorted(TABLE_1), default="175b", help="of the paper's Table 1 (175b)")
+    parser.add_argument("--num-layers", type=positive, help="another GPT: its layers")
+    parser.add_argument("--hidden-size", type=positive, help="another GPT: its hidden size")
+    parser.add_argument("--hardware", choices=sorted(HARDWARE), default="a100-40g", help="(a100-40g)")
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, help="inter-layer partitions (Table 1's)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, help="intra-layer partitions (Table 1's)")
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines under one pool (1)")
+    parser.add_argument("--max-batch-size", type=positive, nargs="+", default=[32], help="several make a sweep (32)")
+    parser.add_argument("--kv-slots", type=positive, help="per pipeline (what the memory leaves)")
+    parser.add_argument("--token-budget", type=positive, help="input tokens per iteration (no limit, as in the paper)")
+    parser.add_argument("--admission", choices=("reserve", "paged"), default="reserve", help="(reserve)")
+    parser.add_argument(
+        "--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter (README, Options)"
+    )
+    parser.add_argument(
+        "--request-level", type=positive, metavar="MBS", help="the paper's baseline, with microbatches of MBS requests"
+    )
+    parser.add_argument(
+        "--measured", type=float, nargs=3, metavar=("ITERATION", "TOKEN", "CACHED"),
+        help="seconds per iteration, per token and per cached token of a stage, instead of the roofline",
+    )  # fmt: skip
+    add_trace_options(parser)
+    parser.add_argument("--request-rate", type=rate, nargs="+", default=[1.0], help="per second; a sweep (1)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="figures and what is needed to repeat them")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="latency over throughput, a curve per batch size")
+    return parser
+
+
+def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
+    """Returns P, T, the cost of stages, and the slots."""
+    shape, partitions, ranks = TABLE_1[arguments.model]
+    if arguments.num_layers or arguments.hidden_size:
+        shape = Shape(arguments.num_layers or shape.num_layers, arguments.hidden_size or shape.hidden_size)
+    partitions = arguments.pipeline_parallel_size or partitions
+    ranks = arguments.tensor_parallel_size or ranks
+    roofline = Roofline(HARDWARE[arguments.hardware], shape, partitions, ranks)
+    cost: CostModel = Measured(*arguments.measured) if arguments.measured else roofline
+    return partitions, ranks, cost, arguments.kv_slots or roofline.kv_slots()
+
+
+def _run(
+    trace: list[TracedRequest], arguments: argparse.Namespace, partitions: int, size: int, slots: int, cost: CostModel
+) -> Run:
+    if arguments.request_level:
+        return simulate_request_level(
+            trace, RequestLevelSetup(partitions, size, min(size, arguments.request_level), slots), cost
+        )
+    setup = Setup(
+        partitions,
+        size,
+        slots,
+        arguments.replicas,
+        arguments.token_budget,
+        arguments.admission,
+        not arguments.no_balanced_batches,
+    )
+    return simulate(trace, setup, cost)
+
+
+def _show(results: list[dict[str, Any]], title: str) -> None:
+    print(
+        f"{title}\n{'max_bs':>6} {'offered/s':>10} {'requests/s':>11} {'tokens/s':>10} {'ms/token':>10} {'TTFT ms':>10}"
+    )
+    for found in results:
+        offered = "trace" if found["request_rate"] is None else f"{found['request_rate']:.3f}"
+        print(
+            f"{found['max_batch_size']:>6} {offered:>10} {found['request_throughput']:>11.3f} "
+            f"{found['output_throughput']:>10.1f} {found['median_normalized_latency_ms']:>10.1f} "
+            f"{found['median_ttft_ms']:>10.1f}"
+        )
