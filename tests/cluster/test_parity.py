@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 from support import checkpoints
-from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually
+from support.hub import REPOSITORY, Hub
+from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, worker_settings
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,46 @@ def test_the_example_answers(shared):
     kinds = [child.partition("/")[0] for child in shared.children()]
     assert (kinds.count("Deployment"), kinds.count("StatefulSet"), kinds.count("Pod")) == (1, 2, 3)
     shared.kubectl("delete", "orca", "demo")
+
+
+def test_a_model_from_a_hub(shared):
+    """hf://, served from the node: every worker fetches its own shards, the master none, and the tokens are right."""
+    model = checkpoints.make_model(RANDOM)
+    (node,) = shared.cluster.nodes()
+    hub = Hub(node)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, max_shard_size="100KB")
+        hub.files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    mirror = [{"name": "HF_ENDPOINT", "value": f"http://{node}:{hub.port}"}]
+    try:
+        shared.deploy(
+            demo_spec(
+                model={"uri": f"hf://{REPOSITORY}", "dtype": "float32", "cache": {"sizeLimit": "1Gi"}},
+                parallelism={"pipelineParallelSize": 2},
+                worker=worker_settings(env=[*worker_settings()["env"], *mirror]),
+                master={**demo_spec()["master"], "env": mirror},
+            ),
+            "from-hub",
+        )
+        shared.wait_ready("from-hub", seconds=120)
+        asked = prompts(model.config.vocab_size)
+        assert answers(shared, "from-hub", asked) == [greedy(model, prompt) for prompt in asked]
+        held = {pod["metadata"]["name"]: weights_in(shared, pod) for pod in shared.pods("from-hub")}
+        everything = {name for name in hub.files if name.endswith(".safetensors")}
+        workers = [found for name, found in held.items() if "master" not in name]
+        assert all(0 < len(found) < len(everything) for found in workers), "only what the partition needs"
+        assert set().union(*workers) == everything
+        assert [found for name, found in held.items() if "master" in name] == [set()]
+    finally:
+        shared.kubectl("delete", "orca", "from-hub", "--ignore-not-found")
+        hub.server.shutdown()
+        hub.server.server_close()
+
+
+def weights_in(namespace: Namespace, pod: dict) -> set[str]:
+    """Names of the weight files in a pod's cache."""
+    listed = namespace.kubectl("exec", pod["metadata"]["name"], "--", "find", "/models/cache", "-name", "*.safetensors")
+    return {Path(line).name for line in listed.split()}
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])

@@ -80,6 +80,11 @@ class Kubernetes:
         version = json.loads(self.kubectl("get", "--raw", "/version"))
         return (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 25)
 
+    def nodes(self) -> list[str]:
+        """Addresses of the nodes."""
+        path = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}'
+        return self.kubectl("get", "nodes", "-o", f"jsonpath={path}").split()
+
     @contextlib.contextmanager
     def namespace(self, hint: str) -> Iterator[Namespace]:
         """A namespace of its own, deleted at the end without waiting."""

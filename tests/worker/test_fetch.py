@@ -2,115 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-COMMIT = "c0ffee" + "0" * 34
-REPOSITORY = "acme/tiny"
-
-
-class Hub:
-    """One repository; counts what is asked for, and can break connections and damage files."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.sent: list[tuple[str, int]] = []
-        self.stall_after: dict[str, int] = {}
-        self.stalled = threading.Event()
-        self.damaged: dict[str, int] = {}
-        self.token = ""
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-            def do_HEAD(self) -> None:
-                hub.answer(self, body=False)
-
-            def do_GET(self) -> None:
-                hub.answer(self, body=True)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def etag(self, name: str) -> str:
-        kind = hashlib.sha256 if name.endswith(".safetensors") else hashlib.sha1
-        return kind(self.files[name]).hexdigest()
-
-    def answer(self, handler: BaseHTTPRequestHandler, body: bool) -> None:
-        path = handler.path.partition("?")[0]
-        if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
-            return self.refuse(handler, 401, "RepoNotFound")
-        if found := re.fullmatch(rf"/api/models/{REPOSITORY}/revision/(.+)", path):
-            if found[1] not in ("main", COMMIT):
-                return self.refuse(handler, 404, "RevisionNotFound")
-            siblings = []
-            for name, content in self.files.items():
-                sibling: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": self.etag(name)}
-                if name.endswith(".safetensors"):
-                    sibling["lfs"] = {"sha256": self.etag(name), "size": len(content), "pointerSize": 130}
-                siblings.append(sibling)
-            return self.send(handler, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode(), {})
-        if found := re.fullmatch(rf"/{REPOSITORY}/resolve/{COMMIT}/(.+)", path):
-            return self.send_file(handler, found[1], body)
-        return self.refuse(handler, 404, "RepoNotFound")
-
-    def send_file(self, handler: BaseHTTPRequestHandler, name: str, body: bool) -> None:
-        content = self.files[name]
-        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if not body:
-            return self.send(handler, content, headers, body=False)
-        if self.damaged.get(name, 0):
-            self.damaged[name] -= 1
-            content = bytes(len(content))
-        start = 0
-        if found := re.match(r"bytes=(\d+)-", handler.headers.get("Range", "")):
-            start = int(found[1])
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        self.sent.append((name, start))
-        if name in self.stall_after:
-            handler.send_response(200)
-            for key, value in {**headers, "Content-Length": str(len(content))}.items():
-                handler.send_header(key, value)
-            handler.end_headers()
-            handler.wfile.write(content[: self.stall_after.pop(name)])
-            handler.wfile.flush()
-            self.stalled.set()
-            handler.rfile.read(1)  # until the client is gone
-            return None
-        return self.send(handler, content[start:], headers, status=206 if start else 200)
-
-    @staticmethod
-    def send(
-        handler: BaseHTTPRequestHandler, content: bytes, headers: dict[str, str], body: bool = True, status: int = 200
-    ) -> None:
-        handler.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(content))}.items():
-            handler.send_header(key, value)
-        handler.end_headers()
-        if body:
-            handler.wfile.write(content)
-
-    @staticmethod
-    def refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
-        Hub.send(handler, b"{}", {"X-Error-Code": code, "X-Error-Message": code}, status=status)
-
+from support.hub import REPOSITORY, Hub
 
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "n_layer": 4, "n_positions": 8, "vocab_size": 11,
