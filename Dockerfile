@@ -51,12 +51,12 @@ RUN case "$TORCH" in cpu) extra="" ;; cuda) extra=cuda ;; *) echo "TORCH=$TORCH:
 
 # -- what runs -------------------------------------------------------------------------------------------------------
 # The packages are one layer and ORCA is another, so that an upgrade moves little.
-# dumb-init is process 1: it passes signals on to the whole tree and reaps what is left over.
+# dumb-init is process 1: it passes signals on to `orca`, which ends its own processes in order, and reaps the rest.
 FROM ${BASE} AS runtime
 # Libraries ask for the name and home of a user that the image need not know.
 ENV PATH=/opt/orca/bin:$PATH HOME=/tmp USER=orca PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /tmp
-ENTRYPOINT ["dumb-init", "--", "orca"]
+ENTRYPOINT ["dumb-init", "--single-child", "--", "orca"]
 
 FROM runtime AS operator
 COPY --from=operator-packages /opt/orca /opt/orca

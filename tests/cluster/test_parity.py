@@ -11,7 +11,7 @@ import torch
 import yaml
 from support import checkpoints
 from support.hub import REPOSITORY, Hub
-from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, worker_settings
+from support.kubernetes import Kubernetes, Namespace, demo_spec, worker_settings
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).parents[2]
@@ -137,4 +137,3 @@ def test_every_shape_answers_alike(shared, random_model, partitions, ranks):
         stateful_sets = shared.items("sts", "-l", f"orca-serving.io/deployment={deployment}")
         assert len(stateful_sets) == partitions
         shared.kubectl("delete", "orca", deployment)
-    assert eventually(lambda: not shared.pods(f"random-{name}") and not shared.pods(f"demo-{name}"), 60)
