@@ -16,6 +16,16 @@ ROOT = Path(__file__).parents[2]
 RELEASE_NAMESPACE = "orca-system"
 
 
+TEST_SECONDS = 600
+"""A test waits for pods; each wait has a bound of its own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More time than tests have elsewhere."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Kubernetes:
     """The cluster of KUBECONFIG."""

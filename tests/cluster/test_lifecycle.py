@@ -14,8 +14,8 @@ from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, hel
 
 ROOT = Path(__file__).parents[2]
 POD_SECONDS = 120
-"""Until a deleted pod's object is gone. Its processes end within seconds (drain, at most 45 s), but kubelet 1.20 takes up
-to 50 s more to tell the API server."""
+"""Until a deleted pod's object is gone. Its processes end within seconds (at most 45, with a drain), but kubelet 1.20 takes
+up to 50 more to tell the API server."""
 BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
 
 
