@@ -14,7 +14,7 @@ from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, hel
 
 ROOT = Path(__file__).parents[2]
 POD_SECONDS = 120
-"""Until a deleted pod's object is gone. Its processes end within seconds (at most 45, with a drain), but kubelet 1.20 takes
+"""Until a deleted pod's object is gone. Its processes end within seconds, with a drain within 45, but kubelet 1.20 takes
 up to 50 more to tell the API server."""
 BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
 
