@@ -14,8 +14,8 @@ from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, hel
 
 ROOT = Path(__file__).parents[2]
 POD_SECONDS = 120
-"""Until a deleted pod's object is gone. Its processes end within seconds, with a drain within 45, but kubelet 1.20 takes
-up to 50 more to tell the API server."""
+"""Until a deleted pod's object is gone. Its processes end within seconds (45 with a drain); kubelet 1.20 takes up to 50
+more to tell the API server."""
 BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
 
 
@@ -138,7 +138,7 @@ def test_a_namespaced_operator_reads_only_its_namespace(cluster: Kubernetes, ope
 
 
 def test_an_operator_that_is_killed_at_any_point_changes_nothing(namespace: Namespace, operator: str):
-    """A local operator is killed after 0.1, 0.2 … s of its first passes; what comes out is as if it never had been."""
+    """A local operator is killed after 0.8, 1.0 … s of its first passes; what comes out is as if it never had been."""
     scale(namespace.cluster, operator, 0)
     command = [sys.executable, "-m", "orca_master.cli", "operator", "--namespace", namespace.name]
     for part in ("master", "worker"):
