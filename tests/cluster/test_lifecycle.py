@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, helm, images
@@ -31,6 +32,21 @@ def test_deletion_removes_everything_and_a_new_one_starts_at_once(namespace: Nam
     namespace.kubectl("delete", "orca", "demo")
     assert eventually(lambda: gone_but_pods(namespace), 60), namespace.children()
     assert eventually(lambda: namespace.children() == [], POD_SECONDS), namespace.children()
+
+
+def test_what_is_under_way_is_finished_before_a_deletion(namespace: Namespace):
+    """Master and workers get their signal together; the drain keeps all of them until the answer is whole."""
+    namespace.deploy(demo_spec(parallelism={"pipelineParallelSize": 2}))
+    namespace.wait_ready()
+    namespace.ask("demo", [BODY])  # the client is there
+    long = {**BODY, "max_tokens": 900, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(namespace.ask, "demo", [long])
+        time.sleep(1.5)
+        assert not asked.done(), "it is under way"
+        namespace.kubectl("delete", "orca", "demo", "--wait=false")
+        (answer,) = asked.result(120)
+    assert len(answer["choices"][0]["token_ids"]) == 900
 
 
 def gone_but_pods(namespace: Namespace) -> bool:
