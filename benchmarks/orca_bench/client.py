@@ -23,7 +23,6 @@ class Outcome:
     planned: float
     sent: float = 0.0
     tokens: list[float] = field(default_factory=list)
-    ended: float = 0.0
     num_output: int = 0
     num_input: int = 0
     error: str = ""
@@ -47,7 +46,6 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], ou
             async for line in answer.content:
                 if line.startswith(b"data:"):
                     finished = _event(line[5:].strip(), outcome) or finished
-            outcome.ended = time.perf_counter()
             if not outcome.error and not (finished and outcome.tokens):
                 outcome.error = "truncated: the stream ended before the answer did"
     except TimeoutError:

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
+from orca_master.cli import OneLineParser
 from tqdm import tqdm
 
 from orca_bench.client import Outcome
@@ -26,11 +27,6 @@ from orca_bench.options import add_trace_options, positive, rate, read_requests
 from orca_bench.plot import plot_curves
 from orca_bench.report import parse_slo, report, table
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: list[str]) -> int:
@@ -62,8 +58,10 @@ def main(argv: list[str]) -> int:
     return 1 if any(found["failed"] for found in runs) else 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="orca bench serve", description="Puts load on an OpenAI-compatible server and measures.")
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="orca bench serve", description="Puts load on an OpenAI-compatible server and measures."
+    )
     parser.add_argument("url", help="base URL, such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="model to ask for (the server's first)")
     add_trace_options(parser)

@@ -8,7 +8,9 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from orca_master.cli import OneLineParser
 
 from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Measured, Roofline, Shape
 from orca_bench.options import add_trace_options, positive, rate, read_requests
@@ -16,11 +18,6 @@ from orca_bench.plot import plot_curves
 from orca_bench.request_level import RequestLevelSetup, simulate_request_level
 from orca_bench.simulator import MisfitError, Run, Setup, simulate
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def figures(run: Run, trace: list[TracedRequest]) -> dict[str, Any]:
@@ -70,8 +67,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="orca simulate", description="Simulates the scheduler over a model of the stages' cost.")
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="orca simulate", description="Simulates the scheduler over a model of the stages' cost."
+    )
     parser.add_argument("--model", choices=sorted(TABLE_1), default="175b", help="of the paper's Table 1 (175b)")
     parser.add_argument("--num-layers", type=positive, help="another GPT: its layers")
     parser.add_argument("--hidden-size", type=positive, help="another GPT: its hidden size")

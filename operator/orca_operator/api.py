@@ -260,6 +260,11 @@ class Spec(Part):
     suspend: bool = Field(False, description="No pods, everything else stays.")
     restart: Restart = Field(Restart(), description="A wish for fresh pods.")
 
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines that are wanted now: none while suspended."""
+        return 0 if self.suspend else self.replicas
+
 
 class LastFailure(Part):
     """The latest failure of a pipeline."""

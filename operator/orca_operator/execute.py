@@ -68,7 +68,7 @@ class Executor:
             return self._token
         name = names.admin(context.name)
         secret = self._cluster.get("Secret", context.namespace, name)
-        if secret is not None and not self._is_ours(secret, context):
+        if secret is not None and not self._claim(secret, context):
             secret = None
         if secret is None:
             self._token = secrets.token_urlsafe(32)
@@ -94,7 +94,7 @@ class Executor:
                 live = self._cluster.get(kind, context.namespace, name)
                 if live is not None and self._written.get((kind, name)) == (content, version(live)):
                     return
-            if live is not None and (is_ending(live) or not self._is_ours(live, context)):
+            if live is not None and (is_ending(live) or not self._claim(live, context)):
                 return  # its name is free soon
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
@@ -109,8 +109,8 @@ class Executor:
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
         self._written[(kind, name)] = (content, version(written))
 
-    def _is_ours(self, live: Object, context: Context) -> bool:
-        """Whether an object may be written. One of an earlier OrcaDeployment of the same name is deleted first.
+    def _claim(self, live: Object, context: Context) -> bool:
+        """Returns whether an object may be written; one that an earlier OrcaDeployment of the name left is deleted.
 
         Raises InvalidSpecError for one of somebody else's, which stays as it is.
         """

@@ -56,14 +56,9 @@ class PutScheduler:
 Action = Apply | Delete | PutTopology | PutScheduler
 
 
-def wanted_pipelines(context: Context) -> int:
-    """Pipelines that the spec asks for."""
-    return 0 if context.spec.suspend else context.spec.replicas
-
-
 def plan(context: Context, observed: Observed) -> list[Action]:
     """Returns the actions of one pass, in order."""
-    pipelines = wanted_pipelines(context)
+    pipelines = context.spec.num_pipelines
     surroundings = _surroundings(context, observed, pipelines)
     ending = _other_revisions(context, observed)
     workloads = _workloads(context, observed, pipelines)

@@ -51,7 +51,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime
     spec, observed = situation.spec, situation.observed
     serving_revision = _serving_revision(situation, previous)
     pipelines = _pipelines(situation, serving_revision)
-    wanted = 0 if spec is None or spec.suspend else spec.replicas
+    wanted = spec.num_pipelines if spec is not None else 0
     serving = sum(pipeline["phase"] == "Serving" for pipeline in pipelines)
     master_ready = bool(serving_revision) and observed.master_is_ready(serving_revision)
     available = serving if master_ready else 0
@@ -101,8 +101,8 @@ def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
     observed = situation.observed
     reported = {entry["id"]: entry for entry in observed.reports.get(revision, {}).get("pipelines", ())}
     indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)}
-    if situation.spec is not None and not situation.spec.suspend and situation.revision == revision:
-        indices |= set(range(situation.spec.replicas))
+    if situation.spec is not None and situation.revision == revision:
+        indices |= set(range(situation.spec.num_pipelines))
     found = []
     for index in sorted(indices):
         report = reported.get(names.pipeline_id(revision, index), {})

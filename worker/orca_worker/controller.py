@@ -136,9 +136,7 @@ class Controller(WorkerServicer):
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
         try:
             replies = await self._ask(pb.RankCommand(prepare=request), ANSWER_SECONDS)
-        except EpochError as error:
-            await _abort(context, error)
-        except (ModelError, RankError) as error:
+        except (ModelError, RankError, EpochError) as error:
             await self._end_ranks()  # one that does not leave its old epoch: the next Load starts it anew
             await _abort(context, error)
         return replies[0].prepared
@@ -244,7 +242,7 @@ class Controller(WorkerServicer):
             self._epoch.end(message)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        """Asks every rank; raises ModelError or RankError."""
+        """Asks every rank; raises ModelError, RankError, or EpochError if there is none."""
         if not self._ranks:
             raise EpochError("nothing is loaded")
         return list(await asyncio.gather(*(rank.ask(command, timeout) for rank in self._ranks)))

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from orca_operator.api import Spec
 from orca_operator.names import API_VERSION, KIND
 
-Manifest = dict[str, object]
-
 
 @dataclass(frozen=True, slots=True)
 class Images:
