@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-cluster lint protos crds crds-legacy clean
+.PHONY: run test test-cluster lint figures protos crds crds-legacy clean
 
 run: $(VENV)/run-installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
@@ -35,6 +35,10 @@ crds: $(VENV)/dev-installed
 crds-legacy: $(VENV)/dev-installed
 	mkdir -p build
 	$(BIN)/python -m orca_operator.crd --legacy build/orcadeployment-legacy.yaml
+
+# The paper's Figures 8 to 11 on this machine, small (minutes): docs/figures/figure{8,9,10,11}.svg and .json.
+figures: $(VENV)/dev-installed
+	for number in 8 9 10 11; do $(BIN)/python benchmarks/figure$$number.py; done
 
 clean:
 	rm -rf $(VENV)

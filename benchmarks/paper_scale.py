@@ -1,8 +1,8 @@
-"""The paper's Figure 10 at its own scale, simulated: Table 1's models on A100-40G, ORCA and the baseline.
+"""The paper's Figures 9 to 11 at their own scale, simulated: Table 1's models on A100-40G, ORCA and the baseline.
 
     python benchmarks/paper_scale.py [--requests 1000] [--folder docs/figures]
 
-Writes paper-scale.json and one SVG per model. Stages cost what the roofline of cost.py says; nothing is fitted, so
+Writes paper-scale.json and SVGs. Stages cost what the roofline of cost.py says; nothing is fitted, so
 absolute times are bounds from below. What can be compared with the paper is where the baseline runs out of memory, and
 the ratio of the two systems at the paper's latency.
 """
@@ -11,40 +11,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from figures_common import draw, finish
+from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
+from orca_bench.circumstances import circumstances
 from orca_bench.cost import HARDWARE, TABLE_1, Roofline, Work
+from orca_bench.outcome import figures
 from orca_bench.plot import plot_curves
-from orca_bench.request_level import RequestLevelSetup, simulate_request_level
-from orca_bench.simulate import figures
-from orca_bench.simulator import MisfitError, Run, Setup, simulate
+from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
+from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
 
 LIMIT_MS = 190.0
 """The median normalised latency at which section 6.2 compares throughput for 175 B."""
 ORCA_SIZES = (1, 8, 32)
 BASELINE_SIZES = ((1, 1), (4, 4), (8, 8), (16, 8), (16, 16))
+BATCHES = (1, 2, 4, 8, 16, 32)
+"""Figure 9's batches of equal requests, 32 output tokens each."""
+ALIKE = (32, 32)
+"""Input and output tokens of Figure 11's requests; the paper does not give them."""
 LOADS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0, 1.1)
 """Offered load as a share of what the system does when everything is there at once."""
 
 
 def sweep(
-    requests: list[TracedRequest], seed: int, system: Callable[[list[TracedRequest]], Run]
+    requests: list[TracedRequest], seed: int, cost: Roofline, make: Callable[[], Scheduling]
 ) -> list[dict[str, Any]]:
     """Runs a system over rising load."""
-    flooded = with_arrivals(requests, float("inf"), 1.0, seed)
-    peak = len(requests) / system(flooded).seconds
-    runs = []
-    for load in LOADS:
-        trace = with_arrivals(requests, load * peak, 1.0, seed)
-        runs.append({"request_rate": load * peak, **figures(system(trace), trace)})
-    return runs
+
+    def run(rate: float) -> dict[str, Any]:
+        trace = with_arrivals(requests, rate, 1.0, seed)
+        return {"request_rate": rate, **figures(simulate(trace, make(), cost, cost.num_partitions))}
+
+    peak = run(float("inf"))["request_throughput"]
+    return [run(load * peak) for load in LOADS]
 
 
 def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple[dict[str, Any], list[str]]:
@@ -53,12 +57,12 @@ def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple
     curves: dict[str, Any] = {}
     missing = []
     for size in ORCA_SIZES:
-        setup = Setup(partitions, size, slots, token_budget=None)
-        curves[f"orca({size})"] = sweep(requests, seed, partial(simulate, setup=setup, cost=cost))
+        setup = OrcaSetup(partitions, size, slots, token_budget=None)
+        curves[f"orca({size})"] = sweep(requests, seed, cost, lambda setup=setup: OrcaScheduling(setup))
     for size, microbatch in BASELINE_SIZES:
         baseline, name = RequestLevelSetup(partitions, size, microbatch, slots), f"baseline({size},{microbatch})"
         try:
-            curves[name] = sweep(requests, seed, partial(simulate_request_level, setup=baseline, cost=cost))
+            curves[name] = sweep(requests, seed, cost, lambda baseline=baseline: RequestLevel(baseline))
         except MisfitError:
             missing.append(name)
     return curves, missing
@@ -82,6 +86,55 @@ def summary(curves: dict[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
+def figure9(folder: Path) -> dict[str, Any]:
+    """Milliseconds per batch without a scheduler and without pipelining; None where the baseline's memory ends."""
+    found: dict[str, Any] = {}
+    models = [name for name in TABLE_1 if name != "341b"]  # the paper leaves it out too
+    figure, panels = draw([f"{name}, simulated" for name in models], width=3.6)
+    for name in models:
+        shape, partitions, ranks = TABLE_1[name]
+        cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
+        curves: dict[str, list[float | None]] = {}
+        for inputs in (32, 128):
+            for size in BATCHES:
+                trace = synthetic("homogeneous", size, 0, (inputs, 32))
+                whole = OrcaSetup(partitions, size, cost.kv_slots(), token_budget=None, balanced=False)
+                seconds = simulate(trace, OrcaScheduling(whole), cost, partitions).seconds
+                fits = size * 2048 <= cost.kv_slots()
+                curves.setdefault(f"orca ({inputs})", []).append(seconds * 1e3)
+                curves.setdefault(f"baseline ({inputs})", []).append(seconds * 1e3 if fits else None)
+        found[name] = {"batch_sizes": BATCHES, **curves}
+        panel = panels[f"{name}, simulated"]
+        for label, times in curves.items():
+            panel.plot(BATCHES, times, marker="o", label=label, linestyle="-" if "orca" in label else "--")
+        panel.set_xlabel("batch size")
+        panel.set_ylabel("ms per batch")
+        panel.set_ylim(bottom=0)
+        panel.legend(fontsize=7)
+    finish(figure, folder, "figure9-simulated")
+    return found
+
+
+def figure11(folder: Path, count: int, seed: int) -> dict[str, Any]:
+    """175 B under requests that are all alike."""
+    shape, partitions, ranks = TABLE_1["175b"]
+    cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
+    curves, _ = curves_of(cost, synthetic("homogeneous", count, seed, ALIKE), seed)
+    figure, panels = draw(["175b, requests alike, simulated"])
+    (panel,) = panels.values()
+    for name, runs in curves.items():
+        points = [(run["request_throughput"], run["median_e2el_ms"]) for run in runs]
+        panel.plot(*zip(*points, strict=True), marker="o", label=name, linestyle="-" if "orca" in name else "--")
+    panel.set_xlabel("throughput (requests/s)")
+    panel.set_ylabel("median latency (ms)")
+    panel.set_ylim(0, 10 * min(runs[0]["median_e2el_ms"] for runs in curves.values()))
+    panel.legend(fontsize=7)
+    finish(figure, folder, "figure11-simulated")
+    peak = {name: max(run["request_throughput"] for run in runs) for name, runs in curves.items()}
+    print("figure 11, peaks:", {name: round(rate, 2) for name, rate in peak.items()})
+    return {"lengths": ALIKE, "peak": peak, "curves": curves}
+
+
 def main() -> None:
     """Prints a table and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,16 +143,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("docs/figures"))
     arguments = parser.parse_args()
     requests = synthetic("paper", arguments.requests, arguments.seed)
-    found: dict[str, Any] = {
-        "command": f"paper_scale.py --requests {arguments.requests} --seed {arguments.seed}",
-        "version": version("orca-serving"), "python": platform.python_version(), "limit_ms": LIMIT_MS,
-    }  # fmt: skip
+    found: dict[str, Any] = {**circumstances(arguments.seed), "limit_ms": LIMIT_MS}
     begin = time.perf_counter()
+    found["figure9"] = figure9(arguments.folder)
+    found["figure11"] = figure11(arguments.folder, arguments.requests, arguments.seed)
     for model, (shape, partitions, ranks) in TABLE_1.items():
         cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
         curves, missing = curves_of(cost, requests, arguments.seed)
         orca, baseline = summary(curves, "orca"), summary(curves, "baseline")
-        alone_ms = partitions * cost.stage_seconds([Work(1, 256)]) * 1e3
+        alone_ms = partitions * cost.stage_seconds(0, [Work(1, 256)]) * 1e3
         found[model] = {
             "slots": cost.kv_slots(), "out_of_memory": missing, "one_token_alone_ms": alone_ms, "orca": orca,
             "baseline": baseline, "curves": curves,

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "master/orca_master": {"orca_protos"},
     "worker/orca_worker": {"orca_protos", "orca_kernels"},
     "operator/orca_operator": set(),
-    "benchmarks/orca_bench": {"orca_master"},
+    "benchmarks/orca_bench": {"orca_master", "orca_protos"},
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from orca_bench import serve
+from orca_bench import engine, serve
 
-COMMANDS = {"serve": serve.main}
+COMMANDS = {"serve": serve.main, "engine": engine.main}
 
 
 def main(argv: list[str]) -> int:

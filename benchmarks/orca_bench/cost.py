@@ -2,7 +2,7 @@
 
 Every part takes the longer of its memory time and its compute time at the hardware's published peaks (NVIDIA's data
 sheets: dense 16-bit FLOP/s, memory bandwidth, NVLink per direction). Nothing is fitted: real kernels reach less, so a
-prediction is a bound from below. A calibration replaces the roofline by two numbers measured on a live engine.
+prediction is a bound from below. calibration.py has the same interface over what a live engine took.
 """
 
 from __future__ import annotations
@@ -81,8 +81,12 @@ class Work:
 class CostModel(Protocol):
     """What the simulator asks."""
 
-    def stage_seconds(self, work: Iterable[Work]) -> float:
-        """Time that one stage needs for an iteration."""
+    @property
+    def turnaround_seconds(self) -> float:
+        """Time from the end of an iteration on the last stage until the scheduler has committed it."""
+
+    def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
+        """Time that a stage needs for an iteration."""
 
     def hand_over_seconds(self, work: Iterable[Work]) -> float:
         """Time from one stage to the next."""
@@ -97,8 +101,13 @@ class Roofline:
     num_partitions: int
     num_ranks: int
 
-    def stage_seconds(self, work: Iterable[Work]) -> float:
-        """See CostModel."""
+    @property
+    def turnaround_seconds(self) -> float:
+        """See CostModel: the master's work is no part of a roofline."""
+        return 0.0
+
+    def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
+        """See CostModel; all stages are alike."""
         work = list(work)
         tokens = sum(entry.num_tokens for entry in work)
         layers = self.shape.num_layers / self.num_partitions
@@ -135,24 +144,3 @@ class Roofline:
         devices = self.num_partitions * self.num_ranks
         free = devices * self.hardware.memory * (1 - buffers) - self.shape.weight_bytes
         return max(0, int(free / (self.shape.num_layers * self.shape.kv_bytes_per_token_and_layer)))
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A stage as measured: seconds per iteration, per token computed, and per cached token that attention reads."""
-
-    per_iteration: float
-    per_token: float
-    per_cached_token: float = 0.0
-    hand_over: float = 0.0
-
-    def stage_seconds(self, work: Iterable[Work]) -> float:
-        """See CostModel."""
-        work = list(work)
-        tokens = sum(entry.num_tokens for entry in work)
-        cached = sum(entry.context_length + entry.num_tokens for entry in work)
-        return self.per_iteration + self.per_token * tokens + self.per_cached_token * cached
-
-    def hand_over_seconds(self, work: Iterable[Work]) -> float:
-        """See CostModel."""
-        return self.hand_over

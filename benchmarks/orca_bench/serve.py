@@ -9,10 +9,7 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import aiohttp
 from orca_master.cli import OneLineParser
 from tqdm import tqdm
 
+from orca_bench.circumstances import circumstances
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
 from orca_bench.options import add_trace_options, positive, rate, read_requests
@@ -118,24 +116,20 @@ def _lists(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _write(runs: list[dict[str, Any]], url: str, model: str, arguments: argparse.Namespace) -> None:
-    circumstances = {
-        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+    shared = {
+        **circumstances(arguments.seed),
         "backend": "openai",
         "endpoint": url,
         "model_id": model,
         "num_prompts": arguments.num_requests,
         "trace": arguments.trace,
-        "seed": arguments.seed,
         "burstiness": arguments.burstiness,
         "max_concurrency": arguments.max_concurrency,
         "slo": arguments.slo,
-        "command": " ".join(sys.argv),
-        "version": version("orca-serving"),
-        "client_machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
     }
     if arguments.output is not None:
         # One run is vLLM's flat object; a sweep is a list of them.
-        found = [circumstances | single for single in runs]
+        found = [shared | single for single in runs]
         arguments.output.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1))
     if arguments.plot is not None:
         plot_curves({model: runs}, f"{arguments.trace} trace", arguments.plot)

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from orca_master.cli import OneLineParser
 
-from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Measured, Roofline, Shape
+from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
+from orca_bench.calibration import CalibrationError, calibrate
+from orca_bench.circumstances import circumstances
+from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Roofline, Shape
 from orca_bench.options import add_trace_options, positive, rate, read_requests
+from orca_bench.outcome import Run, figures
 from orca_bench.plot import plot_curves
-from orca_bench.request_level import RequestLevelSetup, simulate_request_level
-from orca_bench.simulator import MisfitError, Run, Setup, simulate
+from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
+from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
-
-
-def figures(run: Run, trace: list[TracedRequest]) -> dict[str, Any]:
-    """Returns throughput and latencies of a run, under the names of `orca bench serve`."""
-    normalised = [(fate.tokens[-1] - fate.arrival) / len(fate.tokens) * 1e3 for fate in run.requests if fate.tokens]
-    first = [(fate.tokens[0] - fate.arrival) * 1e3 for fate in run.requests if fate.tokens]
-    return {
-        "request_throughput": len(run.requests) / run.seconds if run.seconds else 0.0,
-        "output_throughput": sum(request.output_length for request in trace) / run.seconds if run.seconds else 0.0,
-        "median_normalized_latency_ms": statistics.median(normalised),
-        "median_ttft_ms": statistics.median(first),
-        "num_iterations": run.num_iterations,
-        "busy": [round(share, 3) for pipeline in run.busy for share in pipeline],
-    }
 
 
 def main(argv: list[str]) -> int:
     """`orca simulate`: exit code 0, 2 for a mistake."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    partitions, ranks, cost, slots = _system(arguments)
     try:
+        partitions, ranks, cost, slots = _system(arguments)
         requests, own_arrivals = read_requests(arguments)
         results = []
         for offered in [None] if own_arrivals else arguments.request_rate:
@@ -49,15 +37,15 @@ def main(argv: list[str]) -> int:
             for size in arguments.max_batch_size:
                 begin = time.perf_counter()
                 run = _run(trace, arguments, partitions, size, slots, cost)
-                found = figures(run, trace)
+                found = figures(run)
                 found["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
                 results.append({"max_batch_size": size, "request_rate": offered, **found})
-    except (TraceError, MisfitError) as error:
+    except (TraceError, MisfitError, CalibrationError) as error:
         parser.error(str(error))
     _show(results, f"{partitions} x {ranks} x {arguments.replicas} on {arguments.hardware}, {slots} slots")
     if arguments.output is not None:
-        circumstances = {"command": " ".join(sys.argv), "seed": arguments.seed, "slots": slots}
-        arguments.output.write_text(json.dumps([circumstances | found for found in results], indent=1))
+        shared = {**circumstances(arguments.seed), "slots": slots}
+        arguments.output.write_text(json.dumps([shared | found for found in results], indent=1))
     if arguments.plot is not None:
         curves = {
             f"max_bs {size}": [found for found in results if found["max_batch_size"] == size]
@@ -89,8 +77,8 @@ def _parser() -> OneLineParser:
         "--request-level", type=positive, metavar="MBS", help="the paper's baseline, with microbatches of MBS requests"
     )
     parser.add_argument(
-        "--measured", type=float, nargs=3, metavar=("ITERATION", "TOKEN", "CACHED"),
-        help="seconds per iteration, per token and per cached token of a stage, instead of the roofline",
+        "--calibration", type=Path, metavar="FILE",
+        help="what a live engine took (orca serve --iteration-log FILE) instead of a roofline; needs --kv-slots",
     )  # fmt: skip
     add_trace_options(parser)
     parser.add_argument("--request-rate", type=rate, nargs="+", default=[1.0], help="per second; a sweep (1)")
@@ -107,27 +95,32 @@ def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
     partitions = arguments.pipeline_parallel_size or partitions
     ranks = arguments.tensor_parallel_size or ranks
     roofline = Roofline(HARDWARE[arguments.hardware], shape, partitions, ranks)
-    cost: CostModel = Measured(*arguments.measured) if arguments.measured else roofline
-    return partitions, ranks, cost, arguments.kv_slots or roofline.kv_slots()
+    if arguments.calibration is None:
+        return partitions, ranks, roofline, arguments.kv_slots or roofline.kv_slots()
+    if arguments.kv_slots is None:
+        raise CalibrationError("--calibration: a log does not tell the memory, so --kv-slots is needed")
+    measured = calibrate(arguments.calibration)
+    return len(measured.stages), 1, measured, arguments.kv_slots
 
 
 def _run(
     trace: list[TracedRequest], arguments: argparse.Namespace, partitions: int, size: int, slots: int, cost: CostModel
 ) -> Run:
+    scheduling: Scheduling
     if arguments.request_level:
-        return simulate_request_level(
-            trace, RequestLevelSetup(partitions, size, min(size, arguments.request_level), slots), cost
+        scheduling = RequestLevel(RequestLevelSetup(partitions, size, min(size, arguments.request_level), slots))
+    else:
+        setup = OrcaSetup(
+            partitions,
+            size,
+            slots,
+            arguments.replicas,
+            arguments.token_budget,
+            arguments.admission,
+            not arguments.no_balanced_batches,
         )
-    setup = Setup(
-        partitions,
-        size,
-        slots,
-        arguments.replicas,
-        arguments.token_budget,
-        arguments.admission,
-        not arguments.no_balanced_batches,
-    )
-    return simulate(trace, setup, cost)
+        scheduling = OrcaScheduling(setup)
+    return simulate(trace, scheduling, cost, partitions)
 
 
 def _show(results: list[dict[str, Any]], title: str) -> None:

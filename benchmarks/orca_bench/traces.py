@@ -49,6 +49,15 @@ def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 
     return found
 
 
+def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedRequest]:
+    """Returns the requests with input and output of `scale` times the length, at least one token each."""
+    found = []
+    for request in requests:
+        inputs, outputs = (max(1, round(scale * length)) for length in (request.input_length, request.output_length))
+        found.append(replace(request, prompt=request.prompt[:inputs], input_length=inputs, output_length=outputs))
+    return found
+
+
 def with_arrivals(requests: Sequence[TracedRequest], rate: float, burstiness: float, seed: int) -> list[TracedRequest]:
     """Returns the requests with arrivals at `rate` per second; infinite: all at once.
 

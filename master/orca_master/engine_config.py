@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +12,7 @@ class EngineConfig:
 
     `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
     kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers that somebody restarts; with 0 nobody
-    does, a lost pipeline is given up, and the workers end with the engine.
+    does, a lost pipeline is given up, and the workers end with the engine. `iteration_log`: see iteration_log.py.
     """
 
     max_batch_size: int = 32
@@ -25,3 +26,4 @@ class EngineConfig:
     connect_timeout: float = 60.0
     stall_timeout: float = 300.0
     recovery_timeout: float = 0.0
+    iteration_log: Path | None = None

@@ -55,3 +55,25 @@ class EngineObserver(Protocol):
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """A partition computed an iteration."""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: EngineObserver) -> None:
+        self._observers = observers
+
+    def on_dispatch(self, sequence: int, batch: Batch) -> None:
+        """See EngineObserver."""
+        for observer in self._observers:
+            observer.on_dispatch(sequence, batch)
+
+    def on_preemption(self, count: int) -> None:
+        """See EngineObserver."""
+        for observer in self._observers:
+            observer.on_preemption(count)
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """See EngineObserver."""
+        for observer in self._observers:
+            observer.on_timing(pipeline, timing)

@@ -91,6 +91,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stall-timeout", type=positive, default=300, help="seconds an iteration may take (300)")
     parser.add_argument("--max-queue-depth", type=positive, default=4096, help="requests that may wait (4096)")
     parser.add_argument("--max-queue-tokens", type=positive, default=8 << 20, help="tokens that may wait (8388608)")
+    parser.add_argument(
+        "--iteration-log", type=Path, metavar="FILE", help="a JSON line per iteration: its work and its stages' times"
+    )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +131,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_queued_requests=arguments.max_queue_depth,
         max_queued_tokens=arguments.max_queue_tokens,
         stall_timeout=arguments.stall_timeout,
+        iteration_log=arguments.iteration_log,
     )
 
 

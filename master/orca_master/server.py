@@ -26,8 +26,10 @@ from orca_master.cli import OneLineParser
 from orca_master.endpoint import Endpoint, EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
+from orca_master.engine_types import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.generation import Generator
+from orca_master.iteration_log import IterationLog
 from orca_master.metrics import Metrics
 from orca_master.options import (
     add_engine_options,
@@ -102,7 +104,10 @@ def make_endpoint(topology: Topology, config: EngineConfig, endpoint_config: End
     codec = TextCodec(path)
     template = ChatTemplate(path, endpoint_config.chat_template)
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
-    engine = EngineThread(topology, config, metrics)
+    observer: EngineObserver = metrics
+    if config.iteration_log is not None:
+        observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size))
+    engine = EngineThread(topology, config, observer)
     metrics.watch(engine.engine)
     generator = Generator(engine, codec, metrics, endpoint_config.request_timeout)
     return Endpoint(endpoint_config, engine, codec, template, metrics, generator)

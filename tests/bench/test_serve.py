@@ -113,7 +113,7 @@ def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
         "total_token_throughput", "input_lens", "output_lens", "ttfts", "itls", "errors", "mean_ttft_ms",
         "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
         "median_itl_ms", "p99_itl_ms", "median_e2el_ms", "p90_e2el_ms", "median_normalized_latency_ms", "seed",
-        "command", "version", "client_machine",
+        "command", "versions", "hardware",
     ):  # fmt: skip
         assert key in slow, key
     assert slow["request_goodput"] == slow["request_throughput"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from orca_bench.calibration import calibrate
+from orca_bench.cost import Work
 from orca_bench.simulate import main
 
 
@@ -16,7 +19,7 @@ def test_a_sweep_can_be_repeated(tmp_path, capsys):
         assert main([*options, "--output", str(path), "--plot", str(curve)]) == 0
         found = json.loads(path.read_text())
         results.append(
-            [{key: run[key] for key in run if key not in ("command", "iterations_per_second")} for run in found]
+            [{key: run[key] for key in run if key not in ("date", "command", "iterations_per_second")} for run in found]
         )
         assert curve.read_text().lstrip().startswith("<?xml")
     assert results[0] == results[1]
@@ -31,8 +34,29 @@ def test_a_sweep_can_be_repeated(tmp_path, capsys):
     assert "2 x 8 x 1 on a100-40g" in capsys.readouterr().out
 
 
-def test_measured_costs_and_the_baseline(capsys):
-    system = ["--measured", "0.01", "0.001", "0", "--kv-slots", "65536", "-pp", "1"]
+def write_log(path: Path) -> None:
+    """Iterations of two stages that take 10 ms, 1 ms a token and 10 us a cached token; 2 ms between the stages."""
+    lines, clock = [], 0.0
+    for sequence in range(1, 60):
+        tokens, context = [1 + sequence % 7] * (1 + sequence % 5), [sequence % 11] * (1 + sequence % 5)
+        seconds = 0.01 + 0.001 * sum(tokens) + 0.00001 * (sum(tokens) + sum(context))
+        stages = [(clock, clock + seconds), (clock + seconds + 0.002, clock + 2 * seconds + 0.002)]
+        clock += 3 * seconds
+        lines.append({"pipeline": "a", "num_tokens": tokens, "context_length": context, "stages": stages})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_calibration_finds_what_iterations_cost(tmp_path):
+    write_log(tmp_path / "log.jsonl")
+    cost = calibrate(tmp_path / "log.jsonl")
+    work = [Work(3, 5), Work(1, 20)]
+    assert [cost.stage_seconds(stage, work) for stage in (0, 1)] == pytest.approx([0.01 + 0.004 + 0.00029] * 2)
+    assert cost.hand_over_seconds(work) == pytest.approx(0.002)
+
+
+def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
+    write_log(tmp_path / "log.jsonl")
+    system = ["--calibration", str(tmp_path / "log.jsonl"), "--kv-slots", "65536"]
     assert main(["--num-requests", "20", *system]) == 0
     assert main(["--num-requests", "20", *system, "--request-level", "8"]) == 0
     assert "65536 slots" in capsys.readouterr().out
@@ -42,6 +66,9 @@ def test_measured_costs_and_the_baseline(capsys):
     ("options", "words"),
     [
         (["--kv-slots", "16"], "does not fit into 16 slots"),
+        (["--calibration", "/nowhere.jsonl", "--kv-slots", "64"], "/nowhere.jsonl: No such file"),
+        (["--calibration", "pyproject.toml"], "--kv-slots is needed"),
+        (["--calibration", "pyproject.toml", "--kv-slots", "64"], "not an iteration log"),
         (["--model", "2b"], "invalid choice"),
         (["--trace", "/nowhere.csv"], "No such file"),
         (["--max-batch-size", "0"], "is not a whole number"),

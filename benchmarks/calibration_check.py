@@ -1,0 +1,103 @@
+"""How well `orca simulate --calibration` predicts a live server: three loads that the calibration has not seen.
+
+    python benchmarks/calibration_check.py [--partitions 1 2]
+
+`orca serve` runs the 124 M model with an iteration log. Two loads (all at once, and 40 % of that rate; seed 1) make the
+calibration. Three others (30 %, 60 %, 80 %; seed 2) are predicted by the simulator and then measured over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from figures_common import model, parser, save
+from orca_bench.calibration import calibrate
+from orca_bench.open_loop import run as offer
+from orca_bench.outcome import figures
+from orca_bench.report import report
+from orca_bench.scheduling import OrcaScheduling, OrcaSetup
+from orca_bench.simulator import simulate
+from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
+
+CALIBRATION_LOADS = (float("inf"), 0.4)
+HELD_BACK_LOADS = (0.3, 0.6, 0.8)
+COMPARED = ("request_throughput", "median_normalized_latency_ms")
+READY_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def served(path: Path, *options: str) -> Iterator[str]:
+    """`orca serve` on a free port; yields its URL."""
+    command = [sys.executable, "-m", "orca_master.cli", "serve", str(path), "--port", "0", "--disable-log-requests"]
+    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        yield next(line.split(" on ")[1].strip() for line in server.stderr if "ready: " in line)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=READY_SECONDS)
+
+
+def measure(url: str, name: str, trace: list[TracedRequest]) -> dict[str, Any]:
+    """Offers a trace over HTTP."""
+    outcomes = asyncio.run(offer(trace, f"{url}/v1/completions", name, lambda _: None, None, 600.0, {}))
+    return report(outcomes, {})
+
+
+def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
+    """Calibrates, predicts, measures; prints and returns a row for each load that was held back."""
+    slots, size = 32 * 640, 16
+    rows = []
+    log = path.parent / f"iterations-{partitions}.jsonl"
+    options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size)]
+    with served(path, *options, "--kv-slots", str(slots), "--iteration-log", str(log)) as url:
+
+        def requests(seed: int) -> list[TracedRequest]:
+            return shortened(synthetic("paper", arguments.requests, seed), arguments.scale)
+
+        measure(url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # wakes the libraries
+        warm = len(log.read_text().splitlines())
+        peak = 1.0
+        for load in CALIBRATION_LOADS:
+            found = measure(url, path.name, with_arrivals(requests(1), load * peak, 1.0, 1))
+            peak = max(peak, found["request_throughput"])
+        learned = path.parent / f"learned-{partitions}.jsonl"
+        learned.write_text("\n".join(log.read_text().splitlines()[warm:]))
+        cost = calibrate(learned)
+        for load in HELD_BACK_LOADS:
+            trace = with_arrivals(requests(2), load * peak, 1.0, 2)
+            scheduling = OrcaScheduling(OrcaSetup(partitions, size, slots))
+            predicted, measured = figures(simulate(trace, scheduling, cost, partitions)), measure(url, path.name, trace)
+            row = {"partitions": partitions, "request_rate": load * peak}
+            for key in COMPARED:
+                row |= {f"predicted_{key}": predicted[key], f"measured_{key}": measured[key]}
+                row[f"error_{key}"] = predicted[key] / measured[key] - 1
+            rows.append(row)
+            print({key: round(value, 3) for key, value in row.items()}, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Prints and writes the table."""
+    options = parser(__doc__ or "")
+    options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--requests", type=int, default=60)
+    options.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
+    arguments = options.parse_args()
+    begin = time.perf_counter()
+    with model() as path:
+        rows = [row for partitions in arguments.partitions for row in check(path, partitions, arguments)]
+    save(arguments.folder, "calibration", arguments.seed, {"rows": rows, "seconds": time.perf_counter() - begin})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The paper's Figure 10, measured: latency over throughput of orca(max_bs) and baseline(max_bs, mbs).
+
+    python benchmarks/figure10.py              a quarter of the paper's lengths, minutes
+    python benchmarks/figure10.py --scale 1    the paper's lengths: input U(32, 512), output U(1, 128)
+
+Both systems run on one live engine, one trace after the other, so only the scheduling differs. The offered load rises
+from a tenth of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency: twice
+the median normalised latency of ORCA under the lightest load, as the paper takes twice that of its engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figures_common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
+from orca_bench.on_engine import EngineSpec, LiveEngine
+from orca_bench.outcome import figures
+from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
+
+LOADS = (0.1, 0.3, 0.6, 0.9, 1.2)
+ORCA_SIZES = (1, 8, 32)
+BASELINE_SIZES = {1: ((1, 1), (8, 8)), 2: ((1, 1), (8, 8), (8, 4))}
+
+
+async def measure(
+    engine: LiveEngine, spec: EngineSpec, requests: list[TracedRequest], seed: int, loads: list[float]
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns a curve for every configuration."""
+    systems = {f"orca({size})": (orca, (size,)) for size in ORCA_SIZES}
+    systems |= {f"baseline{sizes}": (baseline, sizes) for sizes in BASELINE_SIZES[spec.num_partitions]}
+
+    async def run(rate: float, name: str) -> dict[str, Any]:
+        make, sizes = systems[name]
+        trace = with_arrivals(requests, rate, 1.0, seed)
+        return {"request_rate": rate, **figures(await engine.run(trace, make(spec, *sizes), TIME_LIMIT))}
+
+    peak = (await run(float("inf"), "orca(32)"))["request_throughput"]
+    curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+    for load in loads:
+        for name, curve in curves.items():
+            # A system that cannot keep up any more says nothing new under more load, and takes long to say it.
+            if not curve or curve[-1]["request_throughput"] > 0.7 * curve[-1]["request_rate"]:
+                curve.append(await run(load * peak, name))
+    return curves
+
+
+def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
+    """The highest throughput within a latency, on the straight lines between the measured points."""
+    best = 0.0
+    for point, after in zip(curve, [*curve[1:], None], strict=True):
+        here, there = point["median_normalized_latency_ms"], after and after["median_normalized_latency_ms"]
+        if here > limit:
+            continue
+        best = max(best, point["request_throughput"])
+        if after and there > limit:
+            share = (limit - here) / (there - here)
+            gain = after["request_throughput"] - point["request_throughput"]
+            best = max(best, point["request_throughput"] + share * gain)
+    return best
+
+
+def main() -> None:
+    """Measures, draws, writes."""
+    options = parser(__doc__ or "")
+    options.add_argument("--requests", type=int, default=24)
+    options.add_argument("--scale", type=float, default=0.25, help="of the paper's lengths (0.25)")
+    options.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
+    arguments = options.parse_args()
+    requests = shortened(synthetic("paper", arguments.requests, arguments.seed), arguments.scale)
+    found: dict[str, Any] = {}
+    with model() as path:
+        for partitions in arguments.partitions:
+            spec = EngineSpec(path, partitions, dtype=arguments.dtype, slots=32 * 640)
+            curves = on_engine(
+                spec, lambda engine, spec=spec: measure(engine, spec, requests, arguments.seed, arguments.loads)
+            )
+            limit = 2 * min(runs[0]["median_normalized_latency_ms"] for runs in curves.values())
+            best = {name: at_latency(curve, limit) for name, curve in curves.items()}
+            ours = max(rate for name, rate in best.items() if name.startswith("orca"))
+            theirs = max(rate for name, rate in best.items() if name.startswith("baseline"))
+            title = f"{partitions} partition{'s' * (partitions > 1)}"
+            found[title] = {
+                "limit_ms": limit, "throughput_at_limit": best, "ratio": ours / theirs if theirs else None,
+                "peak": {name: max(run["request_throughput"] for run in runs) for name, runs in curves.items()},
+                "curves": curves,
+            }  # fmt: skip
+            print(title, {key: value for key, value in found[title].items() if key != "curves"}, flush=True)
+    figure, panels = draw(list(found))
+    for title, panel in panels.items():
+        for name, curve in found[title]["curves"].items():
+            points = [(run["request_throughput"], run["median_normalized_latency_ms"]) for run in curve]
+            panel.plot(*zip(*points, strict=True), marker="o", label=name, linestyle="-" if "orca" in name else "--")
+        panel.axhline(found[title]["limit_ms"], color="grey", linewidth=0.8)
+        panel.set_ylim(0, 8 * found[title]["limit_ms"])
+        panel.set_xlabel("throughput (requests/s)")
+        panel.set_ylabel("median normalised latency (ms/token)")
+        panel.legend(fontsize=7)
+    finish(figure, arguments.folder, "figure10")
+    numbers = {"dtype": arguments.dtype, "scale": arguments.scale, "requests": arguments.requests, **found}
+    save(arguments.folder, "figure10", arguments.seed, numbers)
+
+
+if __name__ == "__main__":
+    main()

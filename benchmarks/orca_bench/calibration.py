@@ -1,0 +1,114 @@
+"""A cost model from a live engine: the time of each stage as a sum over what an iteration computes, fitted to its log.
+
+`orca serve --iteration-log FILE` writes the log (orca_master/iteration_log.py). A stage's time is taken as linear in
+iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never negative.
+The rest of a round trip is measured too: the median gap between two stages, and the median gap from a result to the
+next iteration while others waited.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orca_bench.cost import Work
+
+FEATURES = ("per_iteration", "per_request", "per_token", "per_cached_token", "per_pair")
+
+
+class CalibrationError(Exception):
+    """A log that nothing can be learned from; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A `CostModel`. `stages` has the coefficients of FEATURES for each partition, in seconds."""
+
+    stages: tuple[tuple[float, ...], ...]
+    hand_over: float = 0.0
+    turnaround: float = 0.0
+
+    @property
+    def turnaround_seconds(self) -> float:
+        """See CostModel."""
+        return self.turnaround
+
+    def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
+        """See CostModel."""
+        return sum(
+            coefficient * amount for coefficient, amount in zip(self.stages[stage], _features(work), strict=True)
+        )
+
+    def hand_over_seconds(self, work: Iterable[Work]) -> float:
+        """See CostModel."""
+        return self.hand_over
+
+
+def _features(work: Iterable[Work]) -> tuple[float, ...]:
+    requests = tokens = cached = 0
+    pairs = 0.0
+    for entry in work:
+        requests += 1
+        tokens += entry.num_tokens
+        cached += entry.context_length + entry.num_tokens
+        pairs += entry.num_tokens * (entry.context_length + (entry.num_tokens + 1) / 2)
+    return (1.0, requests, tokens, cached, pairs)
+
+
+def calibrate(path: Path) -> Measured:
+    """Fits an iteration log; raises CalibrationError."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        work = [
+            [Work(*entry) for entry in zip(line["num_tokens"], line["context_length"], strict=True)] for line in lines
+        ]
+        stages = list(zip(*(line["stages"] for line in lines), strict=True))
+        if len(lines) < 2 * len(FEATURES):
+            raise ValueError(f"{len(lines)} iterations are too few")
+        amounts = np.array([_features(entries) for entries in work])
+        fitted = tuple(_fit(amounts, np.array([end - begin for begin, end in stage])) for stage in stages)
+        return Measured(fitted, _hand_over(lines), _turnaround(lines))
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"{path}: not an iteration log: {error}") from error
+
+
+def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
+    """Least squares of the relative errors; a feature whose coefficient comes out negative is left out."""
+    used = list(range(amounts.shape[1]))
+    weights = 1 / np.maximum(seconds, 1e-6)
+    while True:
+        found, *_ = np.linalg.lstsq(amounts[:, used] * weights[:, None], seconds * weights, rcond=None)
+        if (found >= 0).all():
+            break
+        del used[int(found.argmin())]
+    coefficients = np.zeros(amounts.shape[1])
+    coefficients[used] = found
+    return tuple(coefficients.tolist())
+
+
+def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
+    """The shortest half of the gaps between stages tell the path; the others waited for a busy stage."""
+    gaps = sorted(later[0] - earlier[1] for line in lines for earlier, later in pairwise(line["stages"]))
+    return max(0.0, statistics.median(gaps[: len(gaps) // 2 + 1])) if gaps else 0.0
+
+
+def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
+    """From a result to the first stage's next begin, where that came at once: pauses without requests are longer."""
+    by_pipeline: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_pipeline.setdefault(line["pipeline"], []).append(line)
+    gaps = [
+        later["stages"][0][0] - earlier["stages"][-1][1]
+        for own in by_pipeline.values()
+        for earlier, later in zip(own, own[len(own[0]["stages"]) :], strict=False)
+    ]
+    return statistics.median(sorted(gap for gap in gaps if gap > 0)[: len(gaps) // 2 + 1]) if gaps else 0.0

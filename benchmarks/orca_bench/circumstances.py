@@ -1,0 +1,50 @@
+"""What every benchmark says beside its figures: when, on what, with which versions, by which command and seed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("orca-serving", "torch", "transformers", "grpcio", "numpy")
+
+
+def circumstances(seed: int | None) -> dict[str, Any]:
+    """Returns date, hardware, versions, command and seed (None: nothing in it is random)."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        "hardware": f"{len(os.sched_getaffinity(0))} cores, {_processor()}",
+        "versions": {"python": platform.python_version(), **_versions()},
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": seed,
+    }
+
+
+def line(found: dict[str, Any]) -> str:
+    """The same in one line, for people."""
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    return f"{found['date']} on {found['hardware']}; {versions}; {found['command']}; seed {found['seed']}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    """The processor's name where the kernel tells it (proc(5)), else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,118 @@
+"""`orca bench engine MODEL`: the paper's microbenchmark (Figure 9), batches of equal requests without a scheduler.
+
+A batch of B requests of the same input length is initiated and incremented to the last token; nothing else runs, and
+partitions are not pipelined (section 6.1). Reported: the time of the whole batch, of its first iteration, and of an
+increment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from orca_master.cli import OneLineParser
+from orca_master.errors import ConfigurationError
+from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.serve import local_workers
+from orca_master.workers import WorkerLostError
+
+from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
+from orca_bench.circumstances import circumstances, line
+from orca_bench.on_engine import EngineSpec, LiveEngine, live_engine
+from orca_bench.options import positive
+from orca_bench.traces import synthetic
+
+TIME_LIMIT = 600.0
+"""Seconds that one batch may take."""
+
+
+def main(argv: list[str]) -> int:
+    """`orca bench engine`: exit code 0, 1 when the engine failed, 2 for a mistake."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if not (arguments.model / "config.json").is_file():
+        parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
+    sizes = arguments.batch_size
+    longest = max(arguments.input_len) + arguments.output_len
+    spec = EngineSpec(
+        arguments.model.resolve(),
+        arguments.pipeline_parallel_size,
+        arguments.tensor_parallel_size,
+        arguments.dtype,
+        arguments.device,
+        max(sizes) * blocks_for(longest) * BLOCK_SIZE,
+        max(sizes) * max(arguments.input_len),
+    )
+    found = circumstances(arguments.seed)
+    print(line(found))
+    try:
+        with local_workers(spec.num_partitions) as addresses:
+            rows = asyncio.run(measure(spec, addresses, arguments))
+    except ConfigurationError as error:
+        parser.error(str(error))
+    except (WorkerLostError, TimeoutError) as error:
+        print(f"{parser.prog}: error: {error or f'a batch took more than {TIME_LIMIT:.0f} s'}")
+        return 1
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps({**found, "rows": rows}, indent=1))
+    return 0
+
+
+async def measure(spec: EngineSpec, addresses: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs every size and length; prints a row for each and returns them."""
+    rows = []
+    print(f"{'batch':>6} {'input':>6} {'whole ms':>10} {'first ms':>10} {'increment ms':>13} {'tokens/s':>9}")
+    async with live_engine(spec, addresses) as engine:
+        await one_batch(engine, spec, (1, arguments.input_len[0], 2), arguments.seed)  # wakes the libraries
+        for inputs in arguments.input_len:
+            for size in arguments.batch_size:
+                shape = (size, inputs, arguments.output_len)
+                runs = [await one_batch(engine, spec, shape, arguments.seed) for _ in range(arguments.repeat)]
+                row = {"batch_size": size, "input_len": inputs, "output_len": arguments.output_len, **_median(runs)}
+                rows.append(row)
+                print(
+                    f"{size:>6} {inputs:>6} {row['batch_ms']:>10.1f} {row['first_ms']:>10.1f} "
+                    f"{row['increment_ms']:>13.2f} {row['output_throughput']:>9.1f}",
+                    flush=True,
+                )
+    return rows
+
+
+async def one_batch(engine: LiveEngine, spec: EngineSpec, shape: tuple[int, int, int], seed: int) -> dict[str, float]:
+    """Returns the times of one batch of shape (size, input tokens, output tokens)."""
+    size, inputs, outputs = shape
+    length = blocks_for(inputs + outputs) * BLOCK_SIZE
+    alone = RequestLevel(RequestLevelSetup(1, size, size, engine.slots, length))
+    run = await engine.run(synthetic("homogeneous", size, seed, (inputs, outputs)), alone, TIME_LIMIT)
+    last = spec.num_partitions - 1
+    first = min(span.end for span in run.spans if span.partition == last)
+    return {
+        "batch_ms": run.seconds * 1e3,
+        "first_ms": first * 1e3,
+        "increment_ms": (run.seconds - first) / max(1, outputs - 1) * 1e3,
+        "output_throughput": size * outputs / run.seconds,
+    }
+
+
+def _median(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog="orca bench engine", description="Times batches of equal requests on the engine alone.")
+    parser.add_argument("model", type=Path, help="Hugging Face model directory")
+    parser.add_argument("--batch-size", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32], help="(1 … 32)")
+    parser.add_argument("--input-len", type=positive, nargs="+", default=[32, 128], help="tokens per prompt (32 128)")
+    parser.add_argument("--output-len", type=positive, default=32, help="tokens to generate (32)")
+    parser.add_argument("--repeat", type=positive, default=3, help="the median of so many is reported (3)")
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="(auto)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (0)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="figures and what is needed to repeat them")
+    return parser
