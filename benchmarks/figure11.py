@@ -15,7 +15,7 @@ from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
 
-LOADS = (0.2, 0.6, 1.2)
+LOADS = (0.2, 0.6, 1.3)
 SYSTEMS = {
     "orca(1)": (orca, (1,)), "orca(8)": (orca, (8,)), "baseline(1, 1)": (baseline, (1, 1)),
     "baseline(8, 8)": (baseline, (8, 8)),
@@ -43,9 +43,7 @@ def main() -> None:
     options.add_argument("--input-len", type=int, default=32)
     options.add_argument("--output-len", type=int, default=32)
     arguments = options.parse_args()
-    requests = synthetic(
-        "homogeneous", arguments.requests, arguments.seed, (arguments.input_len, arguments.output_len)
-    )
+    requests = synthetic("homogeneous", arguments.requests, arguments.seed, (arguments.input_len, arguments.output_len))
     with model() as path:
         spec = EngineSpec(path, 2, dtype=arguments.dtype, slots=8 * 640)
         curves = on_engine(spec, lambda engine: measure(engine, spec, requests, arguments.seed))
@@ -53,7 +51,9 @@ def main() -> None:
     figure, panels = draw([title])
     for name, curve in curves.items():
         points = [(run["request_throughput"], run["median_e2el_ms"]) for run in curve]
-        panels[title].plot(*zip(*points, strict=True), marker="o", label=name, linestyle="-" if "orca" in name else "--")
+        panels[title].plot(
+            *zip(*points, strict=True), marker="o", label=name, linestyle="-" if "orca" in name else "--"
+        )
     panels[title].set_xlabel("throughput (requests/s)")
     panels[title].set_ylabel("median latency (ms)")
     panels[title].set_ylim(bottom=0)

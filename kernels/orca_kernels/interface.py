@@ -1,8 +1,10 @@
 """`Kernels`: the operations that a Transformer layer is made of, one method each.
 
-Implementations take and return torch tensors on one device and keep no state. Shapes: S = tokens of the
-iteration (the paper's ΣL), R = requests, D = head dimension, N = query heads, G = key/value heads
-(N is a multiple of G), B = blocks of the pool, 16 slots each.
+Implementations take and return torch tensors on one device. Shapes: S = tokens of the iteration (the paper's ΣL),
+R = requests, D = head dimension, N = query heads, G = key/value heads (N is a multiple of G), B = blocks of the pool,
+16 slots each. A block lies together per head, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
+are one vector, and so are 16 elements of a value. Tensors of heads [S, heads, D] may be views of wider rows: only their
+last two dimensions are dense.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ BLOCK_SIZE = 16
 """Slots per block of the K/V pools."""
 
 
+def pool_shapes(num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of a layer's key pool and value pool."""
+    return (num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), (num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Where the tokens of each request stand, in this iteration and in the K/V pools."""
@@ -24,6 +31,10 @@ class RaggedBatch:
     """[R + 1] first token of each request among the S tokens, and S."""
     context_length: tuple[int, ...]
     """[R] slots filled before this iteration."""
+    starts: torch.Tensor
+    """[R + 1] int64, query_start on the device."""
+    contexts: torch.Tensor
+    """[R] int64, context_length on the device."""
     positions: torch.Tensor
     """[S] int64 position of each token in its sequence."""
     slots: torch.Tensor
@@ -32,23 +43,39 @@ class RaggedBatch:
     """[R, blocks of the longest request] int64 block ids in order of position."""
 
 
+class LinearMap(Protocol):
+    """y = x W^T + b for x [S, inputs], with what may be fused into it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [S, outputs]."""
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns GeLU (tanh approximation) of y."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns residual + y."""
+
+
 class Kernels(Protocol):
     """One implementation of every operation."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        """Prepares W [outputs, inputs] and b [outputs]; the tensors belong to the map from now on."""
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """LayerNorm over the last dimension of x [S, H]."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Root mean square norm over the last dimension of x [S, H], computed in float32."""
+        """Root mean square norm over the last dimension of x, computed in float32."""
 
-    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """GeLU, tanh approximation, of x [S, I]."""
-
-    def silu_and_multiply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) x up, each [S, I]."""
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) x up [S, I], for rows [S, 2 I] of gates and then ups."""
 
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding (halves rotated, as in Llama) of x [S, heads, D] with cosine, sine [S, D]."""
+        """Rotary embedding (halves rotated, as in Llama) of x [S, heads, D] with float32 cosine, sine [S, D].
+
+        x may be overwritten; use what is returned.
+        """
 
     def store(
         self,
@@ -58,7 +85,7 @@ class Kernels(Protocol):
         value_pool: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Writes key, value [S, G, D] into the pools [B, 16, G, D] at `slots` [S]."""
+        """Writes key, value [S, G, D] into the pools at `slots` [S]."""
 
     def attention(
         self,

@@ -8,8 +8,32 @@ from torch.nn import functional
 from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
 
 
+class ReferenceLinear:
+    """Implements `orca_kernels.interface.LinearMap`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return functional.linear(x, self._weight, self._bias)
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return functional.gelu(self(x), approximate="tanh")
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return residual + self(x)
+
+
 class ReferenceKernels:
     """Implements `orca_kernels.interface.Kernels`."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> ReferenceLinear:
+        """See Kernels.linear."""
+        return ReferenceLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -21,19 +45,16 @@ class ReferenceKernels:
         normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         return weight * normalised.to(x.dtype)
 
-    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See Kernels.gelu_tanh."""
-        return functional.gelu(x, approximate="tanh")
-
-    def silu_and_multiply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See Kernels.silu_and_multiply."""
+        gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """See Kernels.rotate."""
         first, second = x.chunk(2, dim=-1)
         rotated = torch.cat((-second, first), dim=-1)
-        return x * cosine.unsqueeze(1) + rotated * sine.unsqueeze(1)
+        return x * cosine.to(x.dtype).unsqueeze(1) + rotated * sine.to(x.dtype).unsqueeze(1)
 
     def store(
         self,
@@ -44,8 +65,9 @@ class ReferenceKernels:
         slots: torch.Tensor,
     ) -> None:
         """See Kernels.store."""
-        key_pool.flatten(0, 1).index_copy_(0, slots, key)
-        value_pool.flatten(0, 1).index_copy_(0, slots, value)
+        block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+        key_pool[block, :, :, place] = key
+        value_pool[block, :, place] = value
 
     def attention(
         self,
@@ -65,8 +87,9 @@ class ReferenceKernels:
             working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
             # index_select copies whole blocks; plain indexing would go element by element, four times slower.
-            key = key_pool.index_select(0, blocks).flatten(0, 1)[:length].to(working)
-            value = value_pool.index_select(0, blocks).flatten(0, 1)[:length].to(working)
+            # [blocks, G, D, 16] and [blocks, G, 16, D] to [G, length, D]
+            key = key_pool.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
+            value = value_pool.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
             # Row i of the mask is the token at position context + i: it sees itself and all before it.
             whole_prompt = context == 0 and window is None
             mask = None
@@ -76,12 +99,12 @@ class ReferenceKernels:
                     mask = mask.triu(context - window + 1)
             attended = functional.scaled_dot_product_attention(
                 query[start:end].to(working).transpose(0, 1).unsqueeze(0),
-                key.transpose(0, 1).unsqueeze(0),
-                value.transpose(0, 1).unsqueeze(0),
+                key.unsqueeze(0),
+                value.unsqueeze(0),
                 attn_mask=mask,
                 is_causal=whole_prompt and end - start > 1,
                 scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
+                enable_gqa=query.shape[1] != key.shape[0],
             )
             output[start:end] = attended.squeeze(0).transpose(0, 1)
         return output

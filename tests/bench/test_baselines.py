@@ -1,4 +1,4 @@
-"""The baselines on schedules worked out by hand, what holds of every run, and that all compute the same on one engine."""
+"""The baselines on schedules worked out by hand, what holds of every run, and that all generate the same tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Schedu
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest
 from orca_master.request import Request
-
 from support.engines import worker_processes
 
 SECOND = Measured(((1.0, 0, 0, 0, 0),) * 3)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE
-from orca_kernels.reference import ReferenceKernels
+from orca_kernels.interface import BLOCK_SIZE, pool_shapes
+from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.intra_layer import IntraLayer
@@ -67,12 +67,12 @@ class PartitionedModel:
 
     def _build(self, path, index, num_partitions, dtype, num_blocks, ranks) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-        share = Share(index, num_partitions, self.config.max_positions, ReferenceKernels(), CPU, ranks)
+        share = Share(index, num_partitions, self.config.max_positions, kernels_for(CPU), CPU, ranks)
         partition = build(self.config, checkpoint, share)
         for attention in partition.attentions():
             # NaN shows every read of a slot that nobody wrote.
-            shape = (num_blocks, BLOCK_SIZE, attention.num_kv_heads, attention.head_dim)
-            attention.allocate(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
+            shapes = pool_shapes(num_blocks, attention.num_kv_heads, attention.head_dim)
+            attention.allocate(*(torch.full(shape, float("nan"), dtype=dtype) for shape in shapes))
         return partition
 
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:

@@ -22,54 +22,71 @@ ALL = slice(None)
 class Linear(nn.Module):
     """y = x W^T + b, for x [S, inputs] and y [S, outputs]; column-parallel if it holds some of the outputs."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias = bias
+        self.map = kernels.linear(weight, bias)
 
     @classmethod
-    def read(cls, scope: Scope, inputs: int, outputs: int, bias: bool, part: slice = ALL) -> Linear:
-        """Reads rows `part` of `weight` [outputs, inputs] and, if there is one, of `bias` [outputs]."""
-        weight = scope.read("weight", outputs, inputs, part=(part,))
-        return cls(weight, scope.read("bias", outputs, part=(part,)) if bias else None)
+    def read(cls, kernels: Kernels, inputs: int, bias: bool, *maps: tuple[Scope, int, slice]) -> Linear:
+        """Reads maps of the same input as one: rows `part` of each scope's `weight` [outputs, inputs] and `bias`."""
+        weights = [scope.read("weight", outputs, inputs, part=(part,)) for scope, outputs, part in maps]
+        biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in maps if bias]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        del weights  # while it is packed there is no third copy
+        return cls(weight, torch.cat(biases) if biases else None, kernels)
 
     @classmethod
-    def read_transposed(cls, scope: Scope, inputs: int, outputs: int, parts: list[slice]) -> Linear:
+    def read_transposed(cls, kernels: Kernels, scope: Scope, inputs: int, outputs: int, parts: list[slice]) -> Linear:
         """Reads columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
         weights = [scope.read("weight", inputs, outputs, part=(ALL, part)).t() for part in parts]
         biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
-        return cls(torch.cat(weights), torch.cat(biases))
+        return cls(torch.cat(weights), torch.cat(biases), kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [S, outputs]."""
-        return functional.linear(x, self.weight, self.bias)
+        return self.map(x)
 
 
-class RowParallelLinear(Linear):
-    """y = x W^T + b where each rank holds some of the inputs; the ranks' parts are summed."""
+class GeluLinear(Linear):
+    """GeLU (tanh approximation) after a linear map."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ranks: IntraLayer) -> None:
-        super().__init__(weight, bias)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [S, outputs]."""
+        return self.map.gelu_tanh(x)
+
+
+class RowParallelLinear(nn.Module):
+    """residual + x W^T + b where each rank holds some of the inputs; the ranks' parts are summed."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, ranks: IntraLayer) -> None:
+        super().__init__()
+        alone = ranks.size == 1
+        self.map = kernels.linear(weight, bias if alone else None)
+        self.bias = None if alone else bias
         self.ranks = ranks
 
     @classmethod
-    def read_rows(cls, scope: Scope, inputs: int, outputs: int, bias: bool, ranks: IntraLayer) -> RowParallelLinear:
+    def read(
+        cls, kernels: Kernels, scope: Scope, inputs: int, outputs: int, bias: bool, ranks: IntraLayer
+    ) -> RowParallelLinear:
         """Reads this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
         weight = scope.read("weight", outputs, inputs, part=(ALL, ranks.part(inputs))).contiguous()
-        return cls(weight, scope.read("bias", outputs) if bias else None, ranks)
+        return cls(weight, scope.read("bias", outputs) if bias else None, kernels, ranks)
 
     @classmethod
-    def read_rows_transposed(cls, scope: Scope, inputs: int, outputs: int, ranks: IntraLayer) -> RowParallelLinear:
+    def read_transposed(
+        cls, kernels: Kernels, scope: Scope, inputs: int, outputs: int, ranks: IntraLayer
+    ) -> RowParallelLinear:
         """Reads this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
         weight = scope.read("weight", inputs, outputs, part=(ranks.part(inputs),)).t().contiguous()
-        return cls(weight, scope.read("bias", outputs), ranks)
+        return cls(weight, scope.read("bias", outputs), kernels, ranks)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Returns [S, outputs], the same on every rank."""
         if self.ranks.size == 1:
-            return functional.linear(x, self.weight, self.bias)
-        y = self.ranks.sum(functional.linear(x, self.weight))
-        return y if self.bias is None else y + self.bias
+            return self.map.add(x, residual)
+        y = self.ranks.sum(self.map(x))
+        return residual + (y if self.bias is None else y + self.bias)
 
 
 class Embedding(nn.Module):
@@ -106,8 +123,8 @@ class VocabularyEmbedding(nn.Module):
 class Head(Linear):
     """Logits; the vocabulary is spread over the ranks and gathered to rank 0."""
 
-    def __init__(self, weight: torch.Tensor, vocabulary: int, ranks: IntraLayer) -> None:
-        super().__init__(weight)
+    def __init__(self, weight: torch.Tensor, vocabulary: int, kernels: Kernels, ranks: IntraLayer) -> None:
+        super().__init__(weight, None, kernels)
         self.vocabulary = vocabulary
         self.ranks = ranks
 
@@ -153,9 +170,9 @@ class Rotary:
         angles = torch.cat((angles, angles), dim=-1)
         self._cosine, self._sine = angles.cos() * factor, angles.sin() * factor
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cosine and sine [S, D] for positions [S]."""
-        return self._cosine[positions].to(dtype), self._sine[positions].to(dtype)
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns cosine and sine [S, D] in float32 for positions [S]."""
+        return self._cosine[positions], self._sine[positions]
 
 
 class Attention(nn.Module):
@@ -173,7 +190,7 @@ class Attention(nn.Module):
         self.key_pool = self.value_pool = torch.empty(0)
 
     def allocate(self, key_pool: torch.Tensor, value_pool: torch.Tensor) -> None:
-        """Takes the layer's pools [B, 16, G, D]."""
+        """Takes the layer's pools, shaped as `pool_shapes` says."""
         self.key_pool, self.value_pool = key_pool, value_pool
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:

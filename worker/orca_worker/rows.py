@@ -91,6 +91,8 @@ class RowTable:
             ragged=RaggedBatch(
                 query_start=(0, *end.tolist()),
                 context_length=tuple(context.tolist()),
+                starts=self._tensor(np.concatenate((np.zeros(1, np.int64), end))),
+                contexts=self._tensor(context),
                 positions=self._tensor(position),
                 slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
                 block_table=self._tensor(self._rows["blocks"][row, :longest]),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE
-from orca_kernels.reference import ReferenceKernels
+from orca_kernels.interface import BLOCK_SIZE, pool_shapes
+from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
@@ -60,7 +60,7 @@ class Stage:
                 request.partition,
                 request.pipeline_parallel_size,
                 self._max_model_len,
-                ReferenceKernels(),
+                kernels_for(self._device),
                 self._device,
                 self._ranks,
             ),
@@ -188,9 +188,9 @@ class Stage:
         return self._data_plane
 
     def _allocate(self, num_blocks: int) -> None:
-        shape = (num_blocks, BLOCK_SIZE, self._kv_heads(), self._config.head_dim)
+        shapes = pool_shapes(num_blocks, self._kv_heads(), self._config.head_dim)
         for attention in self._model.attentions():
-            attention.allocate(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2)))
+            attention.allocate(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for shape in shapes))
 
     @torch.inference_mode()
     def _run_once(self, num_tokens: int) -> None:

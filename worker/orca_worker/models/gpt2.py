@@ -11,6 +11,7 @@ from orca_worker.intra_layer import IntraLayer
 from orca_worker.layers import (
     Attention,
     Embedding,
+    GeluLinear,
     Head,
     LayerNorm,
     Linear,
@@ -31,20 +32,19 @@ class Gpt2Layer(nn.Module):
         mine = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
         query_key_value = [slice(at + mine.start, at + mine.stop) for at in (0, hidden, 2 * hidden)]
         self.heads = (-1, config.head_dim)
-        self.kernels = kernels
         self.norm_1 = LayerNorm(scope["ln_1"], hidden, config.norm_epsilon, kernels)
-        self.qkv = Linear.read_transposed(scope["attn"]["c_attn"], hidden, 3 * hidden, query_key_value)
+        self.qkv = Linear.read_transposed(kernels, scope["attn"]["c_attn"], hidden, 3 * hidden, query_key_value)
         self.attention = Attention(heads.stop - heads.start, config.head_dim, None, kernels)
-        self.attention_out = RowParallelLinear.read_rows_transposed(scope["attn"]["c_proj"], hidden, hidden, ranks)
+        self.attention_out = RowParallelLinear.read_transposed(kernels, scope["attn"]["c_proj"], hidden, hidden, ranks)
         self.norm_2 = LayerNorm(scope["ln_2"], hidden, config.norm_epsilon, kernels)
-        self.mlp_in = Linear.read_transposed(scope["mlp"]["c_fc"], hidden, inner, [ranks.part(inner)])
-        self.mlp_out = RowParallelLinear.read_rows_transposed(scope["mlp"]["c_proj"], inner, hidden, ranks)
+        self.mlp_in = GeluLinear.read_transposed(kernels, scope["mlp"]["c_fc"], hidden, inner, [ranks.part(inner)])
+        self.mlp_out = RowParallelLinear.read_transposed(kernels, scope["mlp"]["c_proj"], inner, hidden, ranks)
 
     def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Returns [S, H]."""
         query, key, value = (part.unflatten(1, self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
-        hidden = hidden + self.attention_out(self.attention(query, key, value, batch))
-        output: torch.Tensor = hidden + self.mlp_out(self.kernels.gelu_tanh(self.mlp_in(self.norm_2(hidden))))
+        hidden = self.attention_out(self.attention(query, key, value, batch), hidden)
+        output: torch.Tensor = self.mlp_out(self.mlp_in(self.norm_2(hidden)), hidden)
         return output
 
 
@@ -71,7 +71,7 @@ class Gpt2Partition(ModelPartition):
             self.final_norm = LayerNorm(scope["ln_f"], config.hidden_size, config.norm_epsilon, share.kernels)
             if not config.tied_head:
                 tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
-            self.head = Head(tokens, vocabulary, share.ranks)
+            self.head = Head(tokens, vocabulary, share.kernels, share.ranks)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""

@@ -31,25 +31,35 @@ class LlamaAttention(nn.Module):
         queries, keys = config.num_heads * size, config.num_kv_heads * size
         self.head_dim = size
         self.kernels = kernels
-        self.query = Linear.read(scope["q_proj"], hidden, queries, config.qkv_bias, query_part)
-        self.key = Linear.read(scope["k_proj"], hidden, keys, config.qkv_bias, kv_part)
-        self.value = Linear.read(scope["v_proj"], hidden, keys, config.qkv_bias, kv_part)
-        self.out = RowParallelLinear.read_rows(scope["o_proj"], queries, hidden, config.output_bias, ranks)
+        self.heads = [part.stop - part.start for part in (heads, kv_heads, kv_heads)]
+        self.qkv = Linear.read(
+            kernels,
+            hidden,
+            config.qkv_bias,
+            (scope["q_proj"], queries, query_part),
+            (scope["k_proj"], keys, kv_part),
+            (scope["v_proj"], keys, kv_part),
+        )
+        self.out = RowParallelLinear.read(kernels, scope["o_proj"], queries, hidden, config.output_bias, ranks)
         self.query_norm = self.key_norm = None
         if config.normalised_heads:
             self.query_norm = RmsNorm(scope["q_norm"], size, config.norm_epsilon, kernels)
             self.key_norm = RmsNorm(scope["k_norm"], size, config.norm_epsilon, kernels)
         self.attention = Attention(kv_heads.stop - kv_heads.start, size, window, kernels)
 
-    def forward(self, x: torch.Tensor, batch: RaggedBatch, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Returns [S, H]; `rotation` is cosine and sine [S, D]."""
-        query, key, value = (
-            linear(x).unflatten(1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
-        )
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: RaggedBatch,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Returns residual [S, H] plus the block's output; `rotation` is cosine and sine [S, D]."""
+        query, key, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = self.kernels.rotate(query, *rotation), self.kernels.rotate(key, *rotation)
-        output: torch.Tensor = self.out(self.attention(query, key, value, batch))
+        output: torch.Tensor = self.out(self.attention(query, key, value, batch), residual)
         return output
 
 
@@ -60,13 +70,14 @@ class LlamaMlp(nn.Module):
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         self.kernels = kernels
-        self.gate = Linear.read(scope["gate_proj"], hidden, inner, config.mlp_bias, ranks.part(inner))
-        self.up = Linear.read(scope["up_proj"], hidden, inner, config.mlp_bias, ranks.part(inner))
-        self.down = RowParallelLinear.read_rows(scope["down_proj"], inner, hidden, config.mlp_bias, ranks)
+        part = ranks.part(inner)
+        gate, up = ((scope[name], inner, part) for name in ("gate_proj", "up_proj"))
+        self.gate_up = Linear.read(kernels, hidden, config.mlp_bias, gate, up)
+        self.down = RowParallelLinear.read(kernels, scope["down_proj"], inner, hidden, config.mlp_bias, ranks)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [S, H]."""
-        output: torch.Tensor = self.down(self.kernels.silu_and_multiply(self.gate(x), self.up(x)))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns residual [S, H] plus the block's output."""
+        output: torch.Tensor = self.down(self.kernels.silu_and_multiply(self.gate_up(x)), residual)
         return output
 
 
@@ -85,8 +96,8 @@ class LlamaLayer(nn.Module):
         self, hidden: torch.Tensor, batch: RaggedBatch, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """Returns [S, H]."""
-        hidden = hidden + self.attention(self.norm_1(hidden), batch, rotation)
-        output: torch.Tensor = hidden + self.mlp(self.norm_2(hidden))
+        hidden = self.attention(self.norm_1(hidden), hidden, batch, rotation)
+        output: torch.Tensor = self.mlp(self.norm_2(hidden), hidden)
         return output
 
 
@@ -112,7 +123,7 @@ class LlamaPartition(ModelPartition):
             self.final_norm = RmsNorm(scope["norm"], config.hidden_size, config.norm_epsilon, share.kernels)
             if not config.tied_head:
                 tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
-            self.head = Head(tokens, vocabulary, share.ranks)
+            self.head = Head(tokens, vocabulary, share.kernels, share.ranks)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
@@ -121,7 +132,7 @@ class LlamaPartition(ModelPartition):
 
     def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
-        rotation = self.rotary.at(batch.positions, hidden.dtype)
+        rotation = self.rotary.at(batch.positions)
         for layer in self.layers:
             hidden = layer(hidden, batch, rotation)
         return hidden

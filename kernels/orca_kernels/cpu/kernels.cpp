@@ -1,0 +1,41 @@
+// What library.py calls through ctypes: every operation for float and for bfloat16, on plain pointers.
+#include "attention.h"
+#include "rows.h"
+
+#define ORCA_EXPORT extern "C" __attribute__((visibility("default")))
+
+#define ORCA_FOR_EACH_TYPE(define) \
+  define(float32, float)           \
+  define(bfloat16, orca::BFloat16)
+
+#define ORCA_DEFINE(name, T)                                                                                          \
+  ORCA_EXPORT void orca_layer_norm_##name(const T *x, const T *weight, const T *bias, T *y, int64_t rows,             \
+                                          int64_t size, float epsilon) {                                             \
+    orca::layer_norm(x, weight, bias, y, rows, size, epsilon);                                                       \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_rms_norm_##name(const T *x, const T *weight, T *y, int64_t rows, int64_t size,                \
+                                        float epsilon) {                                                             \
+    orca::rms_norm(x, weight, y, rows, size, epsilon);                                                               \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_silu_and_multiply_##name(const T *gate_up, T *y, int64_t rows, int64_t size) {                \
+    orca::silu_and_multiply(gate_up, y, rows, size);                                                                 \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_rotate_##name(T *x, const float *cosine, const float *sine, int64_t rows, int64_t heads,      \
+                                      int64_t dim, int64_t stride) {                                                 \
+    orca::rotate(x, cosine, sine, rows, heads, dim, stride);                                                         \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_store_##name(const T *key, const T *value, T *key_pool, T *value_pool, const int64_t *slots,  \
+                                     int64_t rows, int64_t heads, int64_t dim, int64_t key_stride,                   \
+                                     int64_t value_stride) {                                                         \
+    orca::store_kv(key, value, key_pool, value_pool, slots, rows, heads, dim, key_stride, value_stride);             \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_attention_##name(const T *query, const T *key_pool, const T *value_pool,                      \
+                                         const int64_t *query_start, const int64_t *context_length,                  \
+                                         const int64_t *block_table, T *output, int64_t num_requests,                 \
+                                         int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                   \
+                                         int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
+    orca::attention<T>({{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},  \
+                        query, key_pool, value_pool, query_start, context_length, block_table, output});             \
+  }
+
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE)

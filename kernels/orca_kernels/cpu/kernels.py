@@ -1,0 +1,160 @@
+"""`CpuKernels`: the C++ kernels and oneDNN's packed matrix products behind `orca_kernels.interface.Kernels`.
+
+What the C++ does not know (float16, head dimensions that are no multiple of 16) goes to the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from orca_kernels.interface import LinearMap, RaggedBatch
+from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+LANES = 16
+"""Floats that the C++ takes at a time: head dimensions must be a multiple (cpu/vector.h)."""
+
+POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+SIGNATURES: dict[str, list[Any]] = {
+    "layer_norm": [POINTER] * 4 + [INTEGER] * 2 + [REAL],
+    "rms_norm": [POINTER] * 3 + [INTEGER] * 2 + [REAL],
+    "silu_and_multiply": [POINTER] * 2 + [INTEGER] * 2,
+    "rotate": [POINTER] * 3 + [INTEGER] * 4,
+    "store": [POINTER] * 5 + [INTEGER] * 5,
+    "attention": [POINTER] * 7 + [INTEGER] * 7 + [REAL],
+}
+
+
+class PackedLinear:
+    """A `LinearMap` whose weight is laid out once for oneDNN; the plain one is given up.
+
+    The operators are private to torch (they are what its compiler emits): tests/kernels checks them, and without them
+    the map is the reference's.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+        self._pointwise: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+        self._binary: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._pointwise(x, self._weight, self._bias, "none", [], "")
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._pointwise(x, self._weight, self._bias, "gelu", [], "tanh")
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._binary(x, residual, self._weight, self._bias, "add")
+
+
+class CpuKernels:
+    """Implements `orca_kernels.interface.Kernels` over a library of cpu/library.py."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._reference = ReferenceKernels()
+        self._functions: dict[tuple[str, torch.dtype], Any] = {}
+        for name, arguments in SIGNATURES.items():
+            for dtype, suffix in NAMES.items():
+                function = getattr(library, f"orca_{name}_{suffix}")
+                function.argtypes, function.restype = arguments, None
+                self._functions[name, dtype] = function
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        """See Kernels.linear."""
+        if weight.dtype not in NAMES or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return ReferenceLinear(weight, bias)
+        return PackedLinear(weight, bias)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.layer_norm."""
+        if x.dtype not in NAMES:
+            return self._reference.layer_norm(x, weight, bias, epsilon)
+        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        size = x.shape[-1]
+        pointers = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr())
+        self._functions["layer_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.rms_norm."""
+        if x.dtype not in NAMES:
+            return self._reference.rms_norm(x, weight, epsilon)
+        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        size = x.shape[-1]
+        pointers = (x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        self._functions["rms_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
+        return y
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Kernels.silu_and_multiply."""
+        if gate_up.dtype not in NAMES:
+            return self._reference.silu_and_multiply(gate_up)
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        y = torch.empty((rows, size), dtype=gate_up.dtype)
+        self._functions["silu_and_multiply", gate_up.dtype](gate_up.data_ptr(), y.data_ptr(), rows, size)
+        return y
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """See Kernels.rotate."""
+        if x.dtype not in NAMES:
+            return self._reference.rotate(x, cosine, sine)
+        rows, heads, dim = x.shape
+        pointers = (x.data_ptr(), cosine.data_ptr(), sine.data_ptr())
+        self._functions["rotate", x.dtype](*pointers, rows, heads, dim, x.stride(0))
+        return x
+
+    def store(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """See Kernels.store."""
+        if key.dtype not in NAMES:
+            self._reference.store(key, value, key_pool, value_pool, slots)
+            return
+        pointers = (tensor.data_ptr() for tensor in (key, value, key_pool, value_pool, slots))
+        self._functions["store", key.dtype](*pointers, *key.shape, key.stride(0), value.stride(0))
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        batch: RaggedBatch,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See Kernels.attention: one call for all requests."""
+        num_tokens, heads, dim = query.shape
+        if query.dtype not in NAMES or dim % LANES:
+            return self._reference.attention(query, key_pool, value_pool, batch, scale, window)
+        output = torch.empty((num_tokens, heads, dim), dtype=query.dtype)
+        self._functions["attention", query.dtype](
+            query.data_ptr(),
+            key_pool.data_ptr(),
+            value_pool.data_ptr(),
+            batch.starts.data_ptr(),
+            batch.contexts.data_ptr(),
+            batch.block_table.data_ptr(),
+            output.data_ptr(),
+            len(batch.context_length),
+            heads,
+            key_pool.shape[1],
+            dim,
+            batch.block_table.shape[1],
+            query.stride(0),
+            window or 0,
+            scale,
+        )
+        return output

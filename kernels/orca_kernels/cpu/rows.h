@@ -1,0 +1,128 @@
+// Operations on one row of an iteration at a time: norms, activations, the rotary embedding, and the K/V store.
+// Sums are in float whatever the element type; each row is computed alike wherever it stands in the batch.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+namespace orca {
+
+// Rows are worth a second thread only if there is enough to do.
+constexpr int64_t kParallelElements = 1 << 15;
+
+template <typename T>
+inline float row_sum(const T *x, int64_t size) {
+  Floats total{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) total += load(x + i);
+  float found = sum(total);
+  for (; i < size; ++i) found += scalar(x[i]);
+  return found;
+}
+
+// Sum of (x - shift)^2.
+template <typename T>
+inline float row_squares(const T *x, int64_t size, float shift) {
+  Floats total{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats value = load(x + i) - shift;
+    total += value * value;
+  }
+  float found = sum(total);
+  for (; i < size; ++i) found += (scalar(x[i]) - shift) * (scalar(x[i]) - shift);
+  return found;
+}
+
+template <typename T>
+void layer_norm(const T *x, const T *weight, const T *bias, T *y, int64_t rows, int64_t size, float epsilon) {
+#pragma omp parallel for if (rows * size > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *from = x + row * size;
+    T *to = y + row * size;
+    const float mean = row_sum(from, size) / size;
+    const float scale = 1 / std::sqrt(row_squares(from, size, mean) / size + epsilon);
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      store(to + i, (load(from + i) - mean) * scale * load(weight + i) + load(bias + i));
+    }
+    for (; i < size; ++i) put(to + i, (scalar(from[i]) - mean) * scale * scalar(weight[i]) + scalar(bias[i]));
+  }
+}
+
+// As in transformers: the normalised value is rounded to the element type before it is multiplied by the weight.
+template <typename T>
+void rms_norm(const T *x, const T *weight, T *y, int64_t rows, int64_t size, float epsilon) {
+#pragma omp parallel for if (rows * size > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *from = x + row * size;
+    T *to = y + row * size;
+    const float scale = 1 / std::sqrt(row_squares(from, size, 0.0f) / size + epsilon);
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      store(to + i, load(from + i) * scale);
+      store(to + i, load(to + i) * load(weight + i));
+    }
+    for (; i < size; ++i) {
+      put(to + i, scalar(from[i]) * scale);
+      put(to + i, scalar(to[i]) * scalar(weight[i]));
+    }
+  }
+}
+
+// y = silu(gate) x up; gate_up [S, 2 I] has a row's gates before its ups.
+template <typename T>
+void silu_and_multiply(const T *gate_up, T *y, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *gate = gate_up + row * 2 * size, *up = gate + size;
+    T *to = y + row * size;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      const Floats value = load(gate + i);
+      store(to + i, value / (1.0f + exponential(-value)) * load(up + i));
+    }
+    for (; i < size; ++i) {
+      const float value = scalar(gate[i]);
+      put(to + i, value / (1 + std::exp(-value)) * scalar(up[i]));
+    }
+  }
+}
+
+// Rotates the halves of every head in place; x [S] rows of `stride` elements, cosine and sine [S, D].
+template <typename T>
+void rotate(T *x, const float *cosine, const float *sine, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
+#pragma omp parallel for if (rows * heads * dim > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const float *c = cosine + row * dim, *s = sine + row * dim;
+    for (int64_t head = 0; head < heads; ++head) {
+      T *low = x + row * stride + head * dim, *high = low + dim / 2;
+      for (int64_t i = 0; i < dim / 2; ++i) {
+        const float a = scalar(low[i]), b = scalar(high[i]);
+        put(low + i, a * c[i] - b * s[i]);
+        put(high + i, b * c[i + dim / 2] + a * s[i + dim / 2]);
+      }
+    }
+  }
+}
+
+// Writes keys and values [rows, G, D], rows some stride apart, to their slots of the pools [B, G, D, 16] and
+// [B, G, 16, D].
+template <typename T>
+void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const int64_t *slots, int64_t rows,
+              int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {
+#pragma omp parallel for if (rows * heads * dim > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t block = slots[row] / kLanes, place = slots[row] % kLanes;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t begin = (block * heads + head) * kLanes * dim;
+      std::copy_n(value + row * value_stride + head * dim, dim, value_pool + begin + place * dim);
+      const T *from = key + row * key_stride + head * dim;
+      T *to = key_pool + begin + place;
+      for (int64_t d = 0; d < dim; ++d) to[d * kLanes] = from[d];
+    }
+  }
+}
+
+}  // namespace orca

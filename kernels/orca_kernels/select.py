@@ -1,0 +1,26 @@
+"""Which kernels a device gets: the fused ones where they can be had, else the reference."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+import torch
+
+from orca_kernels.interface import Kernels
+from orca_kernels.reference import ReferenceKernels
+
+logger = logging.getLogger(__name__)
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Returns the fastest kernels that work on `device`; says in one log line if those are the plain ones."""
+    if device.type == "cpu":
+        from orca_kernels.cpu.kernels import CpuKernels
+        from orca_kernels.cpu.library import BuildError, load
+
+        try:
+            return cast(Kernels, CpuKernels(load()))
+        except BuildError as error:
+            logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
+    return ReferenceKernels()

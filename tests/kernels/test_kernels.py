@@ -1,0 +1,170 @@
+"""Every implementation against definitions in float64: the plain one, and the C++ at every level that runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_kernels.cpu import library
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.interface import BLOCK_SIZE, Kernels, pool_shapes
+from orca_kernels.reference import ReferenceKernels
+from support.ragged import ragged
+
+NAMES = ("reference", *library.TARGETS)
+ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Absolute, for values around 1: a few units in the last place."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def kernels(request, tmp_path_factory) -> Kernels:
+    if request.param == "reference":
+        return ReferenceKernels()
+    if not library.TARGETS[request.param] <= library._processor_flags():
+        pytest.skip(f"this processor is below {request.param}")
+    path = tmp_path_factory.mktemp("library") / "kernels.so"
+    library.build(request.param, path)
+    return CpuKernels(library._open(path))
+
+
+@pytest.fixture(scope="module", params=ERROR, ids=str)
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=ERROR[dtype], rtol=ERROR[dtype])
+
+
+PARTS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 200), st.just(1)),
+        st.tuples(st.integers(0, 60), st.integers(1, 90)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=PARTS,
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    head_dim=st.sampled_from([8, 32, 64, 80]),
+    window=st.sampled_from([None, 1, 7, 64, 100]),
+    seed=st.integers(0, 1000),
+)
+def test_attention_over_scattered_blocks(kernels, dtype, parts, heads, head_dim, window, seed):
+    """Any mix of chunks and increments in one call; slots that nobody wrote hold NaN, which no output may show."""
+    check_attention(kernels, dtype, parts, heads, head_dim, window, seed)
+
+
+@pytest.mark.parametrize("head_dim", [32, 128, 256])
+@pytest.mark.parametrize("parts", [[(4095, 1), (0, 1)], [(4000, 96)], [(0, 130), (700, 1), (64, 64), (63, 1)]], ids=str)
+def test_attention_over_long_contexts(kernels, dtype, parts, head_dim):
+    check_attention(kernels, dtype, parts, (2, 1), head_dim, None, 7)
+
+
+def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
+    generator = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads = heads
+    num_blocks = sum(-(-(context + count) // BLOCK_SIZE) for context, count in parts) + 3
+    batch = ragged([context for context, _ in parts], [count for _, count in parts], num_blocks, generator)
+    shapes = pool_shapes(num_blocks, num_kv_heads, head_dim)
+    pools = [torch.full(shape, float("nan"), dtype=dtype) for shape in shapes]
+    total = batch.query_start[-1]
+    # Queries, keys and values are slices of one wider row, as a fused projection leaves them.
+    rows = torch.randn(total, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
+    query, key, value = rows.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    expected = torch.empty(total, num_heads, head_dim, dtype=torch.float64)
+    for index, (context, count) in enumerate(parts):
+        table, begin = batch.block_table[index], batch.query_start[index]
+        places = torch.arange(context)
+        old = [torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype) for _ in range(2)]
+        slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        kernels.store(*old, *pools, slots)
+        keys, values = (
+            torch.cat((before, new[begin : begin + count])).double().repeat_interleave(num_heads // num_kv_heads, 1)
+            for before, new in zip(old, (key, value), strict=True)
+        )
+        position = torch.arange(context + count)
+        distance = position[context:, None] - position[None, :]
+        hidden = (distance < 0) | ((distance >= window) if window else False)
+        scores = torch.einsum("qhd,khd->hqk", query[begin : begin + count].double(), keys) * 0.3
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        expected[begin : begin + count] = torch.einsum("hqk,khd->qhd", weights, values)
+    kernels.store(key, value, *pools, batch.slots)
+    close(kernels.attention(query, *pools, batch, 0.3, window), expected, dtype)
+
+
+def test_a_row_is_the_same_in_any_batch(kernels, dtype):
+    """Bit for bit: what else is in the iteration does not reach a request's result."""
+    generator = torch.Generator().manual_seed(3)
+    parts = [(37, 1), (0, 70), (500, 1), (12, 5)]
+    batch = ragged([context for context, _ in parts], [count for _, count in parts], 64, generator)
+    pools = [torch.randn(shape, generator=generator).to(dtype) for shape in pool_shapes(64, 2, 32)]
+    query = torch.randn(batch.query_start[-1], 4, 32, generator=generator).to(dtype)
+    whole = kernels.attention(query, *pools, batch, 0.2, None)
+    for index, (context, count) in enumerate(parts):
+        rows = slice(batch.query_start[index], batch.query_start[index + 1])
+        alone = type(batch)(
+            (0, count), (context,), torch.tensor([0, count]), torch.tensor([context]), batch.positions[rows],
+            batch.slots[rows], batch.block_table[index : index + 1],
+        )  # fmt: skip
+        assert torch.equal(kernels.attention(query[rows], *pools, alone, 0.2, None), whole[rows])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (96, 64), (64, 211)])
+@pytest.mark.parametrize("num_rows", [1, 3, 33])
+def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
+    x, weight, bias = (
+        torch.randn(*shape).to(dtype) / 8 for shape in ((num_rows, inputs), (outputs, inputs), (outputs,))
+    )
+    residual = torch.randn(num_rows, outputs).to(dtype)
+    y = x.double() @ weight.double().t()
+    close(kernels.linear(weight.clone(), None)(x), y, dtype)
+    y = y + bias.double()
+    with_bias = kernels.linear(weight.clone(), bias.clone())
+    close(with_bias(x), y, dtype)
+    close(with_bias.add(x, residual), residual.double() + y, dtype)
+    gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
+    close(with_bias.gelu_tanh(x), gelu, dtype)
+
+
+@pytest.mark.parametrize("size", [1, 7, 96, 768])
+@pytest.mark.parametrize("num_rows", [1, 5, 64])
+def test_norms(kernels, dtype, size, num_rows):
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((num_rows, size), (size,), (size,)))
+    wide, scale, shift = x.double(), weight.double(), bias.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale + shift
+    close(kernels.layer_norm(x, weight, bias, 1e-5), expected, dtype)
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale
+    close(kernels.rms_norm(x, weight, 1e-6), expected, dtype)
+    heads = x.unsqueeze(1)  # as normalised heads come: [S, heads, D]
+    close(kernels.rms_norm(heads, weight, 1e-6), expected.unsqueeze(1), dtype)
+
+
+@pytest.mark.parametrize("size", [1, 9, 64])
+def test_gated_activation(kernels, dtype, size):
+    x = torch.cat((torch.randn(4, 2 * size), torch.full((1, 2 * size), 200.0), torch.full((1, 2 * size), -200.0)))
+    gate, up = x.to(dtype).double().chunk(2, dim=1)
+    close(kernels.silu_and_multiply(x.to(dtype)), gate * torch.sigmoid(gate) * up, dtype)
+
+
+def test_rotation_turns_each_pair_by_its_angle(kernels, dtype):
+    """Element i and i + D/2 are one complex number, turned by the position's angle (RoFormer, halves layout)."""
+    rows = torch.randn(6, 5, 8).to(dtype)
+    x = rows[:, :3]  # a view of wider rows
+    angle = torch.rand(6, 4)
+    both = torch.cat((angle, angle), dim=-1)
+    wide = x.double()
+    turned = torch.complex(wide[..., :4], wide[..., 4:]) * torch.polar(torch.ones(6, 1, 4), angle.unsqueeze(1)).to(
+        torch.complex128
+    )
+    expected = torch.cat((turned.real, turned.imag), dim=-1)
+    beside = rows[:, 3:].clone()
+    close(kernels.rotate(x, both.cos(), both.sin()), expected, dtype)
+    assert torch.equal(rows[:, 3:], beside)
