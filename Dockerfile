@@ -22,6 +22,11 @@ COPY master master
 COPY operator operator
 RUN python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-deps .
 
+# -- the CPU kernels, built for every level of x86-64: the images that run have no compiler -----------------------------
+FROM orca AS kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
+    /opt/orca/bin/python -m orca_kernels.cpu.library
+
 # -- third-party packages, one virtual environment per image, without pip ---------------------------------------------
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -74,6 +79,6 @@ CMD ["master", "--help"]
 FROM runtime AS worker
 COPY --from=worker-packages /opt/orca /opt/orca
 COPY --from=orca /models /models
-COPY --from=orca /opt/orca /opt/orca
+COPY --from=kernels /opt/orca /opt/orca
 USER 10001:10001
 CMD ["worker", "--listen", "0.0.0.0:50051", "--probe-port", "8081"]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figures_common import model, parser, save
+from common import model, parser, save
 from orca_bench.calibration import calibrate
 from orca_bench.open_loop import run as offer
 from orca_bench.outcome import figures

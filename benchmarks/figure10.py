@@ -4,15 +4,15 @@
     python benchmarks/figure10.py --scale 1    the paper's lengths: input U(32, 512), output U(1, 128)
 
 Both systems run on one live engine, one trace after the other, so only the scheduling differs. The offered load rises
-from a seventh of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency: twice
-the median normalised latency of ORCA under the lightest load, as the paper takes twice that of its engine.
+from a seventh of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency:
+twice the median normalised latency of ORCA under the lightest load, as the paper takes twice that of its engine.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from figures_common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
+from common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
 from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
 from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from figures_common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
+from common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
 from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import Run
 from orca_bench.traces import synthetic

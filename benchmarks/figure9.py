@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures_common import draw, finish, model, on_engine, parser, save
+from common import draw, finish, model, on_engine, parser, save
 from orca_bench.engine import one_batch
 from orca_bench.on_engine import EngineSpec, LiveEngine
 from transformers import GPT2LMHeadModel

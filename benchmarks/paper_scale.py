@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures_common import draw, finish
+from common import draw, finish
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.circumstances import circumstances
 from orca_bench.cost import HARDWARE, TABLE_1, Roofline, Work

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import torch
+from common import VOCABULARY, save_model
 from orca_protos import engine_pb2 as pb
 from orca_worker.stage import Stage
-from paper_trace import VOCABULARY, save_model
 
 GROUPS = {
     "linear": ("aten::addmm", "aten::mm", "aten::linear", "mkldnn", "aten::matmul"),

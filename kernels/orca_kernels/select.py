@@ -23,4 +23,12 @@ def kernels_for(device: torch.device) -> Kernels:
             return cast(Kernels, CpuKernels(load()))
         except BuildError as error:
             logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
+    elif device.type == "cuda":
+        from orca_kernels.cuda.kernels import CudaKernels
+        from orca_kernels.cuda.modules import CupyLauncher
+
+        try:
+            return CudaKernels(CupyLauncher())
+        except ImportError as error:
+            logger.warning("no fused kernels on this GPU, plain torch instead: %s", error)
     return ReferenceKernels()

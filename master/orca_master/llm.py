@@ -113,18 +113,29 @@ class LLM:
             raise
 
     def generate(
-        self, prompts: str | Sequence[str | list[int]], sampling: SamplingParams | None = None
+        self,
+        prompts: str | Sequence[str | list[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Returns one output per prompt (text or token ids), in order; raises RequestError."""
+        """Returns one output per prompt (text or token ids), in order; raises RequestError.
+
+        `sampling` is for all prompts, or one for each.
+        """
         wanted: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
-        codec, sampling = self._endpoint.codec, sampling or SamplingParams()
-        tokens = [codec.encode(prompt) if isinstance(prompt, str) else prompt for prompt in wanted]
-        body = _checked(sampling)
-        generation = self._endpoint.generator.prepare("llm", body, tokens, body.max_tokens, None)
-        pieces = self._run(self._collect(generation))
+        one = sampling or SamplingParams()
+        each = [one] * len(wanted) if isinstance(one, SamplingParams) else list(one)
+        if len(each) != len(wanted):
+            raise RequestError(f"sampling: {len(each)} for {len(wanted)} prompts", "sampling")
+        prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
+        tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in wanted]
+        bodies = [_checked(parameters) for parameters in each]
+        generations = [
+            prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
+        ]
+        collected = self._run(self._collect_all(generations))
         return [
-            RequestOutput(prompt, [_output(choice, pieces[index * body.n + choice]) for choice in range(body.n)])
-            for index, prompt in enumerate(tokens)
+            RequestOutput(prompt, [_output(choice, found) for choice, found in enumerate(pieces)])
+            for prompt, pieces in zip(tokens, collected, strict=True)
         ]
 
     def close(self) -> None:
@@ -138,6 +149,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
+        return await asyncio.gather(*map(self._collect, generations))
 
     async def _collect(self, generation: Generation) -> list[list[Piece]]:
         collected: list[list[Piece]] = [[] for _ in generation.choices]

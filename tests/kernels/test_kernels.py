@@ -1,4 +1,7 @@
-"""Every implementation against definitions in float64: the plain one, and the C++ at every level that runs here."""
+"""Every implementation against definitions in float64: plain torch, the C++ at every level that runs here, and CUDA.
+
+The CUDA kernels run on a GPU where there is one, and everywhere under an emulation of its threads (cuda_emulation.h).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import BLOCK_SIZE, Kernels, pool_shapes
 from orca_kernels.reference import ReferenceKernels
+from support.cuda_emulator import EmulatedLauncher
 from support.ragged import ragged
 
-NAMES = ("reference", *library.TARGETS)
-ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+NAMES = ("reference", *library.TARGETS, "cuda-emulated")
+ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
 
 
@@ -21,6 +26,8 @@ ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 def kernels(request, tmp_path_factory) -> Kernels:
     if request.param == "reference":
         return ReferenceKernels()
+    if request.param == "cuda-emulated":
+        return CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda")))
     if not library.TARGETS[request.param] <= library._processor_flags():
         pytest.skip(f"this processor is below {request.param}")
     path = tmp_path_factory.mktemp("library") / "kernels.so"
@@ -48,7 +55,7 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     parts=PARTS,
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),

@@ -17,12 +17,14 @@ with LLM(sys.argv[1], pipeline_parallel_size=2, dtype="float32", max_batch_size=
     prompts = json.loads(sys.argv[2])
     greedy = llm.generate(prompts, SamplingParams(max_tokens=32, temperature=0, ignore_eos=True))
     two = llm.generate("Once", SamplingParams(n=2, max_tokens=5, seed=3))
+    each = llm.generate(prompts[:2], [SamplingParams(max_tokens=count, temperature=0) for count in (1, 3)])
     try:
         llm.generate(["x"], SamplingParams(top_p=3))
     except Exception as error:
         refusal = str(error)
 tokens = [output.outputs[0].token_ids for output in greedy]
-print(json.dumps([tokens, [len(output.outputs) for output in two], two[0].outputs[1].index, refusal]))
+print(json.dumps([tokens, [len(output.outputs) for output in two], two[0].outputs[1].index, refusal,
+    [output.outputs[0].token_ids for output in each]]))
 """
 
 
@@ -34,9 +36,10 @@ def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_p
         [sys.executable, "-c", PROGRAM, str(model), prompts], capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    tokens, counts, index, refusal = json.loads(result.stdout)
+    tokens, counts, index, refusal, each = json.loads(result.stdout)
     assert tokens == [reference.greedy for reference in expected]
     assert (counts, index) == ([2], 1)
+    assert each == [expected[0].greedy[:1], expected[1].greedy[:3]]
     assert refusal == "top_p: Input should be less than or equal to 1"
 
 

@@ -46,7 +46,7 @@ struct Scratch {
 
   explicit Scratch(int64_t head_dim)
       : keys(head_dim * kTile), values(head_dim * kTile), queries(kRows * head_dim), accumulated(kRows * head_dim),
-        scores(kGroup * kTile), top(kRows), total(kRows) {}
+        scores(kRows * kTile), top(kRows), total(kRows) {}
 };
 
 template <typename T>
@@ -72,14 +72,14 @@ class AttentionItem {
     const int64_t begin = shape_.window ? std::max<int64_t>(0, position(0) - shape_.window + 1) / kTile * kTile : 0;
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int slots = static_cast<int>(std::min<int64_t>(kTile, end - tile));
+      if (item_.num_rows <= kDirect) {
+        direct(tile, slots);
+        continue;
+      }
       for (int64_t first = 0; first < num_rows_; first += item_.num_rows) {  // a key/value head at a time
-        if (item_.num_rows <= kDirect) {
-          for (int64_t row = first; row < first + item_.num_rows; ++row) direct(row, tile, slots);
-        } else {
-          convert(kv_head(first), tile, slots);
-          for (int64_t row = first; row < first + item_.num_rows; row += kGroup) {
-            grouped(row, std::min<int64_t>(kGroup, first + item_.num_rows - row), tile, slots);
-          }
+        convert(kv_head(first), tile, slots);
+        for (int64_t row = first; row < first + item_.num_rows; row += kGroup) {
+          grouped(row, std::min<int64_t>(kGroup, first + item_.num_rows - row), tile, slots);
         }
       }
     }
@@ -147,30 +147,40 @@ class AttentionItem {
     }
   }
 
-  // One row straight from the pools: the increment phase of a model without grouped queries.
-  void direct(int64_t row, int64_t tile, int slots) {
+  // Every row by itself, straight from the pools in the order in which they lie: the increment phase.
+  void direct(int64_t tile, int slots) {
     const int64_t dim = shape_.head_dim;
-    int first, last;
-    visible(row, tile, slots, first, last);
-    if (last <= first) return;
-    const float *query = &scratch_.queries[row * dim];
-    float *scores = scratch_.scores.data();
-    for (int place = 0; place < last; place += kBlock) {
-      const T *key = block(call_.key_pool, kv_head(row), tile + place);
-      Floats parts[4] = {};
-      for (int64_t d = 0; d < dim; d += 4) {
-        for (int part = 0; part < 4; ++part) parts[part] += query[d + part] * load(key + (d + part) * kBlock);
+    for (int place = 0; place < slots; place += kBlock) {
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        const T *key = block(call_.key_pool, kv_head(row), tile + place);
+        const float *query = &scratch_.queries[row * dim];
+        Floats parts[4] = {};
+        for (int64_t d = 0; d < dim; d += 4) {
+          for (int part = 0; part < 4; ++part) parts[part] += query[d + part] * load(key + (d + part) * kBlock);
+        }
+        store(&scratch_.scores[row * kTile + place], (parts[0] + parts[1]) + (parts[2] + parts[3]));
       }
-      store(scores + place, (parts[0] + parts[1]) + (parts[2] + parts[3]));
     }
-    weigh(row, scores, first, last);
-    float *accumulated = &scratch_.accumulated[row * dim];
-    for (int place = first / kBlock * kBlock; place < last; place += kBlock) {
-      const T *value = block(call_.value_pool, kv_head(row), tile + place);
-      const int count = std::min(kBlock, last - place);
-      int64_t d = 0;
-      for (; d + 4 * kLanes <= dim; d += 4 * kLanes) accumulate<4>(accumulated + d, scores + place, value + d, count);
-      for (; d < dim; d += kLanes) accumulate<1>(accumulated + d, scores + place, value + d, count);
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      int first, last;
+      visible(row, tile, slots, first, last);
+      float *scores = &scratch_.scores[row * kTile];
+      if (last > first) {
+        weigh(row, scores, first, last);
+      } else {
+        std::fill(scores, scores + kTile, 0.0f);
+      }
+    }
+    for (int place = 0; place < slots; place += kBlock) {
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        const T *value = block(call_.value_pool, kv_head(row), tile + place);
+        const float *weights = &scratch_.scores[row * kTile + place];
+        float *accumulated = &scratch_.accumulated[row * dim];
+        const int count = std::min(kBlock, slots - place);
+        int64_t d = 0;
+        for (; d + 4 * kLanes <= dim; d += 4 * kLanes) accumulate<4>(accumulated + d, weights, value + d, count);
+        for (; d < dim; d += kLanes) accumulate<1>(accumulated + d, weights, value + d, count);
+      }
     }
   }
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-
-import torch  # noqa: F401  its OpenMP runtime must be the one that is loaded: two of them fight over the cores
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
@@ -80,6 +79,8 @@ def build(target: str, path: Path) -> None:
 
 
 def _open(path: Path) -> ctypes.CDLL:
+    import torch  # noqa: F401  its OpenMP runtime must be the one in this process: two of them fight over the cores
+
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -106,5 +107,5 @@ def _processor_flags() -> set[str]:
 
 
 if __name__ == "__main__":
-    for level in TARGETS:
+    for level in TARGETS if platform.machine() == "x86_64" else ():
         build(level, BUILT / f"orca-{level}-{_digest()}.so")

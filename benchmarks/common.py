@@ -1,4 +1,4 @@
-"""What figure8.py to figure11.py share: the 124 M model, the two systems on one live engine, plots and files."""
+"""What the scripts here share: models, floors, the two systems of the figures on one live engine, plots and files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.circumstances import circumstances, line
 from orca_bench.on_engine import EngineSpec, LiveEngine, live_engine
 from orca_bench.scheduling import OrcaScheduling, OrcaSetup, Scheduling
+from orca_bench.traces import TracedRequest
 from orca_master.serve import local_workers
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 TIME_LIMIT = 900.0
 """Seconds that one run of a trace may take."""
@@ -36,13 +38,60 @@ def parser(description: str) -> argparse.ArgumentParser:
     return found
 
 
+LAYERS, HIDDEN, HEADS, VOCABULARY = 12, 768, 12, 32_000
+"""The shape of the peers' table: 110 M parameters."""
+LLAMA_INNER = 2048
+"""Three matrices of this width have as many parameters as GPT-2's two of 3,072."""
+
+
+def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY) -> None:
+    """Writes a model of random weights: `gpt2`, or `llama` of the same size."""
+    torch.manual_seed(0)
+    shared = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
+    if family == "gpt2":
+        GPT2LMHeadModel(GPT2Config(**shared)).save_pretrained(path)
+        return
+    config = LlamaConfig(
+        **shared, hidden_size=HIDDEN, intermediate_size=LLAMA_INNER, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+
+
 @contextlib.contextmanager
 def model() -> Iterator[Path]:
-    """A GPT-2 of 124 M: 12 layers, hidden size 768, 50,257 tokens, random weights."""
-    torch.manual_seed(0)
+    """GPT-2 of 124 M with its own vocabulary of 50,257."""
     with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+        save_model(Path(folder), vocabulary=50_257)
         yield Path(folder)
+
+
+def rates(dtype: str) -> tuple[float, float]:
+    """Returns bytes per second of reading large matrices, and FLOP per second of a large product, here."""
+    kind = getattr(torch, dtype)
+    big, vector = torch.randn(8192, 8192, dtype=kind), torch.randn(1, 8192, dtype=kind)
+    left, right = torch.randn(512, HIDDEN, dtype=kind), torch.randn(4 * HIDDEN, HIDDEN, dtype=kind)
+
+    def best(work: Callable[[], object], repeats: int) -> float:
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    read = best(lambda: torch.nn.functional.linear(vector, big), 10)
+    product = best(lambda: torch.nn.functional.linear(left, right), 30)
+    return big.nbytes / read, 2 * 512 * HIDDEN * 4 * HIDDEN / product
+
+
+def floor_seconds(trace: Sequence[TracedRequest], batch_size: int, dtype: str) -> float:
+    """Seconds that no engine of this batch size can be under for the 110 M models, by the two rates; no attention."""
+    bandwidth, rate = rates(dtype)
+    parameters = LAYERS * 12 * HIDDEN**2
+    weights = (parameters + VOCABULARY * HIDDEN) * getattr(torch, dtype).itemsize
+    iterations = sum(request.output_length for request in trace) / batch_size
+    return iterations * weights / bandwidth + 2 * parameters * sum(request.input_length for request in trace) / rate
 
 
 def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) -> Any:

@@ -1,0 +1,56 @@
+# /// script
+# dependencies = ["openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"]
+# without = ["torchvision"]
+# ///
+"""OpenVINO GenAI's continuous batching, the model exported by optimum-intel, cache in the same precision as the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from protocol import Job, serve
+
+PRECISION = {"float32": "f32", "bfloat16": "bf16"}
+
+
+def load(job: Job) -> Callable[[], list[int]]:
+    """See protocol.serve."""
+    sys.path.pop(0)  # this file has the name of the package
+    import openvino
+    from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
+
+    exported = job.model.with_name(f"{job.model.name}-openvino")
+    if not exported.exists():
+        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(job.model)]
+        options = ["--task", "text-generation-with-past", "--weight-format", "fp32", "--disable-convert-tokenizer"]
+        subprocess.run([*command, *options, str(exported)], check=True, stdout=sys.stderr)
+    scheduler = SchedulerConfig()
+    scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.cache_size = job.batch_size, 2048, 2
+    scheduler.enable_prefix_caching = False
+    precision = PRECISION[job.dtype]
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": job.threads,
+    }  # fmt: skip
+    pipeline = ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
+    started = 0
+
+    def run() -> list[int]:
+        nonlocal started
+        handles = []
+        for prompt, count in zip(job.prompts, job.outputs, strict=True):
+            config = GenerationConfig()
+            config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
+            handles.append(pipeline.add_request(started, openvino.Tensor([prompt]), config))
+            started += 1
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+        return [len(handle.read_all()[0].generated_ids) for handle in handles]
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(load)

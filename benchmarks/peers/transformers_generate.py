@@ -1,0 +1,36 @@
+# /// script
+# dependencies = ["torch==2.13.0", "transformers==5.23.0"]
+# ///
+"""transformers' `generate`: request-level batches in the order of arrival, left padding, each to its longest output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol import Job, serve
+
+
+def load(job: Job) -> Callable[[], list[int]]:
+    """See protocol.serve."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(job.threads)
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval()
+    model.generation_config.eos_token_id = None
+
+    @torch.inference_mode()
+    def run() -> list[int]:
+        for first in range(0, len(job.prompts), job.batch_size):
+            prompts, outputs = (part[first : first + job.batch_size] for part in (job.prompts, job.outputs))
+            longest = max(map(len, prompts))
+            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            model.generate(ids, attention_mask=mask, max_new_tokens=max(outputs), do_sample=False, pad_token_id=0)
+        return job.outputs  # what is beyond a request's own is cut off
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(load)

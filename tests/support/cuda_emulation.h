@@ -1,0 +1,156 @@
+// Runs CUDA sources on a CPU: every thread of a thread block is a fiber, and fibers change places at barriers and
+// shuffles, as warps do. Slow and exact: for tests of the kernels' logic where there is no GPU.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static
+
+struct Place {
+  int x, y, z;
+};
+static Place threadIdx, blockIdx;
+
+namespace emulation {
+
+constexpr int kWarp = 32;
+constexpr size_t kStack = 64 << 10;
+
+// A fiber is entered once by its context and goes on by longjmp, which asks nothing of the operating system.
+struct Fiber {
+  ucontext_t context;
+  jmp_buf here;
+  std::vector<char> stack = std::vector<char>(kStack);
+  bool begun = false, done = false, waits = false;
+};
+
+static std::vector<Fiber> fibers;
+static ucontext_t unused;
+static jmp_buf scheduler;
+static std::function<void()> body;
+static int current, threads;
+static float exchanged[1024];
+
+inline void enter() {
+  body();
+  fibers[current].done = true;
+  _longjmp(scheduler, 1);
+}
+
+inline void leave() {
+  if (!_setjmp(fibers[current].here)) _longjmp(scheduler, 1);
+}
+
+inline void resume() {
+  if (_setjmp(scheduler)) return;
+  Fiber &fiber = fibers[current];
+  if (fiber.begun) _longjmp(fiber.here, 1);
+  fiber.begun = true;
+  swapcontext(&unused, &fiber.context);
+}
+
+// Waits until all living fibers of [first, last) wait too; the last to come wakes them.
+inline void barrier(int first, int last) {
+  fibers[current].waits = true;
+  bool all = true;
+  for (int i = first; i < last; ++i) all &= fibers[i].done || fibers[i].waits;
+  if (all) {
+    for (int i = first; i < last; ++i) fibers[i].waits = false;
+    return;
+  }
+  while (fibers[current].waits) leave();
+}
+
+inline void run_block(int count) {
+  threads = count;
+  if (fibers.size() < static_cast<size_t>(count)) fibers.resize(count);
+  for (int i = 0; i < count; ++i) {
+    fibers[i].begun = fibers[i].done = fibers[i].waits = false;
+    getcontext(&fibers[i].context);
+    fibers[i].context.uc_stack.ss_sp = fibers[i].stack.data();
+    fibers[i].context.uc_stack.ss_size = kStack;
+    fibers[i].context.uc_link = nullptr;
+    makecontext(&fibers[i].context, enter, 0);
+  }
+  for (bool left = true; left;) {
+    left = false;
+    for (current = 0; current < count; ++current) {
+      if (fibers[current].done) continue;
+      left = true;
+      if (fibers[current].waits) continue;
+      threadIdx = {current, 0, 0};
+      resume();
+    }
+  }
+}
+
+template <typename... Arguments, size_t... I>
+void run(void (*kernel)(Arguments...), void **arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_reference_t<Arguments> *>(arguments[I])...);
+}
+
+template <typename... Arguments>
+void launch(void (*kernel)(Arguments...), int x, int y, int z, int count, void **arguments) {
+  body = [=] { run(kernel, arguments, std::index_sequence_for<Arguments...>{}); };
+  for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y) {
+      for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(count);
+    }
+  }
+}
+
+inline int warp_begin() { return current / kWarp * kWarp; }
+inline int warp_end() { return std::min(warp_begin() + kWarp, threads); }
+
+}  // namespace emulation
+
+inline void __syncthreads() {
+  emulation::barrier(0, emulation::threads);
+}
+inline void __syncwarp() { emulation::barrier(emulation::warp_begin(), emulation::warp_end()); }
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  emulation::exchanged[emulation::current] = value;
+  __syncwarp();
+  const float found = emulation::exchanged[emulation::warp_begin() + ((emulation::current % 32) ^ mask)];
+  __syncwarp();
+  return found;
+}
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
+inline float emulated_half_to_float(uint16_t bits) {
+  _Float16 half;
+  std::memcpy(&half, &bits, 2);
+  return half;
+}
+inline uint16_t emulated_float_to_half(float value) {
+  const _Float16 half = value;
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+
+#define ORCA_EMULATE(kernel)                                                                             \
+  extern "C" void emulate_##kernel(int x, int y, int z, int threads, void **arguments) {                \
+    emulation::launch(kernel, x, y, z, threads, arguments);                                             \
+  }
