@@ -44,16 +44,16 @@ LLAMA_INNER = 2048
 """Three matrices of this width have as many parameters as GPT-2's two of 3,072."""
 
 
-def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY) -> None:
+def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, positions: int = 1024) -> None:
     """Writes a model of random weights: `gpt2`, or `llama` of the same size."""
     torch.manual_seed(0)
     shared = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":
-        GPT2LMHeadModel(GPT2Config(**shared)).save_pretrained(path)
+        GPT2LMHeadModel(GPT2Config(**shared, n_positions=positions)).save_pretrained(path)
         return
     config = LlamaConfig(
         **shared, hidden_size=HIDDEN, intermediate_size=LLAMA_INNER, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, max_position_embeddings=1024, tie_word_embeddings=True,
+        num_attention_heads=HEADS, max_position_embeddings=positions, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(path)
 
@@ -120,7 +120,7 @@ def save(folder: Path, name: str, seed: int, found: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     made = circumstances(seed)
     (folder / f"{name}.json").write_text(json.dumps({**made, **found}, indent=1) + "\n")
-    print(f"{folder / name}.svg and .json: {line(made)}")
+    print(f"{folder / name}.json: {line(made)}")
 
 
 def draw(panels: list[str], width: float = 5.0, height: float = 3.6) -> tuple[Any, dict[str, Any]]:

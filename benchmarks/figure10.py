@@ -4,7 +4,7 @@
     python benchmarks/figure10.py --scale 1    the paper's lengths: input U(32, 512), output U(1, 128)
 
 Both systems run on one live engine, one trace after the other, so only the scheduling differs. The offered load rises
-from a seventh of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency:
+from a fifth of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency:
 twice the median normalised latency of ORCA under the lightest load, as the paper takes twice that of its engine.
 """
 
@@ -17,7 +17,7 @@ from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
 from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
 
-LOADS = (0.15, 0.4, 0.7, 1.0, 1.3)
+LOADS = (0.2, 0.5, 0.8, 1.2)
 LATENCY = "median_normalized_latency_ms"
 OFF_THE_CHART = 20
 ORCA_SIZES = (1, 8, 32)
@@ -64,7 +64,7 @@ def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
 def main() -> None:
     """Measures, draws, writes."""
     options = parser(__doc__ or "")
-    options.add_argument("--requests", type=int, default=24)
+    options.add_argument("--requests", type=int, default=20)
     options.add_argument("--scale", type=float, default=0.25, help="of the paper's lengths (0.25)")
     options.add_argument("--loads", type=float, nargs="+", default=LOADS)
     options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])

@@ -15,7 +15,7 @@ from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
 
-LOADS = (0.2, 0.6, 1.3)
+LOADS = (0.3, 0.7, 1.3)
 SYSTEMS = {
     "orca(1)": (orca, (1,)), "orca(8)": (orca, (8,)), "baseline(1, 1)": (baseline, (1, 1)),
     "baseline(8, 8)": (baseline, (8, 8)),
@@ -39,7 +39,7 @@ async def measure(
 def main() -> None:
     """Measures, draws, writes."""
     options = parser(__doc__ or "")
-    options.add_argument("--requests", type=int, default=24)
+    options.add_argument("--requests", type=int, default=20)
     options.add_argument("--input-len", type=int, default=32)
     options.add_argument("--output-len", type=int, default=32)
     arguments = options.parse_args()

@@ -2,8 +2,8 @@
 
 `orca serve --iteration-log FILE` writes the log (orca_master/iteration_log.py). A stage's time is taken as linear in
 iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never negative.
-The rest of a round trip is measured too: the median gap between two stages, and the median gap from a result to the
-next iteration while others waited.
+The rest of a round trip is measured too: the gap between two stages, and the mean gap from a result to the next
+iteration wherever requests went on, so that the pipeline was not waiting for new ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
-    """From a result to the first stage's next begin, where that came at once: pauses without requests are longer."""
+    """From a result to the first stage's next begin, for iterations that go on with requests."""
     by_pipeline: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         by_pipeline.setdefault(line["pipeline"], []).append(line)
@@ -110,5 +110,6 @@ def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
         later["stages"][0][0] - earlier["stages"][-1][1]
         for own in by_pipeline.values()
         for earlier, later in zip(own, own[len(own[0]["stages"]) :], strict=False)
+        if any(later["context_length"])
     ]
-    return statistics.median(sorted(gap for gap in gaps if gap > 0)[: len(gaps) // 2 + 1]) if gaps else 0.0
+    return statistics.fmean([gap for gap in gaps if gap > 0] or [0.0])

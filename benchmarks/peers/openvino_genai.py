@@ -2,7 +2,7 @@
 # dependencies = ["openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"]
 # without = ["torchvision"]
 # ///
-"""OpenVINO GenAI's continuous batching, the model exported by optimum-intel, cache in the same precision as the rest."""
+"""OpenVINO GenAI's continuous batching; the model exported by optimum-intel, the cache as precise as the rest."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from orca_worker.errors import RankError
 from orca_worker.intra_layer import IntraLayer
+from orca_worker.shared_sum import share_memory
 
 
 def host_store(host: str) -> TCPStore:
@@ -54,6 +55,9 @@ class DataPlane:
             store = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
             ranks.group = self._intra_layer_group(world_size, ranks.size)
+            ranks.shared = None
+            if ranks.size > 1 and backend == "gloo":
+                ranks.shared = share_memory(ranks.group, ranks.rank, ranks.size, timeout)
         except (RuntimeError, dist.DistError) as error:
             raise RankError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
 

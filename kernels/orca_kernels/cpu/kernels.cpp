@@ -1,4 +1,5 @@
 // What library.py calls through ctypes: every operation for float and for bfloat16, on plain pointers.
+#include "all_reduce.h"
 #include "attention.h"
 #include "rows.h"
 
@@ -38,4 +39,11 @@
                         query, key_pool, value_pool, query_start, context_length, block_table, output});             \
   }
 
+#define ORCA_DEFINE_SUM(name, T)                                                                                      \
+  ORCA_EXPORT int64_t orca_all_reduce_##name(T *x, int64_t count, char *memory, int64_t rank, int64_t size,           \
+                                             int64_t capacity, int64_t round, double seconds) {                      \
+    return orca::all_reduce(x, count, memory, rank, size, capacity, round, seconds);                                 \
+  }
+
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)

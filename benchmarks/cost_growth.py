@@ -1,0 +1,130 @@
+"""How the cost of an iteration grows, each with the law that it should follow.
+
+    python benchmarks/cost_growth.py [--dtype bfloat16]
+
+batch     an increment over 1 to 256 requests of 128 tokens: a + b x batch (weights are read once, then FLOPs decide)
+context   an increment of 8 requests over 64 to 4,096 tokens: a + b x context (keys and values are read)
+pool      select, dispatch and commit of 32 requests with 10 to 10,000 behind them: constant
+master    CPU time of the whole master per iteration for batches of 1 to 256, on a model so small that it never waits:
+          a + b x batch (every request gets a token)
+
+The law's two coefficients are a least-squares fit to the same rows; `off` is how far the worst row is from it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import LAYERS, VOCABULARY, parser, save, save_model
+from orca_master.kv_ledger import KvLedger
+from orca_master.llm import LLM, SamplingParams
+from orca_master.pool import RequestPool
+from orca_master.request import Request
+from orca_master.scheduler import Scheduler, SchedulerConfig
+from orca_protos import engine_pb2 as pb
+from orca_worker.stage import Stage
+from profile_iteration import iteration
+from transformers import GPT2Config, GPT2LMHeadModel
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096)
+POOLS = (10, 100, 1000, 10_000)
+MASTER_BATCHES = (1, 8, 32, 128, 256)
+REPEATS = 12
+
+
+def increments(path: Path, dtype: str, shapes: list[tuple[int, int]]) -> list[float]:
+    """Milliseconds of an increment for each (batch, context), the median of REPEATS, in this process."""
+    request = pb.LoadRequest(
+        model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=dtype, device="cpu",
+        workers_on_host=1,
+    )  # fmt: skip
+    stage = Stage(request, 0, lambda _: None)
+    blocks = {shape: -(-(shape[1] + REPEATS) // 16) for shape in shapes}
+    stage.allocate(max(batch * blocks[batch, context] for batch, context in shapes))
+    found = []
+    for batch, context in shapes:
+        stage.prepare(1, None)
+        # What the cache holds does not matter for its cost: one token begins the rows, the rest is as if computed.
+        stage.execute(iteration(1, batch, 0, 1, blocks[batch, context]))
+        times = []
+        for step in range(REPEATS):
+            begin = time.perf_counter()
+            stage.execute(iteration(2 + step, batch, context + step, 1, 0))
+            times.append(time.perf_counter() - begin)
+        found.append(statistics.median(times[2:]) * 1e3)
+    return found
+
+
+def scheduling(waiting: int) -> float:
+    """Microseconds of one iteration's select, dispatch and commit with so many requests behind the batch."""
+    pool = RequestPool(1 << 30, 1 << 60)
+    scheduler = Scheduler(SchedulerConfig(32, 1, 2048), pool)
+    scheduler.add_pipeline("0", KvLedger(32 * 40))
+    for index in range(32 + waiting):
+        pool.add(Request(str(index), index, (0,) * 64, 512))
+    times = []
+    for _ in range(60):
+        begin = time.perf_counter()
+        batch = scheduler.dispatch("0", scheduler.select("0"))
+        scheduler.commit(batch, [7] * sum(scheduled.samples for scheduled in batch.requests))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[5:]) * 1e6
+
+
+def master(path: Path, batch: int) -> float:
+    """Milliseconds of the master's CPU per iteration: scheduler, protobuf, gRPC, delivery; no HTTP."""
+    with LLM(str(path), dtype="float32", max_batch_size=batch, kv_slots=batch * 128) as llm:
+        prompts, tokens = [[10 + index % 50] * 8 for index in range(batch)], 100
+        wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        llm.generate(prompts, wanted)
+        begin = time.process_time()
+        llm.generate(prompts, wanted)
+        return (time.process_time() - begin) / tokens * 1e3
+
+
+def fitted(amounts: tuple[int, ...], costs: list[float]) -> dict[str, Any]:
+    """Returns a + b x amount, fitted to the relative errors."""
+    rows, weights = np.array([(1.0, amount) for amount in amounts]), 1 / np.array(costs)
+    (a, b), *_ = np.linalg.lstsq(rows * weights[:, None], np.ones(len(costs)), rcond=None)
+    off = max(abs(a + b * amount - cost) / cost for amount, cost in zip(amounts, costs, strict=True))
+    return {"a": float(a), "b": float(b), "off": float(off)}
+
+
+def show(title: str, amounts: tuple[int, ...], costs: list[float], unit: str) -> dict[str, Any]:
+    """Prints a table; returns it."""
+    law = fitted(amounts, costs)
+    print(f"{title}: {unit} = {law['a']:.3g} + {law['b']:.3g} x {title}, at most {law['off']:.0%} off")
+    for amount, cost in zip(amounts, costs, strict=True):
+        print(f"  {amount:>6} {cost:>9.2f} {unit}, law {law['a'] + law['b'] * amount:.2f}")
+    return {"amounts": amounts, "costs": costs, "unit": unit, **law}
+
+
+def main() -> None:
+    """Prints and writes the tables."""
+    arguments = parser(__doc__ or "").parse_args()
+    found: dict[str, Any] = {"dtype": arguments.dtype, "threads": torch.get_num_threads()}
+    with tempfile.TemporaryDirectory() as folder:
+        large, small = Path(folder) / "large", Path(folder) / "small"
+        save_model(large, "llama", positions=4352)
+        GPT2LMHeadModel(
+            GPT2Config(n_layer=1, n_embd=32, n_head=1, vocab_size=256, n_positions=256, eos_token_id=0, bos_token_id=0)
+        ).save_pretrained(small)
+        print(f"{LAYERS} layers, vocabulary {VOCABULARY}, {arguments.dtype}, {torch.get_num_threads()} threads")
+        costs = increments(large, arguments.dtype, [(batch, 128) for batch in BATCHES])
+        found["batch"] = show("batch", BATCHES, costs, "ms")
+        costs = increments(large, arguments.dtype, [(8, context) for context in CONTEXTS])
+        found["context"] = show("context", CONTEXTS, costs, "ms")
+        found["pool"] = show("pool", POOLS, [scheduling(waiting) for waiting in POOLS], "us")
+        found["master"] = show("master", MASTER_BATCHES, [master(small, batch) for batch in MASTER_BATCHES], "ms")
+    save(arguments.folder, "cost-growth", arguments.seed, found)
+
+
+if __name__ == "__main__":
+    main()
