@@ -1,32 +1,43 @@
-"""Where the time of one increment iteration goes: a GPT-2 of 124 M random weights, one partition, in this process.
+"""Where the time of a prompt's and of an increment's iteration goes: one partition, in this process, by operation.
 
-python benchmarks/profile_iteration.py --dtype bfloat16 --batch-size 8 --context 272
+    OMP_NUM_THREADS=1 python benchmarks/profile_iteration.py --dtype bfloat16 --batch-size 8 --context 330
+
+Beside each increment stands its floor: weights once and the batch's keys and values, at the measured bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
 
 import torch
-from common import VOCABULARY, save_model
+from common import HIDDEN, LAYERS, VOCABULARY, rates, save_model
+from orca_bench.circumstances import circumstances, line
+from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
 from orca_protos import engine_pb2 as pb
+from orca_worker.rows import RowTable
 from orca_worker.stage import Stage
 
-GROUPS = {
-    "linear": ("aten::addmm", "aten::mm", "aten::linear", "mkldnn", "aten::matmul"),
-    "attention": ("scaled_dot_product", "aten::bmm", "_softmax", "aten::softmax"),
-    "K/V gather and store": ("aten::index_select", "aten::index_copy", "aten::copy_", "aten::_to_copy", "aten::slice"),
-    "norm, activation, residual": ("layer_norm", "aten::gelu", "aten::add"),
-}
+TIMED: list[tuple[type, str, str]] = [
+    (PackedLinear, "__call__", "linear"), (PackedLinear, "gelu_tanh", "linear"), (PackedLinear, "add", "linear"),
+    (CpuKernels, "attention", "attention"), (CpuKernels, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
+    (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
+    (CpuKernels, "silu_and_multiply", "activation"), (Stage, "_sample", "sampling"),
+    (RowTable, "batch", "Iteration to tensors"),
+]  # fmt: skip
 
 
 def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: int) -> pb.Iteration:
-    """`count` tokens for each of the rows; context 0 begins them with `blocks` blocks each."""
+    """`count` tokens for each of the rows; with `blocks` above 0 they begin, with so many blocks each."""
     rows = range(batch_size)
-    begins = context == 0
     return pb.Iteration(
         epoch=1,
         sequence=sequence,
@@ -34,56 +45,76 @@ def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: 
         num_tokens=[count] * batch_size,
         context_length=[context] * batch_size,
         token=[(7 * i) % VOCABULARY for i in range(batch_size * count)],
-        num_new_blocks=[blocks if begins else 0] * batch_size,
-        new_block=range(batch_size * blocks) if begins else [],
+        num_new_blocks=[blocks] * batch_size,
+        new_block=range(batch_size * blocks),
         sample=[True] * batch_size,
-        admission=[pb.Admission(row=row) for row in rows] if begins else [],
+        admission=[pb.Admission(row=row) for row in rows] if blocks else [],
     )
 
 
+def instrument(spent: Counter[str]) -> None:
+    """Adds the seconds of every timed operation to `spent`."""
+
+    def timed(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            result = plain(*arguments)
+            spent[name] += time.perf_counter() - begin
+            return result
+
+        return call
+
+    for owner, method, name in TIMED:
+        setattr(owner, method, timed(getattr(owner, method), name))
+
+
+def show(title: str, seconds: float, spent: Counter[str], count: int) -> None:
+    """Prints milliseconds of one iteration."""
+    print(f"{title}: {seconds / count * 1e3:.1f} ms")
+    for name, value in spent.most_common():
+        print(f"  {name}: {value / count * 1e3:.2f} ms")
+    print(f"  the rest, Python above all: {(seconds - spent.total()) / count * 1e3:.2f} ms")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", default="float32")
+    """Prints both profiles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--family", default="gpt2", choices=("gpt2", "llama"))
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--context", type=int, default=272)
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--context", type=int, default=330)
+    parser.add_argument("--iterations", type=int, default=30)
     arguments = parser.parse_args()
-    batch_size, context = arguments.batch_size, arguments.context
-    blocks = -(-(context + 2 * arguments.iterations) // 16)
+    print(line(circumstances(None)))
+    size, context, count = arguments.batch_size, arguments.context, arguments.iterations
+    blocks = -(-(context + count) // 16)
+    spent: Counter[str] = Counter()
+    instrument(spent)
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder))
+        save_model(Path(folder), arguments.family)
         request = pb.LoadRequest(
-            model_path=folder,
-            pipeline_parallel_size=1,
-            tensor_parallel_size=1,
-            dtype=arguments.dtype,
-            device="cpu",
+            model_path=folder, pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype, device="cpu",
             workers_on_host=1,
-        )
+        )  # fmt: skip
         stage = Stage(request, 0, lambda _: None)
     stage.prepare(1, None)
-    stage.allocate(batch_size * blocks)
-    started = time.perf_counter()
-    stage.execute(iteration(1, batch_size, 0, context, blocks))
-    print(f"initiation of {batch_size} x {context} tokens: {(time.perf_counter() - started) * 1e3:.0f} ms")
-
-    def run(first: int) -> float:
-        started = time.perf_counter()
-        for step in range(first, first + arguments.iterations):
-            stage.execute(iteration(2 + step, batch_size, context + step, 1, blocks))
-        return (time.perf_counter() - started) / arguments.iterations * 1e3
-
-    plain = run(0)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run(arguments.iterations)
-    print(f"one increment iteration: {plain:.1f} ms ({torch.get_num_threads()} threads)")
-    total = dict.fromkeys([*GROUPS, "other operations"], 0.0)
-    for event in profile.key_averages():
-        group = next((g for g, keys in GROUPS.items() if any(key in event.key for key in keys)), "other operations")
-        total[group] += event.self_cpu_time_total / arguments.iterations / 1e3
-    for group, milliseconds in total.items():
-        print(f"  {group}: {milliseconds:.1f} ms")
-    print(f"  outside of torch (Python, protobuf): {max(0.0, plain - sum(total.values())):.1f} ms, by subtraction")
+    stage.allocate(size * blocks)
+    stage.execute(iteration(1, size, 0, context, blocks))  # oneDNN prepares its products
+    spent.clear()
+    begin = time.perf_counter()
+    stage.execute(iteration(2, size, 0, context, blocks))
+    show(f"prompts of {size} x {context} tokens", time.perf_counter() - begin, spent, 1)
+    spent.clear()
+    begin = time.perf_counter()
+    for step in range(count):
+        stage.execute(iteration(3 + step, size, context + step, 1, 0))
+    show(f"increment of {size} requests, {torch.get_num_threads()} threads", time.perf_counter() - begin, spent, count)
+    width = getattr(torch, arguments.dtype).itemsize
+    cached = size * (context + count / 2) * LAYERS * 2 * HIDDEN
+    weights = LAYERS * 12 * HIDDEN**2 + VOCABULARY * HIDDEN
+    bandwidth, _ = rates(arguments.dtype)
+    floor = (weights + cached) * width / bandwidth
+    print(f"floor of the increment: {floor * 1e3:.1f} ms ({bandwidth / 1e9:.1f} GB/s)")
 
 
 if __name__ == "__main__":
