@@ -12,9 +12,11 @@ once per decode iteration at the measured bandwidth, prompt FLOPs at the measure
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from orca_bench.circumstances import circumstances, line  # noqa: E402
 from orca_bench.traces import synthetic  # noqa: E402
 
 PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate")
+EXIT_SECONDS = 20.0
 REQUIRED = """
 import importlib.metadata, json, sys
 print(json.dumps([entry for name in sys.argv[1:] for entry in importlib.metadata.requires(name)]))
@@ -60,6 +63,7 @@ class Peer:
             stderr=self._log,
             text=True,
             env=environment,
+            start_new_session=True,
         )
         self._expect("ready")
 
@@ -71,9 +75,12 @@ class Peer:
         return float(json.loads(self._expect("seconds"))["seconds"])
 
     def close(self) -> None:
-        """Ends the process."""
-        self._process.terminate()
-        self._process.wait(60)
+        """Ends the process and its children."""
+        for number in (signal.SIGTERM, signal.SIGKILL):  # vLLM's own processes outlive their parent
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(EXIT_SECONDS)
 
     def _expect(self, word: str) -> str:
         assert self._process.stdout is not None

@@ -69,9 +69,7 @@ class CpuKernels:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
-        if weight.dtype not in NAMES or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            return ReferenceLinear(weight, bias)
-        return PackedLinear(weight, bias)
+        return PackedLinear(weight, bias) if _packs(weight.dtype) else ReferenceLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -158,3 +156,11 @@ class CpuKernels:
             scale,
         )
         return output
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this torch has the packed product, and this processor's instructions suffice for the type."""
+    operators = torch.ops.mkldnn
+    if dtype not in NAMES or not hasattr(operators, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())

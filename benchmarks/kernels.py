@@ -1,0 +1,117 @@
+"""The CPU kernels beside plain torch, one call at a time, over more data than the caches hold.
+
+    OMP_NUM_THREADS=1 taskset --cpu-list 1 python benchmarks/kernels.py
+
+Attention: 12 heads of 64 over scattered blocks. Linear maps: those of a model with hidden size 768, several copies in
+turn, as the layers of a model follow each other. Microseconds per call, the least of several passes of each in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
+
+import torch
+from orca_bench.circumstances import circumstances, line
+from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
+from orca_kernels.cpu.library import load
+from orca_kernels.interface import BLOCK_SIZE, RaggedBatch, pool_shapes
+from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+from orca_protos import engine_pb2 as pb
+from orca_worker.rows import RowTable
+
+HEADS, HEAD_DIM, COPIES, PASSES = 12, 64, 12, 8
+BATCHES = {
+    "8 increments at 280": [(280, 1)] * 8, "32 increments at 280": [(280, 1)] * 32,
+    "one increment at 4,000": [(4000, 1)], "one prompt of 272": [(0, 272)],
+    "a prompt of 272 beside 8 increments": [(0, 272)] + [(280, 1)] * 8,
+}  # fmt: skip
+MAPS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (768, 32_000))
+ROWS = (8, 32, 272)
+
+
+def least(works: Sequence[Callable[[], object]]) -> list[float]:
+    """Microseconds of each piece of work, taken in turn."""
+    best = [float("inf")] * len(works)
+    for number in range(PASSES + 1):
+        for index, work in enumerate(works):
+            begin = time.perf_counter()
+            work()
+            if number:  # the first pass wakes the libraries
+                best[index] = min(best[index], (time.perf_counter() - begin) * 1e6)
+    return best
+
+
+def ragged(parts: Sequence[tuple[int, int]]) -> tuple[RaggedBatch, int]:
+    """Returns a batch of (context, new tokens) over scattered blocks, and their number."""
+    blocks = [-(-(context + count) // BLOCK_SIZE) for context, count in parts]
+    tokens = sum(count for _, count in parts)
+    iteration = pb.Iteration(
+        row=range(len(parts)), num_tokens=[count for _, count in parts], context_length=[length for length, _ in parts],
+        token=[0] * tokens, num_new_blocks=blocks, new_block=torch.randperm(sum(blocks)).tolist(),
+        sample=[True] * len(parts), admission=[pb.Admission(row=row) for row in range(len(parts))],
+    )  # fmt: skip
+    return RowTable(8192, torch.device("cpu")).batch(iteration).ragged, sum(blocks)
+
+
+@torch.inference_mode()
+def attention(dtype: torch.dtype) -> None:
+    """Prints a row per batch."""
+    fused, plain = CpuKernels(load()), ReferenceKernels()
+    for name, parts in BATCHES.items():
+        batch, num_blocks = ragged(parts)
+        layers = [
+            [torch.randn(shape).to(dtype) for shape in pool_shapes(num_blocks, HEADS, HEAD_DIM)]
+            for _ in range(max(2, COPIES * 8 // len(parts) // 8))
+        ]
+        query = torch.randn(batch.query_start[-1], HEADS, HEAD_DIM).to(dtype)
+
+        def over(kernels: CpuKernels | ReferenceKernels) -> None:
+            for pools in layers:  # noqa: B023
+                kernels.attention(query, *pools, batch, 0.125, None)  # noqa: B023
+
+        ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)]))
+        read = sum(context + count for context, count in parts) * HEADS * HEAD_DIM * 2 * dtype.itemsize
+        flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * HEADS * HEAD_DIM
+        print(
+            f"attention, {name}: {ours:.0f} us ({read / ours / 1e3:.1f} GB/s, {flops / ours / 1e3:.0f} GFLOP/s), "
+            f"torch {theirs:.0f} us, {theirs / ours:.1f} x",
+            flush=True,
+        )
+
+
+@torch.inference_mode()
+def linear(dtype: torch.dtype) -> None:
+    """Prints a row per map and number of rows."""
+    for inputs, outputs in MAPS:
+        copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
+        weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
+        bias = torch.randn(outputs, dtype=dtype)
+        packed = [PackedLinear(weight.clone(), bias) for weight in weights]
+        plain = [ReferenceLinear(weight, bias) for weight in weights]
+        for rows in ROWS:
+            x = torch.randn(rows, inputs, dtype=dtype)
+            works = [lambda: [each(x) for each in packed], lambda: [each(x) for each in plain]]  # noqa: B023
+            ours, theirs = (value / copies for value in least(works))
+            print(
+                f"linear {inputs} x {outputs}, {rows} rows: {ours:.0f} us ({weights[0].nbytes / ours / 1e3:.1f} GB/s, "
+                f"{2 * rows * inputs * outputs / ours / 1e3:.0f} GFLOP/s), torch {theirs:.0f} us, "
+                f"{theirs / ours:.1f} x",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Prints all."""
+    print(f"{line(circumstances(0))}; {torch.get_num_threads()} threads")
+    for dtype in (torch.float32, torch.bfloat16):
+        print(f"-- {dtype}")
+        attention(dtype)
+        linear(dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Building the C++ kernels: once, for the processor at hand, and plain torch where that cannot be."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from orca_kernels.cpu import library
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.reference import ReferenceKernels
+from orca_kernels.select import kernels_for
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of this test's own, and no library beside the sources."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "BUILT", tmp_path / "built")
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "orca-kernels"
+
+
+@pytest.mark.parametrize(
+    ("flags", "target"),
+    [
+        ({"sse2"}, "x86-64"),
+        (library.TARGETS["x86-64-v3"] | {"sse2"}, "x86-64-v3"),
+        (library.TARGETS["x86-64-v4"] | library.TARGETS["x86-64-v3"] | {"sse2"}, "x86-64-v4"),
+        (library.TARGETS["x86-64-v3"] | {"sse2", "avx512f"}, "x86-64-v3"),
+    ],
+)
+def test_the_best_level_that_the_processor_has(flags, target):
+    assert library.best_target(flags) == target
+
+
+def test_another_kind_of_processor():
+    with pytest.raises(library.BuildError, match="x86-64 only"):
+        library.best_target({"asimd"})
+
+
+def test_ranks_that_build_at_once_leave_one_library(cache):
+    with ThreadPoolExecutor(3) as pool:
+        for loaded in pool.map(lambda _: library.load(), range(3)):
+            assert loaded.orca_attention_float32
+    (only,) = cache.iterdir()
+    assert only.name.startswith("orca-x86-64")
+    built = only.stat().st_mtime_ns
+    library.load()
+    assert only.stat().st_mtime_ns == built, "it is not built again"
+    assert isinstance(kernels_for(CPU), CpuKernels)
+
+
+def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
+    target = library.best_target(library._processor_flags())
+    library.build(target, tmp_path / "built" / f"orca-{target}-{library._digest()}.so")
+    monkeypatch.setenv("PATH", "")
+    library.load()
+    assert not cache.exists()
+
+
+def test_without_a_compiler_plain_torch(cache, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "")
+    with caplog.at_level(logging.WARNING):
+        assert type(kernels_for(CPU)) is ReferenceKernels
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "no fused kernels on this CPU, plain torch instead: there is no C++ compiler (c++, g++, clang++)"
+    )
+
+
+def test_a_compiler_that_fails(cache, monkeypatch, tmp_path):
+    broken = tmp_path / "compiler"
+    broken.write_text("#!/bin/sh\necho it is Sunday >&2\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(library.BuildError, match="compiler says: it is Sunday"):
+        library.load()
+    assert list(cache.iterdir()) == [], "nothing half-done stays"
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, cache):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(library.BuildError, match="orca-kernels: "):
+        library.load()
