@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     except (WorkerLostError, TimeoutError) as error:
-        print(f"{parser.prog}: error: {error or f'a batch took more than {TIME_LIMIT:.0f} s'}")
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     if arguments.output is not None:
         arguments.output.write_text(json.dumps({**found, "rows": rows}, indent=1))

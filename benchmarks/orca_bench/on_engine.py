@@ -42,11 +42,12 @@ class EngineSpec:
 
 
 class LiveEngine:
-    """A formed pipeline that runs one trace after the other."""
+    """A formed pipeline that runs one trace after the other; made on a running loop."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._current: _Session | None = None
+        self._serving = asyncio.create_task(self._serve())
 
     @property
     def slots(self) -> int:
@@ -54,17 +55,27 @@ class LiveEngine:
         return self._pipeline.num_blocks * BLOCK_SIZE
 
     async def run(self, trace: Sequence[TracedRequest], scheduling: Scheduling, time_limit: float) -> Run:
-        """Offers the trace and returns when its last token is there; raises TimeoutError after `time_limit` seconds.
+        """Offers the trace and returns when its last token is there.
 
-        After a TimeoutError the engine may have work in flight and takes no other trace.
+        Raises TimeoutError after `time_limit` seconds, or WorkerLostError; the engine takes no other trace then.
         """
         session = self._current = _Session(self._pipeline, scheduling, trace)
-        async with asyncio.timeout(time_limit):
-            return await session.run()
+        running = asyncio.create_task(session.run())
+        await asyncio.wait({running, self._serving}, timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        running.cancel()
+        if self._serving.done():
+            self._serving.result()
+        raise TimeoutError(f"the trace took more than {time_limit:.0f} s")
 
-    async def serve(self) -> None:
-        """Moves messages until cancelled; raises WorkerLostError."""
+    async def close(self) -> None:
+        """Ends the workers."""
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        await self._pipeline.shutdown("the benchmark ends")
 
+    async def _serve(self) -> None:
         def on_result(result: pb.IterationResult) -> None:
             assert self._current is not None
             self._current.on_result(result)
@@ -83,17 +94,16 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
     config = EngineConfig(kv_slots=spec.slots, token_budget=spec.longest_iteration)
     pipeline = Pipeline(topology.pipelines[0], topology, config)
-    engine = LiveEngine(pipeline)
-    serving: asyncio.Task[None] | None = None
     try:
         await pipeline.form()
-        serving = asyncio.create_task(engine.serve())
+    except BaseException:
+        await pipeline.shutdown("it could not be formed")
+        raise
+    engine = LiveEngine(pipeline)
+    try:
         yield engine
     finally:
-        if serving is not None:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-        await pipeline.shutdown("the benchmark ends")
+        await engine.close()
 
 
 class _Session:
@@ -116,7 +126,7 @@ class _Session:
         """Offers every request at its time, and waits for the last token."""
         for index, traced in enumerate(self._trace):
             await asyncio.sleep(max(0.0, traced.arrival - self._now()))
-            self._scheduling.add(as_request(index, traced))
+            self._scheduling.add(as_request(index, traced, self._pipeline.facts.vocabulary_size))
             if index + 1 == len(self._trace) or self._trace[index + 1].arrival > traced.arrival:
                 self._dispatch()
         await self._done.wait()

@@ -26,7 +26,7 @@ def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostM
     spans: list[Span] = []
     numbers = itertools.count()
     events: list[tuple[float, int, Batch | Request]] = [
-        (traced.arrival, next(numbers), as_request(index, traced, zeros=True)) for index, traced in enumerate(trace)
+        (traced.arrival, next(numbers), as_request(index, traced)) for index, traced in enumerate(trace)
     ]
     heapq.heapify(events)
     now, num_iterations = 0.0, 0
@@ -48,10 +48,11 @@ def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostM
     return Run(fates, now, num_iterations, spans)
 
 
-def as_request(index: int, traced: TracedRequest, zeros: bool = False) -> Request:
-    """Returns a traced request as the scheduler knows it; `zeros` for a prompt that nobody reads."""
-    prompt = (0,) * traced.input_length if zeros else traced.prompt
-    assert isinstance(prompt, tuple)
+def as_request(index: int, traced: TracedRequest, vocabulary: int = 1) -> Request:
+    """Returns a traced request as the scheduler knows it; ids beyond the vocabulary wrap around, text becomes zeros."""
+    prompt = (0,) * traced.input_length
+    if vocabulary > 1 and not isinstance(traced.prompt, str):
+        prompt = tuple(token % vocabulary for token in traced.prompt)
     return Request(str(index), index, prompt, traced.output_length)
 
 
