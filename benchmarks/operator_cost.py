@@ -9,18 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_bench.circumstances import circumstances
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "demo-cpu.yaml"
 BOUND_SECONDS = 120.0
@@ -130,8 +129,7 @@ def main() -> None:
         figures = measure_rest(arguments.count, arguments.seconds)
     server = json.loads(kubectl("get", "--raw", "/version"))["gitVersion"]
     print(json.dumps({
-        "command": " ".join(sys.argv), "version": version("orca-serving"), "kubernetes": server,
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}", "python": platform.python_version(), **figures,
+        **circumstances(None), "kubernetes": server, **figures,
     }, indent=1))  # fmt: skip
 
 

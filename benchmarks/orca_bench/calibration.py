@@ -21,6 +21,7 @@ import numpy as np
 from orca_bench.cost import Work
 
 FEATURES = ("per_iteration", "per_request", "per_token", "per_cached_token", "per_pair")
+REWEIGHTINGS = 3
 
 
 class CalibrationError(Exception):
@@ -82,17 +83,29 @@ def calibrate(path: Path) -> Measured:
 
 
 def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Least squares of the relative errors; a feature whose coefficient comes out negative is left out."""
-    used = list(range(amounts.shape[1]))
-    weights = 1 / np.maximum(seconds, 1e-6)
+    """Least squares of the relative errors.
+
+    Relative to the fit, not to what was measured: else slow outliers would weigh less than fast ones, and the sum of
+    the predictions would come out below the sum of the times.
+    """
+    weights = np.full(len(seconds), 1 / seconds.mean())
+    for _ in range(REWEIGHTINGS):
+        coefficients = _non_negative(amounts * weights[:, None], seconds * weights)
+        weights = 1 / np.maximum(amounts @ coefficients, seconds.min())
+    return tuple(coefficients.tolist())
+
+
+def _non_negative(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Least squares; a feature whose coefficient comes out negative is left out."""
+    used = list(range(rows.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(amounts[:, used] * weights[:, None], seconds * weights, rcond=None)
+        found, *_ = np.linalg.lstsq(rows[:, used], values, rcond=None)
         if (found >= 0).all():
             break
         del used[int(found.argmin())]
-    coefficients = np.zeros(amounts.shape[1])
+    coefficients = np.zeros(rows.shape[1])
     coefficients[used] = found
-    return tuple(coefficients.tolist())
+    return coefficients
 
 
 def _hand_over(lines: Sequence[dict[str, Any]]) -> float:

@@ -54,6 +54,23 @@ def test_a_calibration_finds_what_iterations_cost(tmp_path):
     assert cost.hand_over_seconds(work) == pytest.approx(0.002)
 
 
+def test_noise_that_only_slows_leaves_the_sum_right(tmp_path):
+    """Every fourth iteration takes twice as long: the prediction of all of them together is their sum."""
+    write_log(tmp_path / "log.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    for index, line in enumerate(lines):
+        line["stages"][1][1] += (line["stages"][1][1] - line["stages"][1][0]) * (index % 4 == 0)
+    (tmp_path / "noisy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cost = calibrate(tmp_path / "noisy.jsonl")
+    predicted = sum(
+        cost.stage_seconds(1, [Work(*entry) for entry in zip(line["num_tokens"], line["context_length"], strict=True)])
+        for line in lines
+    )
+    assert predicted == pytest.approx(
+        sum(end - begin for _, (begin, end) in (line["stages"] for line in lines)), rel=0.02
+    )
+
+
 def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
     write_log(tmp_path / "log.jsonl")
     system = ["--calibration", str(tmp_path / "log.jsonl"), "--kv-slots", "65536"]
