@@ -7,6 +7,7 @@ never holds the whole model.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from orca_worker.errors import ModelError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHUNK_BYTES = 4 << 20
+"""Bytes that are read at a time."""
 
 
 class Checkpoint:
@@ -51,10 +54,18 @@ class Checkpoint:
         found = tuple(stored.get_shape())
         if found != shape:
             raise ModelError(f"{self._path}: tensor {name} has shape {list(found)}, {list(shape)} is expected")
-        tensor: torch.Tensor = stored[part]
-        self._bytes_read += tensor.nbytes
-        self._on_read(self._bytes_read)
-        return tensor.to(self._device, self._dtype)
+        start, stop, _ = part[0].indices(shape[0])
+        rows_at_once = max(1, CHUNK_BYTES * shape[0] // max(1, 4 * math.prod(shape)))
+        tensor: torch.Tensor | None = None
+        for row in range(start, stop, rows_at_once):
+            # A part at a time: the stored values may be wider than what is kept, and are not held beside it.
+            chunk = stored[(slice(row, min(row + rows_at_once, stop)), *part[1:])]
+            if tensor is None:
+                tensor = torch.empty((stop - start, *chunk.shape[1:]), dtype=self._dtype, device=self._device)
+            tensor[row - start : row - start + len(chunk)] = chunk
+            self._bytes_read += chunk.nbytes
+            self._on_read(self._bytes_read)
+        return torch.empty((0, *shape[1:]), dtype=self._dtype, device=self._device) if tensor is None else tensor
 
     def _index(self) -> dict[str, str]:
         if (self._path / INDEX).is_file():

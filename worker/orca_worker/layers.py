@@ -7,6 +7,8 @@ paper, section 3.2).
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from orca_kernels.interface import Kernels, RaggedBatch
 from torch import nn
@@ -29,10 +31,15 @@ class Linear(nn.Module):
     @classmethod
     def read(cls, kernels: Kernels, inputs: int, bias: bool, *maps: tuple[Scope, int, slice]) -> Linear:
         """Reads maps of the same input as one: rows `part` of each scope's `weight` [outputs, inputs] and `bias`."""
-        weights = [scope.read("weight", outputs, inputs, part=(part,)) for scope, outputs, part in maps]
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in maps if bias]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        del weights  # while it is packed there is no third copy
+        ends = list(accumulate(len(range(*part.indices(outputs))) for _, outputs, part in maps))
+        weight = torch.empty(0)
+        for (scope, outputs, part), end in zip(maps, ends, strict=True):
+            piece = scope.read("weight", outputs, inputs, part=(part,))
+            if len(weight) == 0:
+                weight = piece if len(maps) == 1 else piece.new_empty(ends[-1], inputs)
+            weight[end - len(piece) : end] = piece  # one after the other: never all of them beside the whole
+            del piece
         return cls(weight, torch.cat(biases) if biases else None, kernels)
 
     @classmethod
