@@ -5,6 +5,7 @@ What the C++ does not know (float16, head dimensions that are no multiple of 16)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ class PackedLinear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        _trim()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
         self._pointwise: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
@@ -164,3 +166,9 @@ def _packs(dtype: torch.dtype) -> bool:
     if dtype not in NAMES or not hasattr(operators, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())
+
+
+def _trim() -> None:
+    """Returns what earlier weights left to the system: glibc would keep it, and a load's peak would grow by it."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
