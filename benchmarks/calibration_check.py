@@ -3,7 +3,8 @@
     python benchmarks/calibration_check.py [--partitions 1 2]
 
 `orca serve` runs the 124 M model with an iteration log. Two loads (all at once, and 40 % of that rate; seed 1) make the
-calibration. Three others (30 %, 60 %, 80 %; seed 2) are predicted by the simulator and then measured over HTTP.
+calibration, three others (30 %, 60 %, 80 %; seed 2) are measured over HTTP and predicted by the simulator. What is
+learned is taken before and again after them: a shared machine is not as fast in one minute as in the next.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from orca_bench.scheduling import OrcaScheduling, OrcaSetup
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
 
-CALIBRATION_LOADS = (float("inf"), 0.4)
+CALIBRATION_LOAD = 0.4
 HELD_BACK_LOADS = (0.3, 0.6, 0.8)
 COMPARED = ("request_throughput", "median_normalized_latency_ms")
 READY_SECONDS = 120.0
@@ -63,19 +64,27 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
         def requests(seed: int) -> list[TracedRequest]:
             return shortened(synthetic("paper", arguments.requests, seed), arguments.scale)
 
+        learned: list[str] = []
+
+        def learn(rate: float) -> dict[str, Any]:
+            before = len(log.read_text().splitlines())
+            found = measure(url, path.name, with_arrivals(requests(1), rate, 1.0, 1))
+            learned.extend(log.read_text().splitlines()[before:])
+            return found
+
         measure(url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # wakes the libraries
-        warm = len(log.read_text().splitlines())
-        peak = 1.0
-        for load in CALIBRATION_LOADS:
-            found = measure(url, path.name, with_arrivals(requests(1), load * peak, 1.0, 1))
-            peak = max(peak, found["request_throughput"])
-        learned = path.parent / f"learned-{partitions}.jsonl"
-        learned.write_text("\n".join(log.read_text().splitlines()[warm:]))
-        cost = calibrate(learned)
-        for load in HELD_BACK_LOADS:
-            trace = with_arrivals(requests(2), load * peak, 1.0, 2)
+        peak = learn(float("inf"))["request_throughput"]
+        learn(CALIBRATION_LOAD * peak)
+        traces = [with_arrivals(requests(2), load * peak, 1.0, 2) for load in HELD_BACK_LOADS]
+        found = [measure(url, path.name, trace) for trace in traces]
+        learn(float("inf"))
+        learn(CALIBRATION_LOAD * peak)
+        selected = path.parent / f"learned-{partitions}.jsonl"
+        selected.write_text("\n".join(learned))
+        cost = calibrate(selected)
+        for load, trace, measured in zip(HELD_BACK_LOADS, traces, found, strict=True):
             scheduling = OrcaScheduling(OrcaSetup(partitions, size, slots))
-            predicted, measured = figures(simulate(trace, scheduling, cost, partitions)), measure(url, path.name, trace)
+            predicted = figures(simulate(trace, scheduling, cost, partitions))
             row = {"partitions": partitions, "request_rate": load * peak}
             for key in COMPARED:
                 row |= {f"predicted_{key}": predicted[key], f"measured_{key}": measured[key]}

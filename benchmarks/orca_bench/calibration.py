@@ -115,7 +115,7 @@ def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
-    """From a result to the first stage's next begin, for iterations that go on with requests."""
+    """From a result to the first stage's next begin, for iterations that go on with requests and follow at once."""
     by_pipeline: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         by_pipeline.setdefault(line["pipeline"], []).append(line)
@@ -123,6 +123,6 @@ def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
         later["stages"][0][0] - earlier["stages"][-1][1]
         for own in by_pipeline.values()
         for earlier, later in zip(own, own[len(own[0]["stages"]) :], strict=False)
-        if any(later["context_length"])
+        if any(later["context_length"]) and later["sequence"] == earlier["sequence"] + len(later["stages"])
     ]
     return statistics.fmean([gap for gap in gaps if gap > 0] or [0.0])

@@ -42,7 +42,9 @@ def write_log(path: Path) -> None:
         seconds = 0.01 + 0.001 * sum(tokens) + 0.00001 * (sum(tokens) + sum(context))
         stages = [(clock, clock + seconds), (clock + seconds + 0.002, clock + 2 * seconds + 0.002)]
         clock += 3 * seconds
-        lines.append({"pipeline": "a", "num_tokens": tokens, "context_length": context, "stages": stages})
+        lines.append(
+            {"pipeline": "a", "sequence": sequence, "num_tokens": tokens, "context_length": context, "stages": stages}
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
