@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
 
 import torch
 
@@ -20,7 +19,7 @@ def kernels_for(device: torch.device) -> Kernels:
         from orca_kernels.cpu.library import BuildError, load
 
         try:
-            return cast(Kernels, CpuKernels(load()))
+            return CpuKernels(load())
         except BuildError as error:
             logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
     elif device.type == "cuda":

@@ -19,8 +19,8 @@ from orca_worker.errors import ModelError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-CHUNK_BYTES = 4 << 20
-"""Bytes that are read at a time."""
+CHUNK_VALUES = 1 << 20
+"""Values that are read at a time."""
 
 
 class Checkpoint:
@@ -54,18 +54,21 @@ class Checkpoint:
         found = tuple(stored.get_shape())
         if found != shape:
             raise ModelError(f"{self._path}: tensor {name} has shape {list(found)}, {list(shape)} is expected")
-        start, stop, _ = part[0].indices(shape[0])
-        rows_at_once = max(1, CHUNK_BYTES * shape[0] // max(1, 4 * math.prod(shape)))
-        tensor: torch.Tensor | None = None
-        for row in range(start, stop, rows_at_once):
-            # A part at a time: the stored values may be wider than what is kept, and are not held beside it.
-            chunk = stored[(slice(row, min(row + rows_at_once, stop)), *part[1:])]
-            if tensor is None:
-                tensor = torch.empty((stop - start, *chunk.shape[1:]), dtype=self._dtype, device=self._device)
-            tensor[row - start : row - start + len(chunk)] = chunk
+        cuts = (*part, *[slice(None)] * (len(shape) - len(part)))
+        tensor = self.empty(*(len(range(*cut.indices(size))) for cut, size in zip(cuts, shape, strict=True)))
+        first, _, _ = cuts[0].indices(shape[0])
+        # A part at a time: the stored values may be wider than what is kept, and are not held beside it.
+        for rows in torch.split(tensor, max(1, CHUNK_VALUES // max(1, math.prod(shape[1:])))):
+            chunk = stored[(slice(first, first + len(rows)), *cuts[1:])]
+            rows.copy_(chunk)
+            first += len(rows)
             self._bytes_read += chunk.nbytes
             self._on_read(self._bytes_read)
-        return torch.empty((0, *shape[1:]), dtype=self._dtype, device=self._device) if tensor is None else tensor
+        return tensor
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Returns room for values of the dtype and on the device that `read` gives."""
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _index(self) -> dict[str, str]:
         if (self._path / INDEX).is_file():
@@ -109,3 +112,7 @@ class Scope:
     def read(self, name: str, *shape: int, part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
         """See Checkpoint.read."""
         return self._checkpoint.read(f"{self._prefix}{name}", shape, part)
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """See Checkpoint.empty."""
+        return self._checkpoint.empty(*shape)

@@ -7,8 +7,6 @@ paper, section 3.2).
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import torch
 from orca_kernels.interface import Kernels, RaggedBatch
 from torch import nn
@@ -32,22 +30,22 @@ class Linear(nn.Module):
     def read(cls, kernels: Kernels, inputs: int, bias: bool, *maps: tuple[Scope, int, slice]) -> Linear:
         """Reads maps of the same input as one: rows `part` of each scope's `weight` [outputs, inputs] and `bias`."""
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in maps if bias]
-        ends = list(accumulate(len(range(*part.indices(outputs))) for _, outputs, part in maps))
-        weight = torch.empty(0)
-        for (scope, outputs, part), end in zip(maps, ends, strict=True):
-            piece = scope.read("weight", outputs, inputs, part=(part,))
-            if len(weight) == 0:
-                weight = piece if len(maps) == 1 else piece.new_empty(ends[-1], inputs)
-            weight[end - len(piece) : end] = piece  # one after the other: never all of them beside the whole
-            del piece
+        sizes = [len(range(*part.indices(outputs))) for _, outputs, part in maps]
+        weight = maps[0][0].empty(sum(sizes), inputs)
+        # One after the other: never all of them beside the whole.
+        for (scope, outputs, part), rows in zip(maps, torch.split(weight, sizes), strict=True):
+            rows.copy_(scope.read("weight", outputs, inputs, part=(part,)))
         return cls(weight, torch.cat(biases) if biases else None, kernels)
 
     @classmethod
     def read_transposed(cls, kernels: Kernels, scope: Scope, inputs: int, outputs: int, parts: list[slice]) -> Linear:
         """Reads columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
-        weights = [scope.read("weight", inputs, outputs, part=(ALL, part)).t() for part in parts]
         biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
-        return cls(torch.cat(weights), torch.cat(biases), kernels)
+        sizes = [len(bias) for bias in biases]
+        weight = scope.empty(sum(sizes), inputs)
+        for part, rows in zip(parts, torch.split(weight, sizes), strict=True):
+            rows.copy_(scope.read("weight", inputs, outputs, part=(ALL, part)).t())
+        return cls(weight, torch.cat(biases), kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [S, outputs]."""
