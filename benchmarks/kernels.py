@@ -18,11 +18,12 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import BLOCK_SIZE, RaggedBatch, pool_shapes
+from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker.rows import RowTable
 
+CPU = torch.device("cpu")
 HEADS, HEAD_DIM, COPIES, PASSES = 12, 64, 12, 8
 BATCHES = {
     "8 increments at 280": [(280, 1)] * 8, "32 increments at 280": [(280, 1)] * 32,
@@ -54,7 +55,7 @@ def ragged(parts: Sequence[tuple[int, int]]) -> tuple[RaggedBatch, int]:
         token=[0] * tokens, num_new_blocks=blocks, new_block=torch.randperm(sum(blocks)).tolist(),
         sample=[True] * len(parts), admission=[pb.Admission(row=row) for row in range(len(parts))],
     )  # fmt: skip
-    return RowTable(8192, torch.device("cpu")).batch(iteration).ragged, sum(blocks)
+    return RowTable(8192, CPU).batch(iteration).ragged, sum(blocks)
 
 
 @torch.inference_mode()
@@ -64,14 +65,14 @@ def attention(dtype: torch.dtype) -> None:
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts)
         layers = [
-            [torch.randn(shape).to(dtype) for shape in pool_shapes(num_blocks, HEADS, HEAD_DIM)]
+            Pools(*(pool.normal_() for pool in Pools.zeros(num_blocks, HEADS, HEAD_DIM, dtype, CPU)))
             for _ in range(max(2, COPIES * 8 // len(parts) // 8))
         ]
-        query = torch.randn(batch.query_start[-1], HEADS, HEAD_DIM).to(dtype)
+        query = torch.randn(int(batch.query_start[-1]), HEADS, HEAD_DIM).to(dtype)
 
         def over(kernels: CpuKernels | ReferenceKernels) -> None:
             for pools in layers:  # noqa: B023
-                kernels.attention(query, *pools, batch, 0.125, None)  # noqa: B023
+                kernels.attention(query, pools, batch, 0.125, None)  # noqa: B023
 
         ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)]))
         read = sum(context + count for context, count in parts) * HEADS * HEAD_DIM * 2 * dtype.itemsize

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from orca_bench.cost import Work
+from orca_bench.cost import Work, amounts
 
 FEATURES = ("per_iteration", "per_request", "per_token", "per_cached_token", "per_pair")
 REWEIGHTINGS = 3
@@ -53,14 +53,7 @@ class Measured:
 
 
 def _features(work: Iterable[Work]) -> tuple[float, ...]:
-    requests = tokens = cached = 0
-    pairs = 0.0
-    for entry in work:
-        requests += 1
-        tokens += entry.num_tokens
-        cached += entry.context_length + entry.num_tokens
-        pairs += entry.num_tokens * (entry.context_length + (entry.num_tokens + 1) / 2)
-    return (1.0, requests, tokens, cached, pairs)
+    return (1.0, *amounts(work))
 
 
 def calibrate(path: Path) -> Measured:

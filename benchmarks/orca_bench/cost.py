@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ALL_REDUCES_PER_LAYER = 2
 """One after the attention block, one after the MLP (paper, Figure 6)."""
@@ -78,6 +78,28 @@ class Work:
     context_length: int
 
 
+class Amounts(NamedTuple):
+    """What an iteration's time depends on."""
+
+    requests: int
+    tokens: int
+    cached: int
+    """Slots whose keys and values attention reads."""
+    pairs: float
+    """Pairs of a query and a key that it may see."""
+
+
+def amounts(work: Iterable[Work]) -> Amounts:
+    """Adds up an iteration."""
+    entries = list(work)
+    return Amounts(
+        len(entries),
+        sum(entry.num_tokens for entry in entries),
+        sum(entry.context_length + entry.num_tokens for entry in entries),
+        sum(entry.num_tokens * (entry.context_length + (entry.num_tokens + 1) / 2) for entry in entries),
+    )
+
+
 class CostModel(Protocol):
     """What the simulator asks."""
 
@@ -108,16 +130,13 @@ class Roofline:
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
         """See CostModel; all stages are alike."""
-        work = list(work)
-        tokens = sum(entry.num_tokens for entry in work)
+        _, tokens, cached, pairs = amounts(work)
         layers = self.shape.num_layers / self.num_partitions
         parameters = self.shape.weight_bytes / self.shape.bytes_per_value / self.num_partitions / self.num_ranks
         linear = max(
             parameters * self.shape.bytes_per_value / self.hardware.bandwidth,
             2 * parameters * tokens / self.hardware.flops,
         )
-        cached = sum(entry.context_length + entry.num_tokens for entry in work)
-        pairs = sum(entry.num_tokens * (entry.context_length + (entry.num_tokens + 1) / 2) for entry in work)
         attention = layers / self.num_ranks * max(
             cached * self.shape.kv_bytes_per_token_and_layer / self.hardware.bandwidth,
             4 * pairs * self.shape.hidden_size / self.hardware.flops,
@@ -128,7 +147,7 @@ class Roofline:
         """See CostModel: rank i sends its copy to rank i of the next machine."""
         if self.num_partitions == 1:
             return 0.0
-        size = sum(entry.num_tokens for entry in work) * self.shape.hidden_size * self.shape.bytes_per_value
+        size = amounts(work).tokens * self.shape.hidden_size * self.shape.bytes_per_value
         return self.hardware.message_latency + size / self.hardware.network
 
     def _all_reduce(self, tokens: int) -> float:

@@ -10,7 +10,7 @@ last two dimensions are dense.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,23 +18,31 @@ BLOCK_SIZE = 16
 """Slots per block of the K/V pools."""
 
 
-def pool_shapes(num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of a layer's key pool and value pool."""
-    return (num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), (num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)
+class Pools(NamedTuple):
+    """Blocks of one layer's keys and values."""
+
+    keys: torch.Tensor
+    """[B, G, D, 16]."""
+    values: torch.Tensor
+    """[B, G, 16, D]."""
+
+    @classmethod
+    def zeros(
+        cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> Pools:
+        """Returns fresh pools."""
+        keys = torch.zeros((num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), dtype=dtype, device=device)
+        return cls(keys, keys.new_zeros((num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)))
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Where the tokens of each request stand, in this iteration and in the K/V pools."""
 
-    query_start: tuple[int, ...]
-    """[R + 1] first token of each request among the S tokens, and S."""
-    context_length: tuple[int, ...]
-    """[R] slots filled before this iteration."""
-    starts: torch.Tensor
-    """[R + 1] int64, query_start on the device."""
-    contexts: torch.Tensor
-    """[R] int64, context_length on the device."""
+    query_start: torch.Tensor
+    """[R + 1] int64 on the host: first token of each request among the S tokens, and S."""
+    context_length: torch.Tensor
+    """[R] int64 on the host: slots filled before this iteration."""
     positions: torch.Tensor
     """[S] int64 position of each token in its sequence."""
     slots: torch.Tensor
@@ -77,24 +85,11 @@ class Kernels(Protocol):
         x may be overwritten; use what is returned.
         """
 
-    def store(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """Writes key, value [S, G, D] into the pools at `slots` [S]."""
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        batch: RaggedBatch,
-        scale: float,
-        window: int | None,
+        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """Causal attention of query [S, N, D], each token over its own request's slots; returns [S, N, D].
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch.nn import functional
 
-from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
+from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
 
 
 class ReferenceLinear:
@@ -56,40 +58,27 @@ class ReferenceKernels:
         rotated = torch.cat((-second, first), dim=-1)
         return x * cosine.to(x.dtype).unsqueeze(1) + rotated * sine.to(x.dtype).unsqueeze(1)
 
-    def store(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """See Kernels.store."""
         block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-        key_pool[block, :, :, place] = key
-        value_pool[block, :, place] = value
+        pools.keys[block, :, :, place] = key
+        pools.values[block, :, place] = value
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        batch: RaggedBatch,
-        scale: float,
-        window: int | None,
+        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """See Kernels.attention. Split, attend request by request, merge (the paper, Figure 5)."""
         output = torch.empty_like(query)
-        for index, context in enumerate(batch.context_length):
-            start, end = batch.query_start[index], batch.query_start[index + 1]
+        spans = pairwise(batch.query_start.tolist())
+        for index, (context, (start, end)) in enumerate(zip(batch.context_length.tolist(), spans, strict=True)):
             length = context + end - start
             # A single query in bfloat16 takes twice as long on a CPU as in float32, conversion counted in.
             working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
             # index_select copies whole blocks; plain indexing would go element by element, four times slower.
             # [blocks, G, D, 16] and [blocks, G, 16, D] to [G, length, D]
-            key = key_pool.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
-            value = value_pool.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
+            key = pools.keys.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
+            value = pools.values.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
             # Row i of the mask is the token at position context + i: it sees itself and all before it.
             whole_prompt = context == 0 and window is None
             mask = None

@@ -7,7 +7,7 @@ from importlib.metadata import files
 
 import pytest
 import torch
-from orca_kernels.cuda.modules import ELEMENTS, program, supports
+from orca_kernels.cuda.modules import ELEMENTS, Kernel, program, supports
 
 SOURCES = [("rows.cu", None), *(("attention.cu", head_dim) for head_dim in (32, 64, 80, 128, 256))]
 
@@ -43,9 +43,8 @@ def test_a_cubin_comes_out(nvrtc, source, head_dim, dtype, architecture):
     if head_dim is not None and not supports(dtype, head_dim):
         assert (dtype, head_dim) == (torch.float32, 256), "everything else is meant to fit"
         return
-    options = ["--std=c++17", f"--gpu-architecture={architecture}", f"-DORCA_ELEMENT={ELEMENTS[dtype]}"]
-    if head_dim is not None:
-        options.append(f"-DORCA_HEAD_DIM={head_dim}")
+    macros = Kernel(source, "", dtype, head_dim).macros
+    options = ["--std=c++17", f"--gpu-architecture={architecture}", *macros]
     cubin = compile_to_cubin(nvrtc, program(source), options)
     assert cubin.startswith(b"\x7fELF")
     for kernel in ("orca_attention", "orca_merge") if head_dim else ("orca_layer_norm", "orca_store"):

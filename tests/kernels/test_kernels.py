@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cuda.kernels import CudaKernels
-from orca_kernels.interface import BLOCK_SIZE, Kernels, pool_shapes
+from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
 from support.cuda_emulator import EmulatedLauncher
 from support.ragged import ragged
 
+CPU = torch.device("cpu")
 NAMES = ("reference", *library.TARGETS, "cuda-emulated")
 ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
@@ -79,19 +80,19 @@ def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
     num_heads, num_kv_heads = heads
     num_blocks = sum(-(-(context + count) // BLOCK_SIZE) for context, count in parts) + 3
     batch = ragged([context for context, _ in parts], [count for _, count in parts], num_blocks, generator)
-    shapes = pool_shapes(num_blocks, num_kv_heads, head_dim)
-    pools = [torch.full(shape, float("nan"), dtype=dtype) for shape in shapes]
-    total = batch.query_start[-1]
+    empty = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
+    pools = Pools(*(pool.fill_(float("nan")) for pool in empty))
+    total = int(batch.query_start[-1])
     # Queries, keys and values are slices of one wider row, as a fused projection leaves them.
     rows = torch.randn(total, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
     query, key, value = rows.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     expected = torch.empty(total, num_heads, head_dim, dtype=torch.float64)
     for index, (context, count) in enumerate(parts):
-        table, begin = batch.block_table[index], batch.query_start[index]
+        table, begin = batch.block_table[index], int(batch.query_start[index])
         places = torch.arange(context)
         old = [torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype) for _ in range(2)]
         slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-        kernels.store(*old, *pools, slots)
+        kernels.store(*old, pools, slots)
         keys, values = (
             torch.cat((before, new[begin : begin + count])).double().repeat_interleave(num_heads // num_kv_heads, 1)
             for before, new in zip(old, (key, value), strict=True)
@@ -102,8 +103,8 @@ def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
         scores = torch.einsum("qhd,khd->hqk", query[begin : begin + count].double(), keys) * 0.3
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         expected[begin : begin + count] = torch.einsum("hqk,khd->qhd", weights, values)
-    kernels.store(key, value, *pools, batch.slots)
-    close(kernels.attention(query, *pools, batch, 0.3, window), expected, dtype)
+    kernels.store(key, value, pools, batch.slots)
+    close(kernels.attention(query, pools, batch, 0.3, window), expected, dtype)
 
 
 def test_a_row_is_the_same_in_any_batch(kernels, dtype):
@@ -111,16 +112,16 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
     generator = torch.Generator().manual_seed(3)
     parts = [(37, 1), (0, 70), (500, 1), (12, 5)]
     batch = ragged([context for context, _ in parts], [count for _, count in parts], 64, generator)
-    pools = [torch.randn(shape, generator=generator).to(dtype) for shape in pool_shapes(64, 2, 32)]
-    query = torch.randn(batch.query_start[-1], 4, 32, generator=generator).to(dtype)
-    whole = kernels.attention(query, *pools, batch, 0.2, None)
+    pools = Pools(*(pool.normal_(generator=generator) for pool in Pools.zeros(64, 2, 32, dtype, CPU)))
+    query = torch.randn(int(batch.query_start[-1]), 4, 32, generator=generator).to(dtype)
+    whole = kernels.attention(query, pools, batch, 0.2, None)
     for index, (context, count) in enumerate(parts):
         rows = slice(batch.query_start[index], batch.query_start[index + 1])
         alone = type(batch)(
-            (0, count), (context,), torch.tensor([0, count]), torch.tensor([context]), batch.positions[rows],
+            torch.tensor([0, count]), torch.tensor([context]), batch.positions[rows],
             batch.slots[rows], batch.block_table[index : index + 1],
         )  # fmt: skip
-        assert torch.equal(kernels.attention(query[rows], *pools, alone, 0.2, None), whole[rows])
+        assert torch.equal(kernels.attention(query[rows], pools, alone, 0.2, None), whole[rows])
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (96, 64), (64, 211)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from orca_kernels.cuda.modules import program
+from orca_kernels.cuda.modules import Grid, Kernel, program
 
 KERNELS = {
     "rows.cu": ("layer_norm", "rms_norm", "silu_and_multiply", "rotate", "store"),
@@ -22,36 +22,26 @@ class EmulatedLauncher:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._libraries: dict[tuple[str, tuple[tuple[str, int], ...]], ctypes.CDLL] = {}
+        self._libraries: dict[str, ctypes.CDLL] = {}
 
-    def launch(
-        self,
-        source: str,
-        definitions: tuple[tuple[str, int], ...],
-        name: str,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[Any],
-    ) -> None:
+    def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """See Launcher."""
-        library = self._libraries.get((source, definitions))
-        if library is None:
-            library = self._libraries[source, definitions] = self._build(source, definitions)
+        stem = "".join([kernel.source, *kernel.macros])
+        if stem not in self._libraries:
+            self._libraries[stem] = self._build(stem, kernel)
         values = [
             ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
             for argument in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        getattr(library, f"emulate_{name}")(*grid, threads, pointers)
+        getattr(self._libraries[stem], f"emulate_{kernel.name}")(*grid, threads, pointers)
 
-    def _build(self, source: str, definitions: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-        stem = "-".join([source, *(f"{value}" for _, value in definitions)])
+    def _build(self, stem: str, kernel: Kernel) -> ctypes.CDLL:
         text = self._folder / f"{stem}.cpp"
-        wrappers = "\n".join(f"ORCA_EMULATE(orca_{name})" for name in KERNELS[source])
+        wrappers = "\n".join(f"ORCA_EMULATE(orca_{name})" for name in KERNELS[kernel.source])
         header = Path(__file__).with_name("cuda_emulation.h").read_text()
-        text.write_text(f"{header}\n{program(source)}\n{wrappers}\n".replace("#pragma once", ""))
+        text.write_text(f"{header}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", ""))
         library = text.with_suffix(".so")
-        macros = ["-DORCA_EMULATED", *(f"-D{name}={value}" for name, value in definitions)]
-        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *macros, str(text), "-o", str(library)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DORCA_EMULATED", *kernel.macros, str(text)]
+        subprocess.run([*command, "-o", str(library)], check=True, capture_output=True, text=True, timeout=120)
         return ctypes.CDLL(str(library))

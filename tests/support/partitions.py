@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, pool_shapes
+from orca_kernels.interface import BLOCK_SIZE, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
@@ -71,8 +71,8 @@ class PartitionedModel:
         partition = build(self.config, checkpoint, share)
         for attention in partition.attentions():
             # NaN shows every read of a slot that nobody wrote.
-            shapes = pool_shapes(num_blocks, attention.num_kv_heads, attention.head_dim)
-            attention.allocate(*(torch.full(shape, float("nan"), dtype=dtype) for shape in shapes))
+            pools = Pools.zeros(num_blocks, attention.num_kv_heads, attention.head_dim, dtype, CPU)
+            attention.allocate(Pools(*(pool.fill_(float("nan")) for pool in pools)))
         return partition
 
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:

@@ -21,8 +21,6 @@ def ragged(contexts: Sequence[int], counts: Sequence[int], num_blocks: int, gene
         starts.append(starts[-1] + count)
     longest = max(map(len, tables))
     return RaggedBatch(
-        tuple(starts),
-        tuple(contexts),
         torch.tensor(starts),
         torch.tensor(contexts),
         torch.tensor(positions),

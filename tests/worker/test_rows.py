@@ -49,7 +49,7 @@ def test_slots_and_positions_follow_the_grants(iterations):
         assert batch.ragged.positions.tolist() == expected_positions
         assert batch.tokens.tolist() == list(iteration.token)
         sampling = [index for index, wanted in enumerate(iteration.sample) if wanted]
-        ends = [batch.ragged.query_start[index + 1] - 1 for index in sampling]
+        ends = [int(batch.ragged.query_start[index + 1]) - 1 for index in sampling]
         assert batch.sampling.last_token.tolist() == ends
         assert batch.sampling.position.tolist() == [length_of[iteration.row[index]] for index in sampling]
         for index, row in enumerate(iteration.row):

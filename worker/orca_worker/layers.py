@@ -8,7 +8,7 @@ paper, section 3.2).
 from __future__ import annotations
 
 import torch
-from orca_kernels.interface import Kernels, RaggedBatch
+from orca_kernels.interface import Kernels, Pools, RaggedBatch
 from torch import nn
 from torch.nn import functional
 
@@ -192,14 +192,14 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.window = window
         self.kernels = kernels
-        self.key_pool = self.value_pool = torch.empty(0)
+        self.pools = Pools(torch.empty(0), torch.empty(0))
 
-    def allocate(self, key_pool: torch.Tensor, value_pool: torch.Tensor) -> None:
-        """Takes the layer's pools, shaped as `pool_shapes` says."""
-        self.key_pool, self.value_pool = key_pool, value_pool
+    def allocate(self, pools: Pools) -> None:
+        """Takes the layer's pools."""
+        self.pools = pools
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Returns [S, N x D] for query [S, N, D] and key, value [S, G, D]."""
-        self.kernels.store(key, value, self.key_pool, self.value_pool, batch.slots)
+        self.kernels.store(key, value, self.pools, batch.slots)
         scale = self.head_dim**-0.5
-        return self.kernels.attention(query, self.key_pool, self.value_pool, batch, scale, self.window).flatten(1)
+        return self.kernels.attention(query, self.pools, batch, scale, self.window).flatten(1)

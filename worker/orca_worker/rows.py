@@ -89,10 +89,8 @@ class RowTable:
         return IterationBatch(
             tokens=self._tensor(np.fromiter(iteration.token, np.int64)),
             ragged=RaggedBatch(
-                query_start=(0, *end.tolist()),
-                context_length=tuple(context.tolist()),
-                starts=self._tensor(np.concatenate((np.zeros(1, np.int64), end))),
-                contexts=self._tensor(context),
+                query_start=torch.from_numpy(np.concatenate((start[:1], end))),
+                context_length=torch.from_numpy(context),
                 positions=self._tensor(position),
                 slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
                 block_table=self._tensor(self._rows["blocks"][row, :longest]),

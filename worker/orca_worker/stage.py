@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, pool_shapes
+from orca_kernels.interface import BLOCK_SIZE, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
@@ -188,9 +188,9 @@ class Stage:
         return self._data_plane
 
     def _allocate(self, num_blocks: int) -> None:
-        shapes = pool_shapes(num_blocks, self._kv_heads(), self._config.head_dim)
+        shape = (num_blocks, self._kv_heads(), self._config.head_dim)
         for attention in self._model.attentions():
-            attention.allocate(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for shape in shapes))
+            attention.allocate(Pools.zeros(*shape, self._dtype, self._device))
 
     @torch.inference_mode()
     def _run_once(self, num_tokens: int) -> None:

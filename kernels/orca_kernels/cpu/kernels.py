@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from orca_kernels.interface import LinearMap, RaggedBatch
+from orca_kernels.interface import LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -111,46 +111,33 @@ class CpuKernels:
         self._functions["rotate", x.dtype](*pointers, rows, heads, dim, x.stride(0))
         return x
 
-    def store(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """See Kernels.store."""
         if key.dtype not in NAMES:
-            self._reference.store(key, value, key_pool, value_pool, slots)
+            self._reference.store(key, value, pools, slots)
             return
-        pointers = (tensor.data_ptr() for tensor in (key, value, key_pool, value_pool, slots))
+        pointers = (tensor.data_ptr() for tensor in (key, value, *pools, slots))
         self._functions["store", key.dtype](*pointers, *key.shape, key.stride(0), value.stride(0))
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        batch: RaggedBatch,
-        scale: float,
-        window: int | None,
+        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """See Kernels.attention: one call for all requests."""
         num_tokens, heads, dim = query.shape
         if query.dtype not in NAMES or dim % LANES:
-            return self._reference.attention(query, key_pool, value_pool, batch, scale, window)
+            return self._reference.attention(query, pools, batch, scale, window)
         output = torch.empty((num_tokens, heads, dim), dtype=query.dtype)
         self._functions["attention", query.dtype](
             query.data_ptr(),
-            key_pool.data_ptr(),
-            value_pool.data_ptr(),
-            batch.starts.data_ptr(),
-            batch.contexts.data_ptr(),
+            pools.keys.data_ptr(),
+            pools.values.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.context_length.data_ptr(),
             batch.block_table.data_ptr(),
             output.data_ptr(),
             len(batch.context_length),
             heads,
-            key_pool.shape[1],
+            pools.keys.shape[1],
             dim,
             batch.block_table.shape[1],
             query.stride(0),

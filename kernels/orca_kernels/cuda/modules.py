@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,19 +21,31 @@ SHARED_BYTES = 48 << 10
 """Shared memory that a thread block may declare on every device."""
 
 
-class Launcher(Protocol):
-    """Runs kernels by name."""
+Grid = tuple[int, int, int]
+"""Thread blocks in x, y and z."""
 
-    def launch(
-        self,
-        source: str,
-        definitions: tuple[tuple[str, int], ...],
-        name: str,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[Any],
-    ) -> None:
-        """Launches `name` of `source`, compiled with `definitions`; arguments are tensors and ctypes values."""
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of a source, compiled for one element type and, in attention.cu, one head dimension."""
+
+    source: str
+    name: str
+    dtype: torch.dtype
+    head_dim: int | None = None
+
+    @property
+    def macros(self) -> tuple[str, ...]:
+        """What the source is compiled with, for a compiler's command line."""
+        element = f"-DORCA_ELEMENT={ELEMENTS[self.dtype]}"
+        return (element,) if self.head_dim is None else (element, f"-DORCA_HEAD_DIM={self.head_dim}")
+
+
+class Launcher(Protocol):
+    """Runs kernels on a device."""
+
+    def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
+        """Launches thread blocks of `threads` threads; arguments are tensors and ctypes values."""
 
 
 def program(source: str) -> str:
@@ -61,26 +74,16 @@ class CupyLauncher:
         import cupy
 
         self._cupy = cupy
-        self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
+        self._functions: dict[Kernel, Any] = {}
 
-    def launch(
-        self,
-        source: str,
-        definitions: tuple[tuple[str, int], ...],
-        name: str,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[Any],
-    ) -> None:
+    def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """See Launcher."""
-        key = (source, definitions, name)
-        if key not in self._functions:
-            options = ("--std=c++17", *(f"-D{macro}={value}" for macro, value in definitions))
-            module = self._cupy.RawModule(code=program(source), options=options)
-            self._functions[key] = module.get_function(name)
+        if kernel not in self._functions:
+            module = self._cupy.RawModule(code=program(kernel.source), options=("--std=c++17", *kernel.macros))
+            self._functions[kernel] = module.get_function(kernel.name)
         stream = self._cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
         with stream:
-            self._functions[key](grid, (threads,), tuple(map(_argument, arguments)))
+            self._functions[kernel](grid, (threads,), tuple(map(_argument, arguments)))
 
 
 def _argument(value: Any) -> Any:
