@@ -35,18 +35,18 @@ def test_deletion_removes_everything_and_a_new_one_starts_at_once(namespace: Nam
 
 
 def test_what_is_under_way_is_finished_before_a_deletion(namespace: Namespace):
-    """Master and workers get their signal together; the drain keeps all of them until the answer is whole."""
-    namespace.deploy(demo_spec(parallelism={"pipelineParallelSize": 2}))
+    """Master and workers get their signal together; the drain keeps all of them until every answer is whole."""
+    parallelism = {"pipelineParallelSize": 2}
+    namespace.deploy(demo_spec(parallelism=parallelism, scheduler={"maxBatchSize": 1}))
     namespace.wait_ready()
     namespace.ask("demo", [BODY])  # the client is there
-    long = {**BODY, "max_tokens": 900, "ignore_eos": True}
+    long = [{**BODY, "max_tokens": 900, "ignore_eos": True}] * 6  # two run, four wait
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(namespace.ask, "demo", [long])
-        time.sleep(1.5)
-        assert not asked.done(), "it is under way"
+        asked = pool.submit(namespace.ask, "demo", long)
+        assert eventually(lambda: namespace.unfinished("demo") == len(long), 30, interval=0.1), "they are under way"
         namespace.kubectl("delete", "orca", "demo", "--wait=false")
-        (answer,) = asked.result(120)
-    assert len(answer["choices"][0]["token_ids"]) == 900
+        answers = asked.result(120)
+    assert [len(answer["choices"][0]["token_ids"]) for answer in answers] == [900] * len(long)
 
 
 def gone_but_pods(namespace: Namespace) -> bool:

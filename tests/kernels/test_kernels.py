@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels.cpu import library
-from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
@@ -124,13 +124,24 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
         assert torch.equal(kernels.attention(query[rows], pools, alone, 0.2, None), whole[rows])
 
 
+def test_a_row_of_a_linear_map_is_the_same_beside_any_others(kernels, dtype):
+    """Bit for bit with the product of our own; others choose their order of sums by the number of rows."""
+    weight, x = torch.randn(70, 96).to(dtype) / 8, torch.randn(40, 96).to(dtype)
+    product = kernels.linear(weight.clone(), None)
+    error = 0.0 if isinstance(product, PanelLinear) else ERROR[dtype]
+    whole = product(x)
+    for num_rows in range(1, len(x)):
+        found = torch.cat((product(x[:num_rows]), product(x[num_rows:])))
+        torch.testing.assert_close(found, whole, atol=error, rtol=error)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (96, 64), (64, 211)])
-@pytest.mark.parametrize("num_rows", [1, 3, 33])
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
 def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
     x, weight, bias = (
         torch.randn(*shape).to(dtype) / 8 for shape in ((num_rows, inputs), (outputs, inputs), (outputs,))
     )
-    residual = torch.randn(num_rows, outputs).to(dtype)
+    residual = torch.randn(2 * outputs, num_rows).to(dtype).t()[:, ::2]  # not dense
     y = x.double() @ weight.double().t()
     close(kernels.linear(weight.clone(), None)(x), y, dtype)
     y = y + bias.double()

@@ -30,7 +30,9 @@ def cache(tmp_path, monkeypatch):
     [
         ({"sse2"}, "x86-64"),
         (library.TARGETS["x86-64-v3"] | {"sse2"}, "x86-64-v3"),
-        (library.TARGETS["x86-64-v4"] | library.TARGETS["x86-64-v3"] | {"sse2"}, "x86-64-v4"),
+        (library.AVX512 | library.TARGETS["x86-64-v3"] | {"sse2"}, "x86-64-v4"),
+        (library.AVX512 | {"sse2", "avx512_bf16"}, "x86-64-v4+avx512bf16"),
+        (library.AVX512 | {"sse2", "avx512_bf16", "amx_bf16"}, "x86-64-v4"),
         (library.TARGETS["x86-64-v3"] | {"sse2", "avx512f"}, "x86-64-v3"),
     ],
 )

@@ -28,6 +28,7 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
     print(json.dumps(list(pool.map(ask, json.load(sys.stdin)))))
 """
 """Runs in a pod of the cluster: posts a list of bodies, prints the list of answers."""
+READER = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
 
 
 @functools.cache
@@ -155,6 +156,16 @@ class Namespace:
 
     def ask(self, service: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Posts completions to a Service from a pod of this namespace."""
+        printed = self._from_client(CLIENT, f"http://{service}/v1/completions", json.dumps(bodies))
+        answers: list[dict[str, Any]] = json.loads(printed)
+        return answers
+
+    def unfinished(self, service: str) -> int:
+        """Requests that run or wait in a master, by its metrics."""
+        metrics = self._from_client(READER, f"http://{service}/metrics")
+        return sum(int(float(found)) for found in re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", metrics, re.M))
+
+    def _from_client(self, program: str, url: str, stdin: str = "") -> str:
         if not self._client:
             pod = {
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"},
@@ -164,12 +175,7 @@ class Namespace:
             self.apply(pod)
             self.kubectl("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
             self._client = True
-        printed = self.kubectl(
-            "exec", "-i", "client", "--", "python3", "-c", CLIENT, f"http://{service}/v1/completions",
-            stdin=json.dumps(bodies),
-        )  # fmt: skip
-        answers: list[dict[str, Any]] = json.loads(printed)
-        return answers
+        return self.kubectl("exec", "-i", "client", "--", "python3", "-c", program, url, stdin=stdin)
 
     def pods(self, name: str = "demo") -> list[dict[str, Any]]:
         """Pods of an OrcaDeployment."""

@@ -16,10 +16,10 @@
 namespace orca {
 
 constexpr int kBlock = kLanes;  // slots per block of the pools: a block's scores are one vector
-constexpr int kTile = 64;    // slots that are converted at a time
-constexpr int kRows = 64;    // rows of an item
-constexpr int kGroup = 8;    // rows that share a pass over a tile
-constexpr int kDirect = 3;   // up to so many rows, converting a tile costs more than it saves
+constexpr int kTile = 64;       // slots whose scores are made before their weights
+constexpr int kRows = 64;       // rows of an item
+constexpr int kGroup = 8;       // rows that share a pass over a tile
+constexpr int kDirect = 3;      // up to so many rows there is nothing to share
 
 struct AttentionShape {
   int64_t num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride;
@@ -35,18 +35,19 @@ struct Item {
 template <typename T>
 struct AttentionCall {
   AttentionShape shape;
-  const T *query, *key_pool, *value_pool;  // query [S] rows of query_stride, pools [B, G, D, 16] and [B, G, 16, D]
+  const T *query, *key_pool, *value_pool;  // query [S] rows of query_stride, pools: see rows.h, store_kv
   const int64_t *query_start, *context_length, *block_table;
   T *output;  // [S, N, D]
 };
 
 // What one thread needs, allocated once per thread and call.
 struct Scratch {
-  std::vector<float> keys, values, queries, accumulated, scores, top, total;
+  std::vector<uint32_t> queries, weights;  // words, see Product
+  std::vector<float> accumulated, scores, top, total;
 
   explicit Scratch(int64_t head_dim)
-      : keys(head_dim * kTile), values(head_dim * kTile), queries(kRows * head_dim), accumulated(kRows * head_dim),
-        scores(kRows * kTile), top(kRows), total(kRows) {}
+      : queries(kRows * head_dim), weights(kRows * kTile), accumulated(kRows * head_dim), scores(kRows * kTile),
+        top(kRows), total(kRows) {}
 };
 
 template <typename T>
@@ -55,19 +56,17 @@ class AttentionItem {
   AttentionItem(const AttentionCall<T> &call, const Item &item, Scratch &scratch)
       : call_(call), shape_(call.shape), item_(item), scratch_(scratch), heads_(shape_.num_heads / shape_.num_kv_heads),
         start_(call.query_start[item.request]), context_(call.context_length[item.request]),
-        table_(call.block_table + item.request * shape_.table_width), num_rows_(item.num_rows * item.num_kv_heads) {}
+        table_(call.block_table + item.request * shape_.table_width), num_rows_(item.num_rows * item.num_kv_heads),
+        dim_(shape_.head_dim), steps_(dim_ / kWidth) {}
 
   void run() {
-    const int64_t dim = shape_.head_dim;
     for (int64_t row = 0; row < num_rows_; ++row) {
-      const T *query = call_.query + (start_ + token(row)) * shape_.query_stride + head(row) * dim;
-      for (int64_t d = 0; d < dim; d += kLanes) {
-        store(&scratch_.queries[row * dim + d], load(query + d) * shape_.scale);
-        store(&scratch_.accumulated[row * dim + d], Floats{});
-      }
-      scratch_.top[row] = -std::numeric_limits<float>::infinity();
-      scratch_.total[row] = 0;
+      const T *query = call_.query + (start_ + token(row)) * shape_.query_stride + head(row) * dim_;
+      std::memcpy(&scratch_.queries[row * steps_], query, dim_ * sizeof(T));
     }
+    std::fill_n(scratch_.accumulated.begin(), num_rows_ * dim_, 0.0f);
+    std::fill_n(scratch_.top.begin(), num_rows_, -std::numeric_limits<float>::infinity());
+    std::fill_n(scratch_.total.begin(), num_rows_, 0.0f);
     const int64_t end = position(num_rows_ - 1) + 1;
     const int64_t begin = shape_.window ? std::max<int64_t>(0, position(0) - shape_.window + 1) / kTile * kTile : 0;
     for (int64_t tile = begin; tile < end; tile += kTile) {
@@ -77,20 +76,21 @@ class AttentionItem {
         continue;
       }
       for (int64_t first = 0; first < num_rows_; first += item_.num_rows) {  // a key/value head at a time
-        convert(kv_head(first), tile, slots);
         for (int64_t row = first; row < first + item_.num_rows; row += kGroup) {
           grouped(row, std::min<int64_t>(kGroup, first + item_.num_rows - row), tile, slots);
         }
       }
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
-      T *output = call_.output + ((start_ + token(row)) * shape_.num_heads + head(row)) * dim;
-      const float inverse = 1 / scratch_.total[row];
-      for (int64_t d = 0; d < dim; d += kLanes) store(output + d, load(&scratch_.accumulated[row * dim + d]) * inverse);
+      T *output = call_.output + ((start_ + token(row)) * shape_.num_heads + head(row)) * dim_;
+      const float *found = &scratch_.accumulated[row * dim_], inverse = 1 / scratch_.total[row];
+      for (int64_t d = 0; d < dim_; d += kLanes) store(output + d, load(found + d) * inverse);
     }
   }
 
  private:
+  static constexpr int kWidth = Product<T>::kWidth;
+
   int64_t kv_head(int64_t row) const { return item_.first_kv_head + row / item_.num_rows; }
   int64_t token(int64_t row) const { return (item_.first_row + row % item_.num_rows) / heads_; }
   int64_t head(int64_t row) const {
@@ -98,9 +98,10 @@ class AttentionItem {
   }
   int64_t position(int64_t row) const { return context_ + token(row); }
 
-  // What a head keeps in the block that holds slot `place`.
-  const T *block(const T *pool, int64_t kv_head, int64_t place) const {
-    return pool + (table_[place / kBlock] * shape_.num_kv_heads + kv_head) * kBlock * shape_.head_dim;
+  // The words that a head keeps in the block that holds slot `place` (rows.h, store_kv).
+  const uint32_t *block(const T *pool, int64_t kv_head, int64_t place) const {
+    const int64_t index = table_[place / kBlock] * shape_.num_kv_heads + kv_head;
+    return reinterpret_cast<const uint32_t *>(pool + index * kBlock * dim_);
   }
 
   // Slots of a tile that a row sees: from `first` to `last`, relative to the tile.
@@ -110,132 +111,142 @@ class AttentionItem {
     first = shape_.window ? static_cast<int>(std::max<int64_t>(0, here - shape_.window + 1 - tile)) : 0;
   }
 
-  // Copies a tile's blocks as floats. Slots beyond `slots` may hold anything: as keys they are masked, as values they
-  // are not read.
-  void convert(int64_t kv_head, int64_t tile, int slots) {
-    const int64_t size = shape_.head_dim * kBlock;
-    for (int place = 0; place < slots; place += kBlock) {
-      const T *key = block(call_.key_pool, kv_head, tile + place);
-      const T *value = block(call_.value_pool, kv_head, tile + place);
-      float *keys = &scratch_.keys[place * shape_.head_dim], *values = &scratch_.values[place * shape_.head_dim];
-      for (int64_t i = 0; i < size; i += kLanes) {
-        store(keys + i, load(key + i));
-        store(values + i, load(value + i));
-      }
+  // Turns a row's scores into weights, zero where it does not see, and makes room for a new maximum in what is
+  // accumulated. Scores of slots that nobody wrote may be anything.
+  void weigh(int64_t row, int64_t tile, int slots) {
+    float *scores = &scratch_.scores[row * kTile];
+    T *weights = reinterpret_cast<T *>(&scratch_.weights[row * kTile / kWidth]);
+    int first, last;
+    visible(row, tile, slots, first, last);
+    if (last <= first) {
+      std::fill_n(weights, kTile, T{});
+      return;
     }
-  }
-
-  // Turns a row's scores into weights and makes room for a new maximum in what is accumulated.
-  void weigh(int64_t row, float *scores, int first, int last) {
-    for (int place = 0; place < first; ++place) scores[place] = -std::numeric_limits<float>::infinity();
-    for (int place = last; place < kTile; ++place) scores[place] = -std::numeric_limits<float>::infinity();
+    std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
+    std::fill(scores + last, scores + kTile, -std::numeric_limits<float>::infinity());
     Floats tops = load(scores);
     for (int place = kLanes; place < kTile; place += kLanes) tops = larger(tops, load(scores + place));
-    const float before = scratch_.top[row], top = std::max(before, largest(tops));
+    const float before = scratch_.top[row], top = std::max(before, largest(tops) * shape_.scale);
     Floats sums{};
     for (int place = 0; place < kTile; place += kLanes) {
-      const Floats weights = exponential(load(scores + place) - top);
-      store(scores + place, weights);
-      sums += weights;
+      const Floats found = exponential(load(scores + place) * shape_.scale - top);
+      store(weights + place, found);
+      sums += found;
     }
     const float shrink = before == top ? 1.0f : std::exp(before - top);
     scratch_.total[row] = scratch_.total[row] * shrink + sum(sums);
     scratch_.top[row] = top;
     if (shrink != 1.0f) {
-      float *accumulated = &scratch_.accumulated[row * shape_.head_dim];
-      for (int64_t d = 0; d < shape_.head_dim; d += kLanes) store(accumulated + d, load(accumulated + d) * shrink);
+      float *accumulated = &scratch_.accumulated[row * dim_];
+      for (int64_t d = 0; d < dim_; d += kLanes) store(accumulated + d, load(accumulated + d) * shrink);
     }
   }
 
-  // Every row by itself, straight from the pools in the order in which they lie: the increment phase.
+  // Every row by itself, in the order in which the pools lie: the increment phase.
   void direct(int64_t tile, int slots) {
-    const int64_t dim = shape_.head_dim;
     for (int place = 0; place < slots; place += kBlock) {
       for (int64_t row = 0; row < num_rows_; ++row) {
-        const T *key = block(call_.key_pool, kv_head(row), tile + place);
-        const float *query = &scratch_.queries[row * dim];
-        Floats parts[4] = {};
-        for (int64_t d = 0; d < dim; d += 4) {
-          for (int part = 0; part < 4; ++part) parts[part] += query[d + part] * load(key + (d + part) * kBlock);
+        const uint32_t *keys = block(call_.key_pool, kv_head(row), tile + place);
+        const uint32_t *values = block(call_.value_pool, kv_head(row), tile + place);
+        const uint32_t *query = &scratch_.queries[row * steps_];
+        Floats parts[4] = {};  // these sums do not wait for each other
+        for (int64_t step = 0; step < steps_; step += 4) {
+          for (int part = 0; part < 4; ++part) {
+            __builtin_prefetch(values + (step + part) * kBlock, 0, 2);
+            parts[part] = Product<T>::add(parts[part], query[step + part], keys + (step + part) * kBlock);
+          }
         }
         store(&scratch_.scores[row * kTile + place], (parts[0] + parts[1]) + (parts[2] + parts[3]));
       }
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
-      int first, last;
-      visible(row, tile, slots, first, last);
-      float *scores = &scratch_.scores[row * kTile];
-      if (last > first) {
-        weigh(row, scores, first, last);
-      } else {
-        std::fill(scores, scores + kTile, 0.0f);
+      weigh(row, tile, slots);
+      for (int64_t place = tile + kTile; place < std::min<int64_t>(position(row) + 1, tile + 2 * kTile); place += kBlock) {
+        const uint32_t *keys = block(call_.key_pool, kv_head(row), place);
+        for (int64_t step = 0; step < steps_; ++step) __builtin_prefetch(keys + step * kBlock, 0, 2);
       }
-    }
-    for (int place = 0; place < slots; place += kBlock) {
-      for (int64_t row = 0; row < num_rows_; ++row) {
-        const T *value = block(call_.value_pool, kv_head(row), tile + place);
-        const float *weights = &scratch_.scores[row * kTile + place];
-        float *accumulated = &scratch_.accumulated[row * dim];
-        const int count = std::min(kBlock, slots - place);
-        int64_t d = 0;
-        for (; d + 4 * kLanes <= dim; d += 4 * kLanes) accumulate<4>(accumulated + d, weights, value + d, count);
-        for (; d < dim; d += kLanes) accumulate<1>(accumulated + d, weights, value + d, count);
-      }
+      add_values<1>(row, 1, tile, slots);
     }
   }
 
-  // Adds weighted values, `kParts` vectors of the head at a time: their sums do not wait for each other.
-  template <int kParts>
-  void accumulate(float *to, const float *weights, const T *value, int count) const {
-    Floats found[kParts];
-    for (int part = 0; part < kParts; ++part) found[part] = load(to + part * kLanes);
-    for (int slot = 0; slot < count; ++slot, value += shape_.head_dim) {
-      for (int part = 0; part < kParts; ++part) found[part] += weights[slot] * load(value + part * kLanes);
-    }
-    for (int part = 0; part < kParts; ++part) store(to + part * kLanes, found[part]);
-  }
-
-  // Up to eight rows over a converted tile: every key and value that is loaded serves all of them.
+  // Up to eight rows of one key/value head: every key and value that is loaded serves all of them.
   void grouped(int64_t first_row, int count, int64_t tile, int slots) {
-    const int64_t dim = shape_.head_dim;
-    int first[kGroup], last[kGroup];
-    bool any = false;
-    for (int row = 0; row < count; ++row) {
-      visible(first_row + row, tile, slots, first[row], last[row]);
-      any |= last[row] > first[row];
-    }
-    if (!any) return;
-    const float *queries[kGroup];
+    if (position(first_row + count - 1) < tile) return;
+    if (shape_.window && position(first_row) - shape_.window >= tile + slots - 1) return;
+    const uint32_t *queries[kGroup];
     for (int row = 0; row < kGroup; ++row) {
-      queries[row] = &scratch_.queries[(first_row + std::min(row, count - 1)) * dim];
+      queries[row] = &scratch_.queries[(first_row + std::min(row, count - 1)) * steps_];
     }
-    float *scores = scratch_.scores.data();
-    for (int place = 0; place < slots; place += kBlock) {
-      Floats found[kGroup] = {};
-      const float *keys = &scratch_.keys[place * dim];
-      for (int64_t d = 0; d < dim; ++d) {
-        const Floats key = load(keys + d * kBlock);
-        for (int row = 0; row < kGroup; ++row) found[row] += queries[row][d] * key;
-      }
-      for (int row = 0; row < kGroup; ++row) store(scores + row * kTile + place, found[row]);
-    }
-    for (int row = 0; row < count; ++row) {
-      float *own = scores + row * kTile;
-      if (last[row] > first[row]) {
-        weigh(first_row + row, own, first[row], last[row]);
-      } else {
-        std::fill(own, own + kTile, 0.0f);
-      }
-    }
-    float *accumulated = &scratch_.accumulated[first_row * dim];
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      Floats found[kGroup] = {};
-      for (int place = 0; place < slots; ++place) {
-        const Floats value = load(&scratch_.values[place * dim + d]);
-        for (int row = 0; row < kGroup; ++row) found[row] += scores[row * kTile + place] * value;
+    float *scores = &scratch_.scores[first_row * kTile];
+    for (int place = 0; place < slots; place += 2 * kBlock) {
+      const uint32_t *near = block(call_.key_pool, kv_head(first_row), tile + place);
+      const bool both = place + kBlock < slots;
+      const uint32_t *far = both ? block(call_.key_pool, kv_head(first_row), tile + place + kBlock) : near;
+      Floats found[kGroup][2] = {};
+      for (int64_t step = 0; step < steps_; ++step) {
+        for (int row = 0; row < kGroup; ++row) {
+          found[row][0] = Product<T>::add(found[row][0], queries[row][step], near + step * kBlock);
+          found[row][1] = Product<T>::add(found[row][1], queries[row][step], far + step * kBlock);
+        }
       }
       for (int row = 0; row < count; ++row) {
-        store(accumulated + row * dim + d, load(accumulated + row * dim + d) + found[row]);
+        store(scores + row * kTile + place, found[row][0]);
+        store(scores + row * kTile + place + kBlock, found[row][1]);
+      }
+    }
+    for (int row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
+    add_values<kGroup>(first_row, count, tile, slots);
+  }
+
+  // Adds a tile's weighted values to `count` of at most `kCount` rows of one key/value head.
+  template <int kCount>
+  void add_values(int64_t first_row, int count, int64_t tile, int slots) {
+    constexpr int kParts = kCount == 1 ? 4 : 2;  // vectors of the head whose sums do not wait for each other
+    const uint32_t *blocks[kTile / kBlock], *weights[kCount];
+    for (int place = 0; place < slots; place += kBlock) {
+      blocks[place / kBlock] = block(call_.value_pool, kv_head(first_row), tile + place);
+    }
+    for (int row = 0; row < kCount; ++row) {
+      weights[row] = &scratch_.weights[(first_row + std::min(row, count - 1)) * kTile / kWidth];
+    }
+    float *to = &scratch_.accumulated[first_row * dim_];
+    int64_t d = 0;
+    for (; d + kParts * kLanes <= dim_; d += kParts * kLanes) {
+      add_columns<kCount, kParts>(to + d, count, weights, blocks, d, slots);
+    }
+    for (; d < dim_; d += kLanes) add_columns<kCount, 1>(to + d, count, weights, blocks, d, slots);
+  }
+
+  template <int kCount, int kParts>
+  void add_columns(float *to, int count, const uint32_t *const *weights, const uint32_t *const *blocks, int64_t column,
+                   int slots) const {
+    constexpr int kSteps = kBlock / kWidth;  // of a block
+    Floats found[kCount][kParts] = {};
+    const int steps = slots / kWidth;
+    for (int first = 0; first < steps; first += kSteps) {
+      const uint32_t *values = blocks[first / kSteps] + column;
+      for (int step = first; step < std::min(steps, first + kSteps); ++step, values += dim_) {
+        for (int row = 0; row < kCount; ++row) {
+          for (int part = 0; part < kParts; ++part) {
+            found[row][part] = Product<T>::add(found[row][part], weights[row][step], values + part * kLanes);
+          }
+        }
+      }
+    }
+    if constexpr (kWidth == 2) {
+      if (slots % 2) {
+        const uint32_t *values = blocks[steps / kSteps] + steps % kSteps * dim_ + column;
+        for (int row = 0; row < kCount; ++row) {
+          for (int part = 0; part < kParts; ++part) {
+            found[row][part] = Product<T>::add_first(found[row][part], weights[row][steps], values + part * kLanes);
+          }
+        }
+      }
+    }
+    for (int row = 0; row < count; ++row) {
+      for (int part = 0; part < kParts; ++part) {
+        float *place = to + row * dim_ + part * kLanes;
+        store(place, load(place) + found[row][part]);
       }
     }
   }
@@ -246,7 +257,7 @@ class AttentionItem {
   Scratch &scratch_;
   const int64_t heads_, start_, context_;
   const int64_t *table_;
-  const int64_t num_rows_;
+  const int64_t num_rows_, dim_, steps_;
 };
 
 template <typename T>

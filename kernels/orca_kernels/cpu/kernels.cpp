@@ -1,6 +1,7 @@
 // What library.py calls through ctypes: every operation for float and for bfloat16, on plain pointers.
 #include "all_reduce.h"
 #include "attention.h"
+#include "linear.h"
 #include "rows.h"
 
 #define ORCA_EXPORT extern "C" __attribute__((visibility("default")))
@@ -47,3 +48,20 @@
 
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
+
+// kernels.py looks whether these are there: without the instructions another library's product is as good.
+#define ORCA_DEFINE_LINEAR(name, T)                                                                                   \
+  ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
+    orca::pack(weight, panels, inputs, outputs);                                                                      \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const T *bias, const T *residual, T *y,     \
+                                      int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
+    orca::linear<T>({x, panels, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0});                           \
+  }
+
+#if defined(__AVX512F__)
+ORCA_DEFINE_LINEAR(float32, float)
+#endif
+#if defined(__AVX512BF16__)
+ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16)
+#endif

@@ -1,6 +1,7 @@
-"""`CpuKernels`: the C++ kernels and oneDNN's packed matrix products behind `orca_kernels.interface.Kernels`.
+"""`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
-What the C++ does not know (float16, head dimensions that are no multiple of 16) goes to the reference.
+What the C++ does not know (float16, head dimensions that are no multiple of 16) goes to the reference, and matrix
+products that this processor has no instructions for (cpu/linear.h) to oneDNN.
 """
 
 from __future__ import annotations
@@ -28,6 +29,51 @@ SIGNATURES: dict[str, list[Any]] = {
     "store": [POINTER] * 5 + [INTEGER] * 5,
     "attention": [POINTER] * 7 + [INTEGER] * 7 + [REAL],
 }
+LINEAR_SIGNATURES: dict[str, list[Any]] = {
+    "pack": [POINTER] * 2 + [INTEGER] * 2,
+    "linear": [POINTER] * 5 + [INTEGER] * 4,
+}
+PANEL = 32
+"""Outputs of a panel (cpu/linear.h)."""
+WORD_BYTES = 4
+
+
+class PanelLinear:
+    """A `LinearMap` over cpu/linear.h; the weight is laid out in panels, the plain one is given up."""
+
+    def __init__(self, pack: Any, product: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._outputs, self._inputs = weight.shape
+        self._panels = weight.new_empty(-(-self._outputs // PANEL) * PANEL * self._inputs)
+        self._bias = bias
+        self._product = product
+        pack(weight.contiguous().data_ptr(), self._panels.data_ptr(), self._inputs, self._outputs)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, None, gelu_tanh=False)
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, None, gelu_tanh=True)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, residual.contiguous(), gelu_tanh=False)
+
+    def _run(self, x: torch.Tensor, residual: torch.Tensor | None, gelu_tanh: bool) -> torch.Tensor:
+        x, y = x.contiguous(), x.new_empty((len(x), self._outputs))
+        self._product(
+            x.data_ptr(),
+            self._panels.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            self._inputs,
+            self._outputs,
+            gelu_tanh,
+        )
+        return y
 
 
 class PackedLinear:
@@ -38,7 +84,6 @@ class PackedLinear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        _trim()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
         self._pointwise: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
@@ -68,10 +113,20 @@ class CpuKernels:
                 function = getattr(library, f"orca_{name}_{suffix}")
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
+        for name, arguments in LINEAR_SIGNATURES.items():
+            for dtype, suffix in NAMES.items():
+                function = getattr(library, f"orca_{name}_{suffix}", None)
+                if function is not None:
+                    function.argtypes, function.restype = arguments, None
+                    self._functions[name, dtype] = function
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
-        return PackedLinear(weight, bias) if _packs(weight.dtype) else ReferenceLinear(weight, bias)
+        _trim()
+        dtype = weight.dtype
+        if ("linear", dtype) in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
+            return PanelLinear(self._functions["pack", dtype], self._functions["linear", dtype], weight, bias)
+        return PackedLinear(weight, bias) if _packs(dtype) else ReferenceLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -113,7 +168,7 @@ class CpuKernels:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """See Kernels.store."""
-        if key.dtype not in NAMES:
+        if not self._has_attention(key):
             self._reference.store(key, value, pools, slots)
             return
         pointers = (tensor.data_ptr() for tensor in (key, value, *pools, slots))
@@ -124,7 +179,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See Kernels.attention: one call for all requests."""
         num_tokens, heads, dim = query.shape
-        if query.dtype not in NAMES or dim % LANES:
+        if not self._has_attention(query):
             return self._reference.attention(query, pools, batch, scale, window)
         output = torch.empty((num_tokens, heads, dim), dtype=query.dtype)
         self._functions["attention", query.dtype](
@@ -145,6 +200,11 @@ class CpuKernels:
             scale,
         )
         return output
+
+    @staticmethod
+    def _has_attention(heads: torch.Tensor) -> bool:
+        """Whether the pools of such heads are laid out as cpu/rows.h has them; else as the reference has them."""
+        return heads.dtype in NAMES and heads.shape[-1] % LANES == 0
 
 
 def _packs(dtype: torch.dtype) -> bool:

@@ -22,12 +22,14 @@ FLAGS = (
     "-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared",
     "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi",
 )  # fmt: skip
+AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 TARGETS = {
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v4+avx512bf16": {*AVX512, "avx512_bf16"},
+    "x86-64-v4": AVX512,
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     "x86-64": {"sse2"},
 }
-"""Micro-architecture levels of the x86-64 psABI, best first, and what /proc/cpuinfo must list for them."""
+"""Micro-architecture levels of the x86-64 psABI with extensions, best first; what /proc/cpuinfo must list for them."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 120.0
 
@@ -48,7 +50,12 @@ def load() -> ctypes.CDLL:
 
 
 def best_target(flags: set[str]) -> str:
-    """Returns the highest level that a processor with these flags has; raises BuildError if it has none."""
+    """Returns the highest level that a processor with these flags has; raises BuildError if it has none.
+
+    With AMX it leaves bfloat16 products to oneDNN, which has them on tiles.
+    """
+    if "amx_bf16" in flags:
+        flags = flags - {"avx512_bf16"}
     for target, needed in TARGETS.items():
         if needed <= flags:
             return target
@@ -65,7 +72,9 @@ def build(target: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
         os.close(handle)
-        command = [compiler, *FLAGS, f"-march={target}", str(SOURCES / "kernels.cpp"), "-o", temporary]
+        level, *extensions = target.split("+")
+        options = [f"-march={level}", *(f"-m{extension}" for extension in extensions)]
+        command = [compiler, *FLAGS, *options, str(SOURCES / "kernels.cpp"), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         if done.returncode:
             raise BuildError(f"{compiler} says: {done.stderr.strip().splitlines()[0] if done.stderr else 'nothing'}")

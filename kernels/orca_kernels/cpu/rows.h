@@ -107,20 +107,23 @@ void rotate(T *x, const float *cosine, const float *sine, int64_t rows, int64_t 
   }
 }
 
-// Writes keys and values [rows, G, D], rows some stride apart, to their slots of the pools [B, G, D, 16] and
-// [B, G, 16, D].
+// Writes keys and values [rows, G, D], rows some stride apart, to their slots of the pools. A block of a head lies there
+// as the words that attention multiplies (vector.h), w elements each: keys as [D / w, 16, w], values as [16 / w, D, w].
 template <typename T>
 void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const int64_t *slots, int64_t rows,
               int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {
+  constexpr int kWidth = Product<T>::kWidth;
 #pragma omp parallel for if (rows * heads * dim > kParallelElements)
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t block = slots[row] / kLanes, place = slots[row] % kLanes;
     for (int64_t head = 0; head < heads; ++head) {
       const int64_t begin = (block * heads + head) * kLanes * dim;
-      std::copy_n(value + row * value_stride + head * dim, dim, value_pool + begin + place * dim);
       const T *from = key + row * key_stride + head * dim;
-      T *to = key_pool + begin + place;
-      for (int64_t d = 0; d < dim; ++d) to[d * kLanes] = from[d];
+      T *to = key_pool + begin + place * kWidth;
+      for (int64_t d = 0; d < dim; d += kWidth) std::memcpy(to + d * kLanes, from + d, kWidth * sizeof(T));
+      from = value + row * value_stride + head * dim;
+      to = value_pool + begin + place / kWidth * kWidth * dim + place % kWidth;
+      for (int64_t d = 0; d < dim; ++d) to[d * kWidth] = from[d];
     }
   }
 }

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace orca {
 
 constexpr int kLanes = 16;
@@ -63,18 +67,31 @@ inline void put(BFloat16 *to, float value) {
   to->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline float sum(Floats value) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
-  return total;
+template <typename V>
+inline V larger(V left, V right) {
+  return left > right ? left : right;
 }
 
-inline Floats larger(Floats left, Floats right) { return left > right ? left : right; }
+// Halves a vector until it is one number.
+template <int kCount = kLanes, typename V, typename Combine>
+inline float reduce(V value, Combine combine) {
+  if constexpr (kCount == 2) {
+    return combine(static_cast<float>(value[0]), static_cast<float>(value[1]));
+  } else {
+    typedef float Half __attribute__((vector_size(kCount / 2 * sizeof(float))));
+    Half low, high;
+    std::memcpy(&low, &value, sizeof(low));
+    std::memcpy(&high, reinterpret_cast<const char *>(&value) + sizeof(low), sizeof(high));
+    return reduce<kCount / 2>(static_cast<Half>(combine(low, high)), combine);
+  }
+}
+
+inline float sum(Floats value) {
+  return reduce(value, [](auto left, auto right) { return left + right; });
+}
 
 inline float largest(Floats value) {
-  float found = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) found = value[lane] > found ? value[lane] : found;
-  return found;
+  return reduce(value, [](auto left, auto right) { return larger(left, right); });
 }
 
 // e^x to about two units in the last place, by 2^n times a polynomial (Cephes' coefficients); 0 below -87.
@@ -96,5 +113,51 @@ inline Floats exponential(Floats x) {
   const Floats found = series * (Floats)power;
   return x < low ? Floats{} : found;
 }
+
+// How elements are multiplied: as words of four bytes, a float or a pair of bfloat16, sixteen words at a time.
+template <typename T>
+struct Product;
+
+template <>
+struct Product<float> {
+  static constexpr int kWidth = 1;  // elements of a word
+
+  // Adds the product of one word with each of sixteen.
+  static Floats add(Floats to, uint32_t word, const uint32_t *words) {
+    float value;
+    std::memcpy(&value, &word, sizeof(value));
+    return to + value * load(reinterpret_cast<const float *>(words));
+  }
+};
+
+template <>
+struct Product<BFloat16> {
+  static constexpr int kWidth = 2;
+
+  static Floats add(Floats to, uint32_t word, Words words) {
+#if defined(__AVX512BF16__)
+    const __m512i left = _mm512_set1_epi32(static_cast<int32_t>(word));
+    return (Floats)_mm512_dpbf16_ps((__m512)to, (__m512bh)left, (__m512bh)words);
+#else
+    const float first = scalar(BFloat16{static_cast<uint16_t>(word)});
+    const float second = scalar(BFloat16{static_cast<uint16_t>(word >> 16)});
+    return to + first * (Floats)(words << 16) + second * (Floats)(words & 0xffff0000);
+#endif
+  }
+
+  static Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_words(from)); }
+
+  // The same without the second of each pair, which may hold anything.
+  static Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
+    return add(to, word, load_words(from) & 0xffff);
+  }
+
+ private:
+  static Words load_words(const uint32_t *from) {
+    Words words;
+    std::memcpy(&words, from, sizeof(words));
+    return words;
+  }
+};
 
 }  // namespace orca

@@ -1,0 +1,133 @@
+// y = x W^T + b, reading the weights once in the order in which they lie. They are kept in panels of 32 outputs: a step
+// of a panel is 32 words of four bytes, one float or two bfloat16 of each output. Rows of x are taken up to twelve at a
+// time, so that their sums fill the registers of AVX-512; for few rows the memory decides, for many the multiplier.
+// An element of y is one chain of sums over the inputs in their order, whichever rows are computed beside it.
+#pragma once
+
+#include "vector.h"
+
+#if defined(__AVX512F__)
+#include <algorithm>
+#include <vector>
+
+namespace orca {
+
+constexpr int kPanel = 2 * kLanes;
+constexpr int kRowsAtOnce = 12;
+constexpr int kAhead = 16;             // steps that are fetched ahead: 2 KB
+constexpr int64_t kChunkWords = 1 << 17;  // of rows that stay in the second-level cache while the weights pass: 512 KB
+
+template <typename T>
+struct LinearCall {
+  const T *x;             // [rows, inputs]
+  const uint32_t *panels;  // [outputs / 32, steps, 32]
+  const T *bias;           // [outputs], or null
+  const T *residual;       // [rows, outputs], or null
+  T *y;                    // [rows, outputs]
+  int64_t rows, inputs, outputs;
+  bool gelu_tanh;
+};
+
+// Lays W [outputs, inputs] out in panels; outputs are filled up with zeros. The inputs are whole words.
+template <typename T>
+void pack(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {
+  constexpr int kWidth = Product<T>::kWidth;
+  const int64_t steps = inputs / kWidth, count = (outputs + kPanel - 1) / kPanel;
+#pragma omp parallel for
+  for (int64_t panel = 0; panel < count; ++panel) {
+    uint32_t *to = panels + panel * steps * kPanel;
+    for (int64_t column = 0; column < kPanel; ++column) {
+      const int64_t output = panel * kPanel + column;
+      for (int64_t step = 0; step < steps; ++step) {
+        uint32_t word = 0;
+        if (output < outputs) std::memcpy(&word, weight + output * inputs + step * kWidth, sizeof(word));
+        to[step * kPanel + column] = word;
+      }
+    }
+  }
+}
+
+inline Floats gelu_tanh(Floats x) {
+  const Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exponential(-2.0f * inner));
+}
+
+// `kRows` rows times one panel; `words` has the rows' words side by side, [steps, kRows].
+template <typename T, int kRows>
+void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t panel) {
+  const int64_t steps = call.inputs / Product<T>::kWidth;
+  const uint32_t *weights = call.panels + panel * steps * kPanel;
+  Floats low[kRows] = {}, high[kRows] = {};
+  for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
+    __builtin_prefetch(weights + kAhead * kPanel);
+    __builtin_prefetch(weights + kAhead * kPanel + kLanes);
+    for (int row = 0; row < kRows; ++row) {
+      low[row] = Product<T>::add(low[row], words[row], weights);
+      high[row] = Product<T>::add(high[row], words[row], weights + kLanes);
+    }
+  }
+  const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.outputs - column);
+  T bias[kPanel] = {}, residual[kPanel] = {}, found[kPanel];
+  if (call.bias) std::copy_n(call.bias + column, width, bias);
+  for (int row = 0; row < kRows; ++row) {
+    const int64_t place = (first_row + row) * call.outputs + column;
+    if (call.residual) std::copy_n(call.residual + place, width, residual);
+    for (int lane = 0; lane < kPanel; lane += kLanes) {
+      Floats value = (lane ? high[row] : low[row]) + load(bias + lane);
+      if (call.gelu_tanh) value = gelu_tanh(value);
+      store(found + lane, value + load(residual + lane));
+    }
+    std::copy_n(found, width, call.y + place);
+  }
+}
+
+template <typename T, int kRows = kRowsAtOnce>
+void panel_block(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t rows, int64_t panel) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return panel_block<T, kRows - 1>(call, words, first_row, rows, panel);
+  }
+  panel_rows<T, kRows>(call, words, first_row, panel);
+}
+
+// Lays rows out as panel_rows takes them. Blocks of rows are shared out evenly, so that none is left with few of them.
+template <typename T>
+struct RowBlocks {
+  int64_t first_row, rows, steps;
+  int64_t count = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+
+  int64_t begin(int64_t block) const { return rows * block / count; }
+
+  void pack(const T *x, uint32_t *words, int64_t block) const {
+    const int64_t width = begin(block + 1) - begin(block);
+    for (int64_t row = 0; row < width; ++row) {
+      const T *from = x + (first_row + begin(block) + row) * steps * Product<T>::kWidth;
+      uint32_t *to = words + begin(block) * steps + row;
+      for (int64_t step = 0; step < steps; ++step) std::memcpy(to + step * width, from + step * Product<T>::kWidth, 4);
+    }
+  }
+};
+
+template <typename T>
+void linear(const LinearCall<T> &call) {
+  const int64_t steps = call.inputs / Product<T>::kWidth, panels = (call.outputs + kPanel - 1) / kPanel;
+  const int64_t chunk = std::max<int64_t>(kRowsAtOnce, kChunkWords / steps / kRowsAtOnce * kRowsAtOnce);
+  static thread_local std::vector<uint32_t> memory;  // kept from call to call
+  memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * steps));
+  uint32_t *words = memory.data();
+#pragma omp parallel
+  for (int64_t first = 0; first < call.rows; first += chunk) {
+    const RowBlocks<T> blocks{first, std::min(chunk, call.rows - first), steps};
+#pragma omp for
+    for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(call.x, words, block);
+#pragma omp for
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      for (int64_t block = 0; block < blocks.count; ++block) {
+        const int64_t begin = blocks.begin(block);
+        panel_block<T>(call, words + begin * steps, first + begin, blocks.begin(block + 1) - begin, panel);
+      }
+    }
+  }
+}
+
+}  // namespace orca
+#endif
