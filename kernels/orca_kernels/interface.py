@@ -4,8 +4,8 @@ Implementations take and return torch tensors on one device. Shapes: S = tokens 
 R = requests, D = head dimension, N = query heads, G = key/value heads (N is a multiple of G), B = blocks of the pool,
 16 slots each. A block lies together per head, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
 are one vector, and so are 16 elements of a value. Within a head's block an implementation may order the elements in its
-own way: only its `store` and its `attention` see them. Tensors of heads [S, heads, D] may be views of wider rows: only their
-last two dimensions are dense.
+own way: only its `store` and its `attention` see them. Tensors of heads [S, heads, D] may be views of wider rows: only
+their last two dimensions are dense.
 """
 
 from __future__ import annotations
