@@ -21,13 +21,13 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
 import torch
 from common import HIDDEN, LAYERS, VOCABULARY, rates, save_model
 from orca_bench.circumstances import circumstances, line
-from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
+from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, PanelLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker.rows import RowTable
 from orca_worker.stage import Stage
 
 TIMED: list[tuple[type, str, str]] = [
-    (PackedLinear, "__call__", "linear"), (PackedLinear, "gelu_tanh", "linear"), (PackedLinear, "add", "linear"),
+    *((kind, method, "linear") for kind in (PanelLinear, PackedLinear) for method in ("__call__", "gelu_tanh", "add")),
     (CpuKernels, "attention", "attention"), (CpuKernels, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
     (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
     (CpuKernels, "silu_and_multiply", "activation"), (Stage, "_sample", "sampling"),

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from orca_master.engine import EngineMaster
 from orca_master.scheduler import Batch
+from orca_master.stage_metrics import StageMetrics
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -46,12 +47,7 @@ class Metrics:
         self._request_output = self._histogram("request_generation_tokens", "Generated tokens per request", TOKENS)
         self._batch_size = self._histogram("iteration_batch_size", "Requests per iteration", BATCHES)
         self._batch_tokens = self._histogram("iteration_tokens_total", "Tokens per iteration", TOKENS)
-        self._stage_busy = Counter(
-            "orca:stage_busy_seconds",
-            "Time that a partition spent computing iterations",
-            ["model_name", "pipeline", "partition"],
-            registry=self.registry,
-        )
+        self._stages = StageMetrics(self.registry, model_name)
 
     def watch(self, engine: EngineMaster) -> None:
         """Adds the gauges of `engine`."""
@@ -88,13 +84,13 @@ class Metrics:
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """Counts an iteration."""
+        self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
         self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Adds up what a stage was busy."""
-        seconds = (timing.ended_ns - timing.started_ns) / 1e9
-        self._stage_busy.labels(self._model_name, pipeline, str(timing.partition)).inc(seconds)
+        """See StageMetrics."""
+        self._stages.on_timing(pipeline, timing)
 
     def on_preemption(self, count: int) -> None:
         """Requests were rewound to make room."""

@@ -99,7 +99,8 @@ def test_models_probes_and_metrics(client, served):
         assert value(metrics, name) > 0
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert value(metrics, name) == 0
-    assert 'orca:stage_busy_seconds_total{model_name="llama-gqa-tied",partition="1"' in metrics
+    for name in ("stage_busy", "stage_bubble"):
+        assert f'orca:{name}_seconds_total{{model_name="llama-gqa-tied",partition="1"' in metrics
     assert "vllm:" not in metrics
 
 

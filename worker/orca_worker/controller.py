@@ -156,7 +156,7 @@ class Controller(WorkerServicer):
                 wait_for_ready=True, metadata=metadata
             )
         async with self._formed:
-            self._epoch = Epoch(request.epoch, next_hop)
+            self._epoch = Epoch(request.epoch, next_hop, alone=request.world_size == len(self._ranks))
             self._formed.notify_all()
         return pb.Formed()
 
@@ -185,12 +185,13 @@ class Controller(WorkerServicer):
         try:
             epoch = await self._formed_epoch(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
             acks = asyncio.create_task(_write_acks(epoch, context))
-            while (iteration := await epoch.unless_over(context.read())) is not grpc.aio.EOF:
-                epoch.accept(iteration)
-                command = pb.RankCommand(iteration=iteration.SerializeToString())
-                for rank in self._ranks:
-                    rank.send(command)
-                await epoch.unless_over(epoch.forward(iteration))
+            with epoch.until_over():
+                while (iteration := await context.read()) is not grpc.aio.EOF:
+                    epoch.accept(iteration)
+                    command = pb.RankCommand(iteration=iteration.SerializeToString())
+                    for rank in self._ranks:
+                        rank.send(command)
+                    await epoch.forward(iteration)
         except (EpochError, RankError) as error:
             await _abort(context, error)
         finally:
@@ -204,7 +205,7 @@ class Controller(WorkerServicer):
         try:
             epoch = await self._formed_epoch(str(request.epoch))
             while True:
-                yield await epoch.unless_over(epoch.results.get())
+                yield await epoch.result()
         except (EpochError, RankError) as error:
             await _abort(context, error)
         finally:

@@ -7,8 +7,9 @@ them. The first fault ends the epoch and with it every stream that belongs to it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,18 +17,21 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import EpochError, RankError
 
-T = TypeVar("T")
-
 
 class Epoch:
-    """One epoch of one controller. `next_hop` is the Run stream to the next controller, None on the last."""
+    """One epoch of one controller. `next_hop` is the Run stream to the next controller, None on the last.
 
-    def __init__(self, number: int, next_hop: Any | None) -> None:
+    A partition that is `alone`, first and last, owes no Acks: its results say as much.
+    """
+
+    def __init__(self, number: int, next_hop: Any | None, alone: bool) -> None:
         self.number = number
         self.last_sequence = 0
-        self.results: asyncio.Queue[pb.IterationResult] = asyncio.Queue()
         self.acks: asyncio.Queue[pb.Ack] = asyncio.Queue()
+        self._results: asyncio.Queue[pb.IterationResult | None] = asyncio.Queue()
+        self._streams: set[asyncio.Task[Any]] = set()
         self._next_hop = next_hop
+        self._alone = alone
         self._timings: list[pb.StageTiming] = []
         self._own_fault_expected = False
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -44,7 +48,8 @@ class Epoch:
     async def forward(self, iteration: pb.Iteration) -> None:
         """Passes an iteration on; on the last partition it is queued everywhere now, so its Ack is due."""
         if self._next_hop is None:
-            self.acks.put_nowait(self._ack(iteration.sequence))
+            if not self._alone:
+                self.acks.put_nowait(self._ack(iteration.sequence))
             return
         try:
             await self._next_hop.write(iteration)
@@ -55,7 +60,7 @@ class Epoch:
     def reply(self, reply: pb.RankReply) -> None:
         """Takes what rank 0 says about an iteration: its result, or its timing for a later Ack."""
         if reply.HasField("result"):
-            self.results.put_nowait(reply.result)
+            self._results.put_nowait(reply.result)
         else:
             self._timings.append(reply.timing)
 
@@ -67,20 +72,37 @@ class Epoch:
         """Ends the epoch; the first reason stands."""
         if not self._over.done():
             self._over.set_result(reason)
+            self._results.put_nowait(None)
+            for task in self._streams:
+                task.cancel()
         if self._relay is not None:
             self._relay.cancel()
 
-    async def unless_over(self, work: Awaitable[T]) -> T:
-        """Awaits `work`; raises RankError with the reason as soon as the epoch is over."""
-        task = asyncio.ensure_future(work)
+    async def result(self) -> pb.IterationResult:
+        """Waits for the next result; raises RankError with the reason once the epoch is over."""
+        result = None if self._over.done() else await self._results.get()
+        if result is None:
+            self._results.put_nowait(None)  # whoever else waits
+            raise RankError(self._over.result())
+        return result
+
+    @contextlib.contextmanager
+    def until_over(self) -> Iterator[None]:
+        """A block of this task that is left with RankError and the reason as soon as the epoch is over."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
         try:
-            waited: set[asyncio.Future[Any]] = {task, self._over}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
                 raise RankError(self._over.result())
-            return task.result()
+            yield
+        except asyncio.CancelledError:
+            if self._over.done():
+                task.uncancel()
+                raise RankError(self._over.result()) from None
+            raise
         finally:
-            task.cancel()
+            self._streams.discard(task)
 
     async def _relay_acks(self) -> None:
         assert self._next_hop is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import queue
 import socket
@@ -61,6 +62,7 @@ class Rank:
             self._reply(pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=num_blocks, formula=formula)))
         elif kind == "allocate":
             stage.allocate(command.allocate.num_blocks)
+            gc.freeze()  # collections need not look at what stands by now
             self._reply(pb.RankReply(allocated=pb.Allocated()))
 
     def _load(self, request: pb.LoadRequest) -> None:

@@ -1,0 +1,163 @@
+"""`orca serve` and vLLM's server under the same open-loop load: what clients see at 50, 80 and 95 % of each one's peak.
+
+    python benchmarks/peers/over_http.py --output docs/figures/over-http.json
+
+Both serve the same model with the same tokenizer, on the same pinned core, and stay up; the client has another core.
+They are measured in turn, every load `--rounds` times; told are the medians. A server's peak is the throughput of all
+requests offered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from calibration_check import measure
+from common import VOCABULARY, save_model
+from orca_bench.circumstances import circumstances, line
+from orca_bench.traces import shortened, synthetic, with_arrivals
+from run import environment_of
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+LOADS = (0.5, 0.8, 0.95)
+READY_SECONDS = 300.0
+EXIT_SECONDS = 20.0
+COMPARED = ("median_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
+
+
+def save_tokenizer(path: Path) -> None:
+    """Adds a tokenizer of one word for each token."""
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(path)
+
+
+def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> list[str]:
+    """The server's command line: the same limits for both."""
+    size, python = str(arguments.batch_size), str(environment_of(name))
+    if name == "orca":
+        options = ["--max-batch-size", size, "--disable-log-requests"]
+        return [python, "-m", "orca_master.cli", "serve", str(path), "--port", str(port), *options]
+    options = ["--max-num-seqs", size, "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024"]
+    program = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    return [*program, "--model", str(path), "--served-model-name", path.name, "--port", str(port), *options]
+
+
+@contextlib.contextmanager
+def serving(name: str, path: Path, arguments: argparse.Namespace, core: int) -> Iterator[str]:
+    """Starts a server on one core; yields its URL once it answers. Raises RuntimeError with its last words."""
+    with socket.socket() as free, tempfile.TemporaryFile("w+") as log:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        process = subprocess.Popen(
+            ["taskset", "--cpu-list", str(core), *command(name, path, arguments, port), "--dtype", arguments.dtype],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_CPU_KVCACHE_SPACE": "2",
+                "VLLM_CPU_OMP_THREADS_BIND": str(core),
+            },
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            deadline = time.monotonic() + READY_SECONDS
+            while not _answers(f"{url}/v1/completions", path.name):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise RuntimeError(f"{name} does not serve: {log.read()[-2000:]}")
+                time.sleep(1.0)
+            yield url
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):  # vLLM's own processes outlive their parent
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(EXIT_SECONDS)
+
+
+def _answers(url: str, model: str) -> bool:
+    body = json.dumps({"model": model, "prompt": [1, 2], "max_tokens": 1}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def main() -> None:
+    """Prints a line for every server and load, and writes the whole."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", nargs="+", default=["orca", "vllm_cpu"], choices=["orca", "vllm_cpu"])
+    parser.add_argument("--model", choices=("gpt2", "llama"), default="llama")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    made = circumstances(arguments.seed)
+    print(line(made), flush=True)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])
+    requests = shortened(synthetic("paper", arguments.requests, arguments.seed), arguments.scale)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path = Path(folder) / arguments.model
+        save_model(path, arguments.model)
+        save_tokenizer(path)
+        urls = {name: stack.enter_context(serving(name, path, arguments, cores[-1])) for name in arguments.servers}
+
+        def run(name: str, rate: float) -> dict[str, Any]:
+            found = measure(urls[name], path.name, with_arrivals(requests, rate, 1.0, arguments.seed))
+            if found["failed"]:
+                raise RuntimeError(f"{name}: {found['failed']} requests failed")
+            return found
+
+        peaks: dict[str, list[float]] = {name: [] for name in urls}
+        for _ in range(arguments.rounds + 1):
+            for name in urls:
+                peaks[name].append(run(name, float("inf"))["request_throughput"])
+        peak = {name: statistics.median(found[1:]) for name, found in peaks.items()}  # the first wakes the libraries
+        for load in LOADS:
+            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
+            for _ in range(arguments.rounds):
+                for name in urls:
+                    runs[name].append(run(name, load * peak[name]))
+            for name, found in runs.items():
+                row = {"server": name, "load": load, "peak": peak[name], "request_rate": load * peak[name]}
+                row |= {key: statistics.median(each[key] for each in found) for key in COMPARED}
+                row["all"] = {key: [each[key] for each in found] for key in COMPARED}
+                rows.append(row)
+                told = ", ".join(f"{key} {row[key]:.1f}" for key in COMPARED)
+                print(f"{name} at {load:.0%} of {peak[name]:.2f} requests/s: {told}", flush=True)
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps({**made, "rows": rows, "peaks": peaks}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

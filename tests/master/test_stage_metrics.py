@@ -1,0 +1,50 @@
+"""Busy and idle seconds of partitions, on timings worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from orca_master.scheduler import Batch
+from orca_master.stage_metrics import StageMetrics
+from orca_protos import engine_pb2 as pb
+from prometheus_client import CollectorRegistry
+
+SECOND = 10**9
+
+
+def batch(*context_lengths: int) -> Batch:
+    """Only contexts matter here."""
+    return Batch("p", cast(Any, tuple(SimpleNamespace(context_length=length) for length in context_lengths)))
+
+
+def test_a_gap_is_a_bubble_only_while_requests_are_under_way():
+    registry = CollectorRegistry()
+    metrics = StageMetrics(registry, "m")
+
+    def timing(sequence: int, partition: int, started: float, ended: float) -> None:
+        metrics.on_timing(
+            "p",
+            pb.StageTiming(
+                sequence=sequence, partition=partition, started_ns=int(started * SECOND), ended_ns=int(ended * SECOND)
+            ),
+        )
+
+    def seconds(kind: str, partition: int) -> float | None:
+        labels = {"model_name": "m", "pipeline": "p", "partition": str(partition)}
+        return registry.get_sample_value(f"orca:stage_{kind}_seconds_total", labels)
+
+    metrics.on_dispatch(1, batch(0, 0))
+    metrics.on_dispatch(2, batch(5, 5))
+    timing(1, 1, 101.0, 102.0)  # another machine, another clock; its timings come first
+    timing(2, 1, 102.5, 103.0)
+    timing(1, 0, 1.0, 2.0)
+    timing(2, 0, 2.25, 3.0)
+    metrics.on_dispatch(3, batch(0))  # after a pause
+    timing(3, 1, 201.0, 201.5)
+    metrics.on_dispatch(4, batch(7, 0))  # one joins
+    timing(4, 1, 202.0, 203.0)
+    timing(3, 0, 100.0, 100.5)
+    timing(4, 0, 100.5, 101.0)
+    assert (seconds("busy", 0), seconds("busy", 1)) == (2.75, 3.0)
+    assert (seconds("bubble", 0), seconds("bubble", 1)) == (0.25, 1.0)
