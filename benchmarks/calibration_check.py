@@ -2,10 +2,11 @@
 
     python benchmarks/calibration_check.py [--partitions 1 2]
 
-`orca serve` runs the 124 M model with an iteration log. Two loads (all at once, and 40 % of that rate; seed 1) make a
-calibration, three others (30 %, 50 %, 70 %; seed 2) are measured over HTTP and predicted by the simulator. What is
-learned is taken just before and just after each of the three: a shared machine is not as fast in one minute as in the
-next, and near the peak waiting multiplies every error of the service time.
+`orca serve` runs the 124 M model with an iteration log, and Algorithm 1 as the simulator has it (no lookahead). Two
+loads (all at once, and 40 % of that rate; seed 1) make a calibration, three others (30 %, 50 %, 70 %; seed 2) are
+measured over HTTP and predicted by the simulator. Learning and measuring take turns, `--rounds` times, and medians are
+compared: a shared machine is not as fast in one minute as in the next, and near the peak waiting multiplies every error
+of the service time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -59,7 +61,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
     slots, size = 32 * 640, 16
     rows = []
     log = path.parent / f"iterations-{partitions}.jsonl"
-    options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size)]
+    options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size), "--no-lookahead"]
     with served(path, *options, "--kv-slots", str(slots), "--iteration-log", str(log)) as url:
 
         def requests(seed: int) -> list[TracedRequest]:
@@ -74,22 +76,27 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
                 measure(url, path.name, with_arrivals(requests(1), rate, 1.0, 1))
             return log.read_text().splitlines()[known:]
 
-        before = learn()
-        for load in HELD_BACK_LOADS:
-            trace = with_arrivals(requests(2), load * peak, 1.0, 2)
-            measured = measure(url, path.name, trace)
-            after = learn()
-            selected = path.parent / f"learned-{partitions}.jsonl"
-            selected.write_text("\n".join(before + after))
-            before, cost = after, calibrate(selected)
+        learned: list[str] = []
+        traces = {load: with_arrivals(requests(2), load * peak, 1.0, 2) for load in HELD_BACK_LOADS}
+        measured: dict[float, list[dict[str, Any]]] = {load: [] for load in traces}
+        for _ in range(arguments.rounds):
+            for load, trace in traces.items():
+                learned += learn()
+                measured[load].append(measure(url, path.name, trace))
+        selected = path.parent / f"learned-{partitions}.jsonl"
+        selected.write_text("\n".join(learned))
+        cost = calibrate(selected)
+        for load, trace in traces.items():
             scheduling = OrcaScheduling(OrcaSetup(partitions, size, slots))
             predicted = figures(simulate(trace, scheduling, cost, partitions))
-            row = {"partitions": partitions, "request_rate": load * peak}
+            row: dict[str, Any] = {"partitions": partitions, "load": load, "request_rate": load * peak}
             for key in COMPARED:
-                row |= {f"predicted_{key}": predicted[key], f"measured_{key}": measured[key]}
-                row[f"error_{key}"] = predicted[key] / measured[key] - 1
+                found = [each[key] for each in measured[load]]
+                row |= {f"predicted_{key}": predicted[key], f"measured_{key}": statistics.median(found)}
+                row |= {f"error_{key}": predicted[key] / row[f"measured_{key}"] - 1, f"all_{key}": found}
             rows.append(row)
-            print({key: round(value, 3) for key, value in row.items()}, flush=True)
+            told = ", ".join(f"{key} {row[f'error_{key}']:+.1%} of {row[f'measured_{key}']:.2f}" for key in COMPARED)
+            print(f"{partitions} partitions, {load:.0%} of {peak:.2f} requests/s: {told}", flush=True)
     return rows
 
 
@@ -98,6 +105,7 @@ def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
     options.add_argument("--requests", type=int, default=60)
+    options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
     arguments = options.parse_args()
     begin = time.perf_counter()

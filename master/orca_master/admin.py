@@ -83,13 +83,13 @@ def report(endpoint: Endpoint) -> EngineReport:
         idle=endpoint.generator.idle.is_set(),
         running=engine.scheduler.num_running,
         waiting=len(engine.pool),
-        topology=engine.topology,
+        topology=engine.membership.topology,
         scheduler=SchedulerKnobs(
             max_batch_size=config.max_batch_size,
             token_budget=config.token_budget,
             max_queue_depth=config.max_queued_requests,
         ),
-        pipelines=[_pipeline(keeper) for keeper in list(engine.keepers.values())],
+        pipelines=[_pipeline(keeper) for keeper in list(engine.membership.keepers.values())],
     )
 
 

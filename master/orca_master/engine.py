@@ -21,13 +21,14 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, EngineState, Output, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
-from orca_master.keeper import PipelineKeeper
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
+from orca_master.lookahead import look_ahead
+from orca_master.membership import Membership
 from orca_master.pipeline import Phase, Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request
-from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
-from orca_master.topology import PipelineSpec, Topology
+from orca_master.scheduler import Batch, Proposal, Scheduler, SchedulerConfig
+from orca_master.topology import Topology
 from orca_master.workers import WorkerLostError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,10 @@ class EngineMaster:
         self.state = EngineState.LOADING
         self.failure = ""
         self.facts = pb.ModelFacts()
-        self._topology = topology
+        self.membership = Membership(topology, config, self._serve, self._note_failure)
+        # The token that a look-ahead needs is where it was sampled: on the one rank of the one partition.
+        alone = topology.pipeline_parallel_size == topology.tensor_parallel_size == 1
+        self._foresees = config.lookahead and alone
         self._config = config
         self._deliver = deliver
         self._observer = observer
@@ -68,11 +72,8 @@ class EngineMaster:
             self._scheduler_config(),
             self.pool,
         )
-        self.keepers: dict[str, PipelineKeeper] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serving: dict[str, _Serving] = {}
         self._started: asyncio.Future[None] | None = None
-        self._applying = asyncio.Lock()
         self._out_of_patience: asyncio.TimerHandle | None = None
 
     @property
@@ -90,11 +91,6 @@ class EngineMaster:
         # Also read by the endpoint's thread: one copy, made in one step.
         return [serving.ledger for serving in list(self._serving.values())]
 
-    @property
-    def topology(self) -> Topology:
-        """The topology in force."""
-        return self._topology
-
     async def start(self) -> None:
         """Returns when the engine serves.
 
@@ -102,8 +98,7 @@ class EngineMaster:
         with one it waits for the first, however long its workers take to come.
         """
         self._started = asyncio.get_running_loop().create_future()
-        for spec in self._topology.pipelines:
-            self._keep(spec)
+        self.membership.begin()
         try:
             await self._started
         except Exception:
@@ -113,31 +108,21 @@ class EngineMaster:
     async def stop(self, reason: str) -> None:
         """Ends what runs with an error; shuts the workers down if nobody else looks after them."""
         self.state = EngineState.STOPPED
-        await self._cancel(list(self._tasks))
+        await self.membership.end()
         self._fail_requests(f"the server stops: {reason}")
-        await asyncio.gather(*(self._part(keeper.pipeline, reason) for keeper in self.keepers.values()))
+        part, keepers = self.membership.part, self.membership.keepers.values()
+        await asyncio.gather(*(part(keeper.pipeline, reason) for keeper in keepers))
 
     async def apply(self, topology: Topology) -> None:
         """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
 
         Raises ConfigurationError if anything but the pipelines differs: that is another engine.
         """
-        if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
-            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
-        async with self._applying:
-            self._topology = topology
-            wanted = {spec.id: spec for spec in topology.pipelines}
-            leaving = [name for name, keeper in self.keepers.items() if wanted.get(name) != keeper.spec]
-            await self._cancel(leaving)
-            for name in leaving:
-                await self.keepers.pop(name).pipeline.close()
-            for name, spec in wanted.items():
-                if name not in self.keepers:
-                    self._keep(spec)
+        await self.membership.apply(topology)
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Changes the limits of batch, iteration and queue from the next selection on."""
-        self._config = config
+        self._config = self.membership.config = config
         self.scheduler.config = self._scheduler_config()
         self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._dispatch()
@@ -202,34 +187,15 @@ class EngineMaster:
     def _scheduler_config(self) -> SchedulerConfig:
         config = self._config
         return SchedulerConfig(
-            config.max_batch_size, self._topology.pipeline_parallel_size, config.token_budget, config.balanced
+            config.max_batch_size, self.membership.topology.pipeline_parallel_size, config.token_budget, config.balanced
         )
 
-    def _keep(self, spec: PipelineSpec) -> None:
-        keeper = PipelineKeeper(spec, self._topology, self._config, self._serve)
-        self.keepers[spec.id] = keeper
-        task = self._tasks[spec.id] = asyncio.create_task(keeper.keep())
-        task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         """A keeper that gave up before the start fails the start."""
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
         elif not isinstance(error, ConfigurationError | WorkerLostError):
             logger.error("a pipeline is no longer kept: %r", error)
-
-    async def _cancel(self, names: list[str]) -> None:
-        tasks = [self._tasks.pop(name) for name in names]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _part(self, pipeline: Pipeline, reason: str) -> None:
-        """Ends a pipeline's workers, or leaves them to whoever restarts them."""
-        await (pipeline.close() if self._config.recovery_timeout else pipeline.shutdown(reason))
 
     def _admit(self, pipeline: Pipeline) -> _Serving:
         """Opens a formed pipeline; the engine serves with the first, or, before the start, with all of them."""
@@ -237,7 +203,7 @@ class EngineMaster:
         self.scheduler.add_pipeline(pipeline.id, ledger)
         serving = self._serving[pipeline.id] = _Serving(pipeline, ledger)
         assert self._started is not None
-        complete = len(self._serving) == len(self.keepers) or self._started.done()
+        complete = len(self._serving) == len(self.membership.keepers) or self._started.done()
         if self.state is not EngineState.FAILED and (complete or self._config.recovery_timeout):
             self.facts = pipeline.facts
             self.state, self.failure = EngineState.SERVING, ""
@@ -282,7 +248,7 @@ class EngineMaster:
         if not self._serving and self.state is EngineState.FAILED:
             self.failure = f"pipeline {pipeline.id} is lost: {lost}"
             self._fail_requests(self.failure)
-        await self._part(pipeline, str(lost))
+        await self.membership.part(pipeline, str(lost))
         return lost
 
     def _close(self, pipeline: Pipeline, reason: str) -> None:
@@ -309,15 +275,27 @@ class EngineMaster:
                 if proposal:
                     break
             else:
+                self._look_ahead()
                 return
-            batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
-            sequence = serving.pipeline.send(batch)
-            serving.in_flight.append((sequence, batch))
-            if serving.deadline is None:
-                self._arm(serving)
-            self._observer.on_dispatch(sequence, batch)
-            if proposal.preempted:
-                self._observer.on_preemption(len(proposal.preempted))
+            self._send(serving, proposal)
+
+    def _look_ahead(self) -> None:
+        """Sends the iteration after the one in flight, where that is wanted and can be foreseen."""
+        for serving in self._serving.values():
+            if self._foresees and len(serving.in_flight) == 1:
+                proposal = look_ahead(self.scheduler, serving.in_flight[0][1])
+                if proposal:
+                    self._send(serving, proposal)
+
+    def _send(self, serving: _Serving, proposal: Proposal) -> None:
+        batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
+        sequence = serving.pipeline.send(batch)
+        serving.in_flight.append((sequence, batch))
+        if serving.deadline is None:
+            self._arm(serving)
+        self._observer.on_dispatch(sequence, batch)
+        if proposal.preempted:
+            self._observer.on_preemption(len(proposal.preempted))
 
     def _commit(self, serving: _Serving, result: pb.IterationResult) -> None:
         sequence, batch = serving.in_flight.popleft()

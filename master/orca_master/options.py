@@ -84,6 +84,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="reserve",
         help="slots for all tokens at once, as in the paper, or on demand with preemption (reserve)",
     )
+    parser.add_argument(
+        "--no-lookahead", action="store_true", help="send no iteration before the result of the one before is there"
+    )
     parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
     parser.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
@@ -125,6 +128,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
         balanced=not arguments.no_balanced_batches,
+        lookahead=not arguments.no_lookahead,
         admission=arguments.admission,
         kv_slots=arguments.kv_slots,
         memory_utilization=arguments.gpu_memory_utilization,

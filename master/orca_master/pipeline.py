@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
+from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
@@ -47,7 +48,9 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.row.append(scheduled.row)
         iteration.num_tokens.append(scheduled.num_tokens)
         iteration.context_length.append(scheduled.context_length)
-        iteration.token.extend(scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens))
+        iteration.token.extend(
+            scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
+        )
         iteration.num_new_blocks.append(len(scheduled.new_blocks))
         iteration.new_block.extend(scheduled.new_blocks)
         iteration.sample.append(scheduled.samples)

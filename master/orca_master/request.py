@@ -69,6 +69,8 @@ class Request:
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Slots filled: tokens whose keys and values the workers hold."""
+    num_under_way: int = 0
+    """Tokens of the iterations in flight."""
     incarnation: int = 0
     """Rises whenever running work becomes stale; a result for an older one is ignored."""
     finish_reason: FinishReason | None = None
@@ -88,8 +90,18 @@ class Request:
         """Known tokens without keys and values: the whole prompt at first, one in the increment phase."""
         return self.num_tokens - self.num_computed
 
+    @property
+    def num_scheduled(self) -> int:
+        """Slots filled once all iterations in flight are through."""
+        return self.num_computed + self.num_under_way
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_gen_tokens - len(self.generated)
+
     def tokens(self, start: int, count: int) -> list[int]:
-        """Returns `count` known tokens from position `start` on."""
+        """Returns `count` tokens from position `start` on, without those that are not known yet."""
         prompt_length = len(self.prompt)
         if start >= prompt_length:
             return self.generated[start - prompt_length : start - prompt_length + count]
@@ -107,7 +119,7 @@ class Request:
     def rewind(self) -> None:
         """Back to INITIATION with all tokens kept; work under way for it becomes stale."""
         self.state = RequestState.INITIATION
-        self.num_computed = 0
+        self.num_computed = self.num_under_way = 0
         self.incarnation += 1
 
     def finish(self, reason: FinishReason) -> None:

@@ -170,18 +170,20 @@ class Scheduler:
                 bisect.insort(state.admitted, request, key=by_arrival)
                 self._pipeline_of[request.request_id] = pipeline
             else:
-                new_blocks = state.ledger.grow(request, request.num_computed + selection.num_tokens)
+                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_tokens)
+            context_length = request.num_scheduled
             request.state = RequestState.RUNNING
+            request.num_under_way += selection.num_tokens
             scheduled.append(
                 ScheduledRequest(
                     request,
                     request.incarnation,
                     state.ledger.holding(request).row,
                     selection.num_tokens,
-                    request.num_computed,
+                    context_length,
                     tuple(new_blocks),
                     admitted,
-                    samples=selection.num_tokens == request.num_uncomputed,
+                    samples=request.num_scheduled >= request.num_tokens,
                 )
             )
         state.in_flight += 1
@@ -207,8 +209,9 @@ class Scheduler:
             request = scheduled.request
             if request.incarnation != scheduled.incarnation:
                 continue
-            request.state = RequestState.INCREMENT
             request.num_computed += scheduled.num_tokens
+            request.num_under_way -= scheduled.num_tokens
+            request.state = RequestState.RUNNING if request.num_under_way else RequestState.INCREMENT
             if not scheduled.samples:
                 continue
             request.append(token)

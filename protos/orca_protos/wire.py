@@ -9,6 +9,8 @@ from __future__ import annotations
 
 EPOCH_KEY = "orca-epoch"
 """Metadata of `Run` that names the epoch the stream belongs to."""
+PENDING_TOKEN = 2**32 - 1
+"""Stands in an `Iteration` for the token that its row samples in the iteration before."""
 MAX_MESSAGE_BYTES = 64 << 20
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 10_000),

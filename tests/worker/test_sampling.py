@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orca_protos import engine_pb2 as pb
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.rows import SamplingRows
-from orca_worker.sampling import logprobs, sample, uniform
+from orca_worker.sampling import _least_kept, logprobs, sample, uniform
 
 
 def rows(temperature, top_p, seed, position, choice=None, top_k=None, min_p=None, wanted=None):
@@ -106,6 +106,39 @@ def test_top_k_and_min_p_keep_the_likeliest():
         )
         frequencies = torch.bincount(found, minlength=4) / count
         torch.testing.assert_close(frequencies, torch.tensor(expected), atol=0.015, rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0, 1, 40, 200, 5000]), st.data())
+def test_what_is_kept_is_what_the_definitions_keep(seed, min_p, top_k, data):
+    """Vocabularies beyond and below the sizes that are looked at first, against the definitions token by token."""
+    generator = np.random.default_rng(seed)
+    vocabulary = data.draw(st.sampled_from([100, 128, 4100, 9000]))
+    top_p = data.draw(st.sampled_from([0.05, 0.5, 0.95, 0.9999, 1.0]))
+    scale = data.draw(st.sampled_from([0.1, 3.0]))
+    logits = torch.from_numpy(generator.normal(scale=scale, size=(1, vocabulary)).astype(np.float32))
+    probabilities = torch.softmax(logits[0], dim=0)
+    kept = torch.zeros(vocabulary, dtype=torch.bool)
+    order = probabilities.argsort(descending=True)[: top_k or vocabulary]
+    order = order[probabilities[order] >= min_p * probabilities.max()]
+    total, mass = probabilities[order].double().sum().item(), 0.0
+    for token in order.tolist():
+        if mass >= top_p * total and top_p < 1:
+            break
+        kept[token] = True
+        mass += float(probabilities[token])
+    count = 500
+    found = sample(
+        logits.expand(count, vocabulary),
+        rows(
+            [1.0] * count, [top_p] * count, [seed] * count, list(range(count)), None, [top_k] * count, [min_p] * count
+        ),
+    )
+    allowed = probabilities >= probabilities[kept].min() * (1 - 1e-6)  # equal ones are all kept
+    assert allowed[found].all()
+    least = _least_kept(probabilities[None], rows([1.0], [top_p], [0], [0], None, [top_k], [min_p]), np.array([0]))
+    equal = int((probabilities == least).sum())
+    assert abs(int((probabilities >= least).sum()) - int(kept.sum())) <= equal, "but for equals and rounding"
 
 
 def test_log_probabilities_of_the_rows_that_want_them():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
 from orca_protos import engine_pb2 as pb
+from orca_protos.wire import PENDING_TOKEN
 
 INITIAL_ROWS = 64
 
@@ -59,6 +60,7 @@ class RowTable:
             [
                 ("blocks", np.int64, (-(-max_model_len // BLOCK_SIZE),)),
                 ("num_blocks", np.int64),
+                ("last_token", np.int64),
                 ("temperature", np.float32),
                 ("top_p", np.float32),
                 ("top_k", np.int64),
@@ -69,6 +71,18 @@ class RowTable:
             ]
         )
         self._rows = np.zeros(INITIAL_ROWS, layout)
+
+    def fill_in(self, iteration: pb.Iteration) -> None:
+        """Puts tokens into an iteration that were not known when it was sent: the last ones sampled in their rows."""
+        tokens = np.fromiter(iteration.token, np.int64)
+        for place in np.flatnonzero(tokens == PENDING_TOKEN):
+            request = np.searchsorted(np.cumsum(iteration.num_tokens), place, side="right")
+            iteration.token[int(place)] = int(self._rows["last_token"][iteration.row[int(request)]])
+
+    def keep_sampled(self, iteration: pb.Iteration, tokens: np.ndarray) -> None:
+        """Takes the tokens of the rows that sampled, for `fill_in`."""
+        sampled = np.fromiter(iteration.row, np.int64)[np.fromiter(iteration.sample, np.bool_)]
+        self._rows["last_token"][sampled] = tokens
 
     def batch(self, iteration: pb.Iteration) -> IterationBatch:
         """Applies the grants of an iteration and returns its batch."""

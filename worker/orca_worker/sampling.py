@@ -12,6 +12,8 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.rows import SamplingRows
 
+FEW = (128, 4096)
+"""Likeliest tokens among which the kept ones are looked for, before all are sorted."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -36,34 +38,56 @@ def _mix(value: np.ndarray) -> np.ndarray:
 def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Draws one token per row: int64 [K] for float32 logits [K, vocabulary].
 
-    Temperature 0 takes the largest logit. Otherwise tokens are kept, likeliest first, by `min_p` and `top_k`, then
-    down to the smallest set that holds `top_p` of what is left (Holtzman et al., 2020); one of them is drawn by
-    inverting the cumulative distribution of softmax(logits / temperature).
+    Temperature 0 takes the largest logit. Otherwise one of the tokens that are kept is drawn, by inverting the
+    cumulative distribution of softmax(logits / temperature) in the order of token ids.
     """
     tokens = logits.argmax(dim=-1)
     random = np.flatnonzero(rows.temperature > 0)
     if len(random) == 0:
         return tokens
-
-    def column(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device).unsqueeze(1)
-
     index = torch.from_numpy(random).to(logits.device)
-    scaled = logits[index] / column(rows.temperature[random])
-    probabilities, order = torch.softmax(scaled, dim=-1).sort(dim=-1, descending=True, stable=True)
-    top_k = column(np.where(rows.top_k[random] > 0, rows.top_k[random], logits.shape[-1]))
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    dropped = (rank >= top_k) | (probabilities < column(rows.min_p[random]) * probabilities[:, :1])
-    probabilities = probabilities.masked_fill(dropped, 0.0).double()
-    cumulative = probabilities.cumsum(dim=-1)
-    top_p = column(rows.top_p[random].astype(np.float64))
-    outside = (cumulative - probabilities >= top_p * cumulative[:, -1:]) & (top_p < 1)
-    cumulative = probabilities.masked_fill(outside, 0.0).cumsum(dim=-1)
-    noise = uniform(rows.seed[random], rows.choice[random], rows.position[random])
-    target = column(noise) * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    tokens[index] = order.gather(1, place).squeeze(1)
+    probabilities = torch.softmax(logits[index] / _column(rows.temperature[random], logits.device), dim=-1)
+    cuts = (rows.top_k[random] > 0) | (rows.top_p[random] < 1) | (rows.min_p[random] > 0)
+    if cuts.any():
+        cut = torch.from_numpy(np.flatnonzero(cuts)).to(logits.device)
+        whole = probabilities[cut]
+        probabilities[cut] = whole.masked_fill(whole < _least_kept(whole, rows, random[cuts]), 0.0)
+    cumulative = probabilities.double().cumsum(dim=-1)
+    total = cumulative[:, -1:].clone()
+    noise = _column(uniform(rows.seed[random], rows.choice[random], rows.position[random]), logits.device)
+    target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens[index] = torch.searchsorted(cumulative, target, right=True).squeeze(1)
     return tokens
+
+
+def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> torch.Tensor:
+    """Returns the smallest probability that is kept [K, 1], of [K, vocabulary]; equal ones are all kept.
+
+    Tokens are kept, likeliest first, by `min_p` and `top_k`, then down to the smallest set that holds `top_p` of what
+    is left (Holtzman et al., 2020). Nearly always they are few; sorting a whole vocabulary takes as long as an
+    iteration.
+    """
+    device, vocabulary = probabilities.device, probabilities.shape[-1]
+    top_k = _column(np.minimum(np.where(rows.top_k[which] > 0, rows.top_k[which], vocabulary), vocabulary), device)
+    top_p = _column(rows.top_p[which].astype(np.float64), device)
+    for size in (*(few for few in FEW if few < vocabulary), vocabulary):
+        likeliest = probabilities.topk(size).values
+        last = likeliest.gather(1, (top_k - 1).clamp(max=size - 1))
+        least = torch.where(top_k < vocabulary, last, torch.zeros_like(last))
+        least = torch.maximum(least, _column(rows.min_p[which], device) * likeliest[:, :1])
+        target = top_p * probabilities.masked_fill(probabilities < least, 0.0).double().sum(dim=-1, keepdim=True)
+        before = likeliest.double().cumsum(dim=-1) < target
+        place = before.sum(dim=-1, keepdim=True)
+        unbound = top_p >= 1
+        known = (unbound | (place < size)) & ((top_k <= size) | (top_k == vocabulary))
+        if known.all():
+            break
+    nucleus = likeliest.gather(1, place.clamp(max=size - 1))
+    return torch.where(unbound, least, torch.maximum(least, nucleus))
+
+
+def _column(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device).unsqueeze(1)
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[pb.Logprobs]:

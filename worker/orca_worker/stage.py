@@ -136,6 +136,7 @@ class Stage:
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> pb.RankReply:
         """Runs one iteration; returns its result on the last partition, else its timing."""
+        self._rows.fill_in(iteration)
         batch = self._rows.batch(iteration)
         if self._last and self._ranks.rank == 0:
             self._processors.observe(iteration)
@@ -164,6 +165,7 @@ class Stage:
         self, logits: torch.Tensor, iteration: pb.Iteration, rows: SamplingRows, result: pb.IterationResult
     ) -> None:
         tokens = sample(self._processors.apply(logits, iteration), rows)
+        self._rows.keep_sampled(iteration, tokens.cpu().numpy())
         result.token.extend(tokens.tolist())
         result.logprobs.extend(logprobs(logits, tokens, rows))
 

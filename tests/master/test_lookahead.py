@@ -1,0 +1,194 @@
+"""One iteration ahead: the tokens are those of each request alone, whatever ends, is cancelled or rewound meanwhile.
+
+The worker here is a real `RowTable` over real wire messages, with a memory of tokens by slot: it computes a request's
+next token from what its slots hold, so that a block which is reused too early shows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS
+from orca_master.lookahead import look_ahead
+from orca_master.pipeline import build_iteration
+from orca_master.pool import RequestPool
+from orca_master.request import Request, RequestState
+from orca_master.scheduler import Batch, Proposal, Scheduler, SchedulerConfig
+from orca_protos import engine_pb2 as pb
+from orca_protos.wire import PENDING_TOKEN
+from orca_worker.rows import RowTable
+
+STOP = 0
+
+
+def next_token(known: list[int]) -> int:
+    """A model: about one token in nine ends its sequence."""
+    return (sum((index + 3) * token for index, token in enumerate(known)) * 31 + len(known)) % 97 % 9
+
+
+def alone(request: Request) -> list[int]:
+    generated: list[int] = []
+    while len(generated) < request.max_gen_tokens and request.stop_token_ids.isdisjoint(generated):
+        generated.append(next_token([*request.prompt, *generated]))
+    return generated
+
+
+class Worker:
+    """Computes iterations in their order."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.rows = RowTable(256, torch.device("cpu"))
+        self.memory = torch.full((num_blocks * BLOCK_SIZE,), -1)
+
+    def compute(self, iteration: pb.Iteration) -> list[int]:
+        self.rows.fill_in(iteration)
+        batch = self.rows.batch(iteration)
+        ragged = batch.ragged
+        self.memory[ragged.slots] = batch.tokens
+        tokens = []
+        for index, samples in enumerate(iteration.sample):
+            length = int(ragged.context_length[index]) + iteration.num_tokens[index]
+            slots = (ragged.block_table[index][:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:length]
+            if samples:
+                tokens.append(next_token(self.memory[slots].tolist()))
+        self.rows.keep_sampled(iteration, torch.tensor(tokens).numpy())
+        return tokens
+
+
+class Run:
+    """A scheduler that looks ahead, and its worker: iterations are sent, computed and committed in order."""
+
+    def __init__(self, requests: list[Request], config: SchedulerConfig, num_blocks: int, admission: str) -> None:
+        self.requests = requests
+        self.waiting = deque(requests)
+        self.scheduler = Scheduler(config, RequestPool(1000, 10**6))
+        self.scheduler.add_pipeline("p", LEDGERS[admission](num_blocks))
+        self.worker = Worker(num_blocks)
+        self.sent: deque[tuple[Batch, pb.Iteration]] = deque()
+        self.computed: deque[tuple[Batch, list[int]]] = deque()
+        self.num_ahead = 0
+
+    def arrive(self) -> None:
+        if self.waiting:
+            self.scheduler.pool.add(self.waiting.popleft())
+
+    def send(self) -> bool:
+        in_flight = [batch for batch, _ in [*self.computed, *self.sent]]
+        proposal = self.scheduler.select("p")
+        assert not (proposal and in_flight)
+        if len(in_flight) == 1:
+            proposal = look_ahead(self.scheduler, in_flight[0])
+            assert proposal == look_ahead(self.scheduler, in_flight[0]), "it changes nothing"
+            self.num_ahead += bool(proposal)
+        return bool(proposal) and self.dispatch(proposal)
+
+    def dispatch(self, proposal: Proposal) -> bool:
+        ahead = bool(self.sent or self.computed)
+        batch = self.scheduler.dispatch("p", proposal)
+        iteration = build_iteration(1, 1, batch)
+        assert list(iteration.token).count(PENDING_TOKEN) == (len(batch.requests) if ahead else 0)
+        ledger = self.scheduler.ledger("p")
+        for scheduled in batch.requests:
+            blocks = ledger.holding(scheduled.request).blocks
+            assert scheduled.context_length + scheduled.num_tokens <= len(blocks) * BLOCK_SIZE
+        self.sent.append((batch, iteration))
+        return True
+
+    def compute(self) -> None:
+        if self.sent:
+            batch, iteration = self.sent.popleft()
+            self.computed.append((batch, self.worker.compute(iteration)))
+
+    def commit(self) -> None:
+        if self.computed:
+            batch, tokens = self.computed.popleft()
+            for _, request in self.scheduler.commit(batch, tokens):
+                assert request.generated == alone(request)[: len(request.generated)]
+
+    def drain(self) -> None:
+        while self.waiting:
+            self.arrive()
+        for _ in range(10_000):
+            while self.send():
+                pass
+            if not self.sent and not self.computed:
+                break
+            self.compute()
+            self.commit()
+        ledger = self.scheduler.ledger("p")
+        assert (ledger.num_holders, len(self.scheduler.pool)) == (0, 0)
+        assert ledger.num_free_blocks == ledger.num_blocks
+
+
+shapes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=8)
+
+
+def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
+    return [
+        Request(
+            f"r{arrival}",
+            arrival,
+            tuple((arrival * 7 + index) % 9 for index in range(length)),
+            limit,
+            stop_token_ids=frozenset(stop),
+        )
+        for arrival, (length, limit) in enumerate(shapes)
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    shapes=shapes,
+    size=st.integers(1, 4),
+    budget=st.sampled_from([None, 3, 16]),
+    num_blocks=st.integers(5, 14),
+    admission=st.sampled_from(sorted(LEDGERS)),
+    script=st.lists(
+        st.tuples(st.sampled_from(["arrive", "send", "compute", "commit", "cancel", "rewind"]), st.integers(0, 7)),
+        max_size=60,
+    ),
+)
+def test_every_request_gets_its_own_tokens(shapes, size, budget, num_blocks, admission, script):
+    requests = requests_of(shapes, STOP)
+    run = Run(requests, SchedulerConfig(size, 1, budget, balanced=True), num_blocks, admission)
+    for step, number in script:
+        request = requests[number % len(requests)]
+        held = request.request_id in run.scheduler._pipeline_of
+        if step == "cancel" and request not in run.waiting:
+            run.scheduler.cancel(request)
+        elif step == "rewind" and held:
+            run.scheduler.rewind(request)
+        elif step not in ("cancel", "rewind"):
+            getattr(run, step)()
+    run.drain()
+    for request in requests:
+        assert request.state is RequestState.FINISHED
+        whole = alone(request)
+        assert request.generated == whole[: len(request.generated)]
+        if request.finish_reason is not None and request.finish_reason.value != "cancelled":
+            assert request.generated == whole
+
+
+def test_a_batch_that_goes_on_is_always_ahead():
+    run = Run(requests_of([(5, 12), (9, 12)]), SchedulerConfig(4, 1, None, balanced=True), 20, "reserve")
+    run.arrive()
+    run.arrive()
+    run.drain()
+    assert [len(request.generated) for request in run.requests] == [12, 12]
+    assert run.num_ahead == 11, "all but the first, which is a prompt's, follow unseen"
+
+
+def test_who_waits_and_may_join_is_not_kept_waiting():
+    run = Run(requests_of([(5, 12), (9, 12), (3, 2)]), SchedulerConfig(2, 1, None, balanced=True), 20, "reserve")
+    run.arrive()
+    assert run.send()
+    run.arrive()
+    assert not run.send(), "the second joins the next iteration"
+    run.compute()
+    run.commit()
+    assert run.send()
+    run.arrive()
+    assert run.send(), "the batch is full: the third cannot join"
