@@ -43,6 +43,38 @@ def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_p
     assert refusal == "top_p: Input should be less than or equal to 1"
 
 
+AHEAD = """
+import json, sys
+from orca_master import LLM, SamplingParams
+
+found = []
+for lookahead in (True, False):
+    with LLM(sys.argv[1], dtype="float32", max_batch_size=3, lookahead=lookahead) as llm:
+        sampling = [
+            SamplingParams(
+                max_tokens=5 + 7 * index, temperature=index % 3 / 2, seed=index, repetition_penalty=1 + index % 2 / 4,
+                stop_token_ids=list(range(0, 208, 13)), min_tokens=index % 4,
+            )
+            for index in range(10)
+        ]
+        outputs = llm.generate([list(range(1 + index, 20 + 3 * index)) for index in range(10)], sampling)
+        found.append([(output.outputs[0].token_ids, output.outputs[0].finish_reason) for output in outputs])
+print(json.dumps(found))
+"""
+
+
+def test_lookahead_changes_no_token(checkpoint, tmp_path):
+    """Ends of sequence, penalties and drawn tokens, more requests than fit a batch; half with repetition penalties."""
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", AHEAD, str(model)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    ahead, plain = json.loads(result.stdout)
+    assert ahead == plain
+    assert {reason for _, reason in plain} == {"stop", "length"}
+
+
 def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):
     program = """
 from orca_master import LLM
