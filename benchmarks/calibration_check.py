@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import model, parser, save
+from common import model, parser, save, unwind_on_sigterm
 from orca_bench.calibration import calibrate
 from orca_bench.open_loop import run as offer
 from orca_bench.outcome import figures
@@ -108,6 +108,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
     arguments = options.parse_args()
+    unwind_on_sigterm()
     begin = time.perf_counter()
     with model() as path:
         rows = [row for partitions in arguments.partitions for row in check(path, partitions, arguments)]

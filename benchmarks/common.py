@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -36,6 +38,11 @@ def parser(description: str) -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     return found
+
+
+def unwind_on_sigterm() -> None:
+    """Lets a SIGTERM run the `finally` blocks: what was started is ended."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 12, 768, 12, 32_000

@@ -86,21 +86,23 @@ def attention(dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def linear(dtype: torch.dtype) -> None:
-    """Prints a row per map and number of rows."""
+    """Prints a row per map and number of rows: our product, oneDNN's with packed weights, torch's."""
     for inputs, outputs in MAPS:
         copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
         bias = torch.randn(outputs, dtype=dtype)
+        fused = CpuKernels(load())
+        ours = [fused.linear(weight.clone(), bias) for weight in weights]
         packed = [PackedLinear(weight.clone(), bias) for weight in weights]
         plain = [ReferenceLinear(weight, bias) for weight in weights]
         for rows in ROWS:
             x = torch.randn(rows, inputs, dtype=dtype)
-            works = [lambda: [each(x) for each in packed], lambda: [each(x) for each in plain]]  # noqa: B023
-            ours, theirs = (value / copies for value in least(works))
+            works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (ours, packed, plain)]
+            own, onednn, torchs = (value / copies for value in least(works))
             print(
-                f"linear {inputs} x {outputs}, {rows} rows: {ours:.0f} us ({weights[0].nbytes / ours / 1e3:.1f} GB/s, "
-                f"{2 * rows * inputs * outputs / ours / 1e3:.0f} GFLOP/s), torch {theirs:.0f} us, "
-                f"{theirs / ours:.1f} x",
+                f"linear {inputs} x {outputs}, {rows} rows: {own:.0f} us ({weights[0].nbytes / own / 1e3:.1f} GB/s, "
+                f"{2 * rows * inputs * outputs / own / 1e3:.0f} GFLOP/s), oneDNN packed {onednn:.0f} us, "
+                f"{onednn / own:.2f} x, torch {torchs:.0f} us, {torchs / own:.2f} x",
                 flush=True,
             )
 

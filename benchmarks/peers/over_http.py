@@ -29,14 +29,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration_check import measure
-from common import VOCABULARY, save_model
+from common import VOCABULARY, save_model, unwind_on_sigterm
 from orca_bench.circumstances import circumstances, line
 from orca_bench.traces import shortened, synthetic, with_arrivals
 from run import environment_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-LOADS = (0.5, 0.8, 0.95)
 READY_SECONDS = 300.0
 EXIT_SECONDS = 20.0
 COMPARED = ("median_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
@@ -116,10 +115,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="of each one's peak")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    unwind_on_sigterm()
     made = circumstances(arguments.seed)
     print(line(made), flush=True)
     cores = sorted(os.sched_getaffinity(0))
@@ -143,7 +144,7 @@ def main() -> None:
             for name in urls:
                 peaks[name].append(run(name, float("inf"))["request_throughput"])
         peak = {name: statistics.median(found[1:]) for name, found in peaks.items()}  # the first wakes the libraries
-        for load in LOADS:
+        for load in arguments.loads:
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
             for _ in range(arguments.rounds):
                 for name in urls:

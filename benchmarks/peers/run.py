@@ -30,7 +30,7 @@ ROOT = FOLDER.parents[1]
 sys.path.insert(0, str(FOLDER.parent))
 
 import torch  # noqa: E402
-from common import floor_seconds, save_model  # noqa: E402
+from common import floor_seconds, save_model, unwind_on_sigterm  # noqa: E402
 from orca_bench.circumstances import circumstances, line  # noqa: E402
 from orca_bench.traces import synthetic  # noqa: E402
 
@@ -65,7 +65,11 @@ class Peer:
             env=environment,
             start_new_session=True,
         )
-        self._expect("ready")
+        try:
+            self._expect("ready")
+        except BaseException:
+            self.close()
+            raise
 
     def run(self) -> float:
         """Seconds of one run."""
@@ -137,13 +141,13 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
     peers: list[Peer] = []
     speeds: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
-    for name in arguments.peers:
-        try:
-            peers.append(Peer(name, environment_of(name), job, cores))
-            peers[-1].run()  # wakes the libraries
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            failed[name] = str(error)
     try:
+        for name in arguments.peers:
+            try:
+                peers.append(Peer(name, environment_of(name), job, cores))
+                peers[-1].run()  # wakes the libraries
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                failed[name] = str(error)
         for _ in range(arguments.rounds):
             for peer in peers:
                 speeds.setdefault(peer.name, []).append(tokens / peer.run())
@@ -190,6 +194,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    unwind_on_sigterm()
     made = circumstances(arguments.seed)
     print(line(made), flush=True)
     available = sorted(os.sched_getaffinity(0))

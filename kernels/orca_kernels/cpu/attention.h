@@ -115,11 +115,11 @@ class AttentionItem {
   // accumulated. Scores of slots that nobody wrote may be anything.
   void weigh(int64_t row, int64_t tile, int slots) {
     float *scores = &scratch_.scores[row * kTile];
-    T *weights = reinterpret_cast<T *>(&scratch_.weights[row * kTile / kWidth]);
+    uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
     int first, last;
     visible(row, tile, slots, first, last);
     if (last <= first) {
-      std::fill_n(weights, kTile, T{});
+      std::fill_n(weights, kTile / kWidth, 0);
       return;
     }
     std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
@@ -130,7 +130,7 @@ class AttentionItem {
     Floats sums{};
     for (int place = 0; place < kTile; place += kLanes) {
       const Floats found = exponential(load(scores + place) * shape_.scale - top);
-      store(weights + place, found);
+      store(reinterpret_cast<T *>(weights) + place, found);
       sums += found;
     }
     const float shrink = before == top ? 1.0f : std::exp(before - top);
