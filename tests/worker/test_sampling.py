@@ -75,6 +75,12 @@ def test_temperature_zero_is_greedy_and_small_nucleus_too():
     assert sample(logits, rows([1, 1], [0.01, 0.01], [1, 2], [0, 0])).tolist() == [1, 0]
 
 
+def test_logits_that_are_not_numbers_still_give_a_token_of_the_vocabulary():
+    logits = torch.full((3, 5), float("nan"))
+    found = sample(logits, rows([0, 1, 1], [1, 1, 0.5], [1, 2, 3], [0, 0, 0]))
+    assert ((found >= 0) & (found < 5)).all()
+
+
 def test_frequencies_follow_softmax_and_the_nucleus():
     count = 20_000
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).expand(count, 4)

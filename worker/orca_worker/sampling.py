@@ -56,7 +56,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     total = cumulative[:, -1:].clone()
     noise = _column(uniform(rows.seed[random], rows.choice[random], rows.position[random]), logits.device)
     target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens[index] = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    place = torch.searchsorted(cumulative, target, right=True)
+    tokens[index] = place.clamp_(max=logits.shape[-1] - 1).squeeze(1)  # beyond only where logits are NaN
     return tokens
 
 
