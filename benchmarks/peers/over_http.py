@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -29,15 +28,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration_check import measure
-from common import VOCABULARY, save_model, unwind_on_sigterm
-from orca_bench.circumstances import circumstances, line
+from common import VOCABULARY, save_model
 from orca_bench.traces import shortened, synthetic, with_arrivals
-from run import environment_of
+from run import begin, end_session, environment_of, options
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 READY_SECONDS = 300.0
-EXIT_SECONDS = 20.0
+ASK_AGAIN_SECONDS = 1.0
+"""Between two questions to a server that does not answer yet: neither says when it is ready in a common way."""
 COMPARED = ("median_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
 
@@ -52,11 +51,11 @@ def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> 
     """The server's command line: the same limits for both."""
     size, python = str(arguments.batch_size), str(environment_of(name))
     if name == "orca":
-        options = ["--max-batch-size", size, "--disable-log-requests"]
-        return [python, "-m", "orca_master.cli", "serve", str(path), "--port", str(port), *options]
-    options = ["--max-num-seqs", size, "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024"]
+        limits = ["--max-batch-size", size, "--disable-log-requests"]
+        return [python, "-m", "orca_master.cli", "serve", str(path), "--port", str(port), *limits]
+    limits = ["--max-num-seqs", size, "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024"]
     program = [python, "-m", "vllm.entrypoints.openai.api_server"]
-    return [*program, "--model", str(path), "--served-model-name", path.name, "--port", str(port), *options]
+    return [*program, "--model", str(path), "--served-model-name", path.name, "--port", str(port), *limits]
 
 
 @contextlib.contextmanager
@@ -70,6 +69,7 @@ def serving(name: str, path: Path, arguments: argparse.Namespace, core: int) -> 
             ["taskset", "--cpu-list", str(core), *command(name, path, arguments, port), "--dtype", arguments.dtype],
             stdout=log,
             stderr=log,
+            text=True,
             start_new_session=True,
             env={
                 **os.environ,
@@ -86,14 +86,10 @@ def serving(name: str, path: Path, arguments: argparse.Namespace, core: int) -> 
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise RuntimeError(f"{name} does not serve: {log.read()[-2000:]}")
-                time.sleep(1.0)
+                time.sleep(ASK_AGAIN_SECONDS)
             yield url
         finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):  # vLLM's own processes outlive their parent
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(EXIT_SECONDS)
+            end_session(process)
 
 
 def _answers(url: str, model: str) -> bool:
@@ -108,21 +104,14 @@ def _answers(url: str, model: str) -> bool:
 
 def main() -> None:
     """Prints a line for every server and load, and writes the whole."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__ or "", "llama", 60, 3)
     parser.add_argument("--servers", nargs="+", default=["orca", "vllm_cpu"], choices=["orca", "vllm_cpu"])
-    parser.add_argument("--model", choices=("gpt2", "llama"), default="llama")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="of each one's peak")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    unwind_on_sigterm()
-    made = circumstances(arguments.seed)
-    print(line(made), flush=True)
+    made = begin(arguments.seed)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     requests = shortened(synthetic("paper", arguments.requests, arguments.seed), arguments.scale)

@@ -80,11 +80,7 @@ class Peer:
 
     def close(self) -> None:
         """Ends the process and its children."""
-        for number in (signal.SIGTERM, signal.SIGKILL):  # vLLM's own processes outlive their parent
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_SECONDS)
+        end_session(self._process)
 
     def _expect(self, word: str) -> str:
         assert self._process.stdout is not None
@@ -93,6 +89,15 @@ class Peer:
                 return text
         self._log.seek(0)
         raise RuntimeError(f"{self.name}: {(self._log.read().strip().splitlines() or ['ended'])[-1]}")
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """Ends a process that leads a session of its own, and its children: vLLM's outlive their parent."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_SECONDS)
 
 
 def environment_of(name: str) -> Path:
@@ -181,22 +186,34 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
     return found
 
 
+def options(description: str, model: str, requests: int, rounds: int) -> argparse.ArgumentParser:
+    """Options of every comparison with peers, with these defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("gpt2", "llama"), default=model)
+    parser.add_argument("--requests", type=int, default=requests)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    return parser
+
+
+def begin(seed: int) -> dict[str, Any]:
+    """Prints and returns the circumstances; from now on a SIGTERM ends what is started, too."""
+    unwind_on_sigterm()
+    made = circumstances(seed)
+    print(line(made), flush=True)
+    return made
+
+
 def main() -> None:
     """Prints a line for every cell and writes the whole."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
-    parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    unwind_on_sigterm()
-    made = circumstances(arguments.seed)
-    print(line(made), flush=True)
+    made = begin(arguments.seed)
     available = sorted(os.sched_getaffinity(0))
     columns = []
     with tempfile.TemporaryDirectory() as folder:

@@ -113,13 +113,6 @@ class EngineMaster:
         part, keepers = self.membership.part, self.membership.keepers.values()
         await asyncio.gather(*(part(keeper.pipeline, reason) for keeper in keepers))
 
-    async def apply(self, topology: Topology) -> None:
-        """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
-
-        Raises ConfigurationError if anything but the pipelines differs: that is another engine.
-        """
-        await self.membership.apply(topology)
-
     def reconfigure(self, config: EngineConfig) -> None:
         """Changes the limits of batch, iteration and queue from the next selection on."""
         self._config = self.membership.config = config

@@ -43,8 +43,8 @@ class EngineThread:
         self._thread.join(timeout=5.0)
 
     async def apply(self, topology: Topology) -> None:
-        """See EngineMaster.apply."""
-        await self._on_engine(lambda: self.engine.apply(topology))
+        """See Membership.apply."""
+        await self._on_engine(lambda: self.engine.membership.apply(topology))
 
     async def reconfigure(self, config: EngineConfig) -> None:
         """See EngineMaster.reconfigure."""

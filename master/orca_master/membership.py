@@ -43,7 +43,10 @@ class Membership:
             self._keep(spec)
 
     async def apply(self, topology: Topology) -> None:
-        """Takes pipelines in and out; raises ConfigurationError if anything but the pipelines differs."""
+        """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
+
+        Raises ConfigurationError if anything but the pipelines differs.
+        """
         if topology.model_copy(update={"pipelines": self.topology.pipelines}) != self.topology:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         async with self._applying:

@@ -74,10 +74,13 @@ class RowTable:
 
     def fill_in(self, iteration: pb.Iteration) -> None:
         """Puts tokens into an iteration that were not known when it was sent: the last ones sampled in their rows."""
-        tokens = np.fromiter(iteration.token, np.int64)
-        for place in np.flatnonzero(tokens == PENDING_TOKEN):
-            request = np.searchsorted(np.cumsum(iteration.num_tokens), place, side="right")
-            iteration.token[int(place)] = int(self._rows["last_token"][iteration.row[int(request)]])
+        places = np.flatnonzero(np.fromiter(iteration.token, np.int64) == PENDING_TOKEN)
+        if len(places) == 0:
+            return
+        end = np.fromiter(iteration.num_tokens, np.int64).cumsum()
+        row = np.fromiter(iteration.row, np.int64)[np.searchsorted(end, places, side="right")]
+        for place, token in zip(places.tolist(), self._rows["last_token"][row].tolist(), strict=True):
+            iteration.token[place] = token
 
     def keep_sampled(self, iteration: pb.Iteration, tokens: np.ndarray) -> None:
         """Takes the tokens of the rows that sampled, for `fill_in`."""

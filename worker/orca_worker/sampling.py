@@ -71,6 +71,7 @@ def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarr
     device, vocabulary = probabilities.device, probabilities.shape[-1]
     top_k = _column(np.minimum(np.where(rows.top_k[which] > 0, rows.top_k[which], vocabulary), vocabulary), device)
     top_p = _column(rows.top_p[which].astype(np.float64), device)
+    unbound = top_p >= 1
     for size in (*(few for few in FEW if few < vocabulary), vocabulary):
         likeliest = probabilities.topk(size).values
         last = likeliest.gather(1, (top_k - 1).clamp(max=size - 1))
@@ -79,7 +80,6 @@ def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarr
         target = top_p * probabilities.masked_fill(probabilities < least, 0.0).double().sum(dim=-1, keepdim=True)
         before = likeliest.double().cumsum(dim=-1) < target
         place = before.sum(dim=-1, keepdim=True)
-        unbound = top_p >= 1
         known = (unbound | (place < size)) & ((top_k <= size) | (top_k == vocabulary))
         if known.all():
             break
