@@ -16,8 +16,8 @@ from orca_protos.http import probes
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from orca_master.endpoint import Endpoint
 from orca_master.engine_config import EngineConfig
+from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError
 from orca_master.keeper import PipelineKeeper
 from orca_master.pipeline import Phase
@@ -72,24 +72,23 @@ class EngineReport(_Wire):
     pipelines: list[PipelineState]
 
 
-def report(endpoint: Endpoint) -> EngineReport:
+def report(engine: EngineThread) -> EngineReport:
     """Returns what `GET /state` says."""
-    engine = endpoint.engine.engine
-    config = endpoint.engine.config
+    master, config = engine.engine, engine.config
     return EngineReport(
-        state=engine.state.value,
-        failure=engine.failure,
-        draining=endpoint.draining,
-        idle=endpoint.generator.idle.is_set(),
-        running=engine.scheduler.num_running,
-        waiting=len(engine.pool),
-        topology=engine.membership.topology,
+        state=master.state.value,
+        failure=master.failure,
+        draining=engine.draining,
+        idle=engine.idle,
+        running=master.scheduler.num_running,
+        waiting=len(master.pool),
+        topology=master.membership.topology,
         scheduler=SchedulerKnobs(
             max_batch_size=config.max_batch_size,
             token_budget=config.token_budget,
             max_queue_depth=config.max_queued_requests,
         ),
-        pipelines=[_pipeline(keeper) for keeper in list(engine.membership.keepers.values())],
+        pipelines=[_pipeline(keeper) for keeper in list(master.membership.keepers.values())],
     )
 
 
@@ -104,7 +103,7 @@ def _pipeline(keeper: PipelineKeeper) -> PipelineState:
     )
 
 
-def create_admin_app(endpoint: Endpoint, token: str) -> FastAPI:
+def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
     """Returns the admin port's application."""
 
     async def authorized(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
@@ -116,28 +115,28 @@ def create_admin_app(endpoint: Endpoint, token: str) -> FastAPI:
     @app.get("/state")
     async def state() -> EngineReport:
         """What the engine is and does."""
-        return report(endpoint)
+        return report(engine)
 
     @app.put("/topology")
     async def topology(body: Topology) -> EngineReport:
         """Takes pipelines in and out."""
         try:
-            await endpoint.engine.apply(body)
+            await engine.apply(body)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
-        return report(endpoint)
+        return report(engine)
 
     @app.put("/scheduler")
     async def scheduler(body: SchedulerKnobs) -> EngineReport:
         """Changes the scheduler's limits."""
-        await endpoint.engine.reconfigure(_changed(endpoint.engine.config, body))
-        return report(endpoint)
+        await engine.reconfigure(_changed(engine.config, body))
+        return report(engine)
 
     @app.post("/drain", status_code=202)
     async def drain() -> EngineReport:
         """Takes no new requests from now on; `idle` says when those under way have ended."""
-        endpoint.draining = True
-        return report(endpoint)
+        engine.draining = True
+        return report(engine)
 
     return app
 
@@ -151,21 +150,21 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
     )
 
 
-def create_probes(endpoint: Endpoint) -> Any:
+def create_probes(engine: EngineThread) -> Any:
     """Returns the probe port's application."""
 
     async def startupz() -> tuple[int, str]:
         return 200, "ok\n"
 
     async def livez() -> tuple[int, str]:
-        alive = await endpoint.engine.alive()
+        alive = await engine.alive()
         return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
 
     async def readyz() -> tuple[int, str]:
-        reason = endpoint.unavailable
+        reason = engine.status.unavailable
         return (503, f"{reason}\n") if reason else (200, "ok\n")
 
     async def metrics() -> tuple[int, str]:
-        return 200, endpoint.metrics.render().decode()
+        return 200, (await engine.metrics()).decode()
 
     return probes({"/startupz": startupz, "/livez": livez, "/readyz": readyz, "/metrics": metrics})

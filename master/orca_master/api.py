@@ -138,7 +138,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
             tokens = endpoint.codec.encode(text, add_special_tokens=False)
         else:
             tokens = endpoint.codec.encode(body.prompt, body.add_special_tokens)
-        return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.engine.facts.max_model_len)
+        return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
@@ -157,7 +157,7 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Requests are taken; if not, why."""
-        reason = endpoint.unavailable
+        reason = endpoint.engine.status.unavailable
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
 
     @app.get("/version")
@@ -168,14 +168,13 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(endpoint.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await endpoint.engine.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _openapi(app: FastAPI, endpoint: Endpoint) -> dict[str, Any]:
     """The schema of this very server: its model's names and limits are in it."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    facts = endpoint.engine.engine.facts
-    longest = min(facts.max_model_len, endpoint.engine.engine.num_slots) or facts.max_model_len
+    status = endpoint.engine.status
     parts = schema["components"]["schemas"]
     for name in (
         "CompletionRequest",
@@ -185,12 +184,12 @@ def _openapi(app: FastAPI, endpoint: Endpoint) -> dict[str, Any]:
         "DetokenizeRequest",
     ):
         parts[name]["properties"]["model"] = {"type": "string", "enum": list(endpoint.config.model_names)}
-    _limit(parts, "maximum", 2**31 - 1, facts.vocabulary_size - 1)
+    _limit(parts, "maximum", 2**31 - 1, status.vocabulary_size - 1)
     for name in ("CompletionRequest", "ChatCompletionRequest"):
         for field in ("max_tokens", "max_completion_tokens"):
             if field in parts[name]["properties"]:
                 wire = parts[name]["properties"][field]
-                wire["description"] = f"with the prompt at most {longest} tokens"
+                wire["description"] = f"with the prompt at most {status.longest} tokens"
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # answered with 400

@@ -114,12 +114,12 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             # As elsewhere: whatever the context has left.
-            engine = endpoint.engine.engine
-            max_tokens = min(engine.facts.max_model_len, engine.num_slots) - len(prompt)
+            status = endpoint.engine.status
+            max_tokens = status.longest - len(prompt)
             if max_tokens < 1:
                 raise RequestError(
                     f"the messages have {len(prompt)} tokens and leave no room in the model's context of "
-                    f"{engine.facts.max_model_len}",
+                    f"{status.max_model_len}",
                     "messages",
                 )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orca_master.chat_template import ChatTemplate
-from orca_master.engine_thread import EngineThread
-from orca_master.engine_types import EngineState
+from orca_master.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.generation import Generator
-from orca_master.metrics import Metrics
 from orca_master.openai_types import ModelCard
 from orca_master.tokenizer import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds."""
+    """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
+
+    `num_processes`: how many serve it, 0 for none of its own.
+    """
 
     model_names: tuple[str, ...]
     chat_template: Path | None = None
@@ -31,6 +32,7 @@ class EndpointConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = True
     vllm_metrics: bool = False
+    num_processes: int = 0
 
 
 @dataclass(slots=True)
@@ -38,44 +40,34 @@ class Endpoint:
     """The engine behind the routes, and the model's text side."""
 
     config: EndpointConfig
-    engine: EngineThread
+    engine: EngineClient
     codec: TextCodec
     template: ChatTemplate
-    metrics: Metrics
-    generator: Generator
-    draining: bool = False
+    generator: Generator = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.generator = Generator(self.engine, self.codec, self.config.request_timeout)
 
     @property
     def model_name(self) -> str:
         """The name that answers carry."""
         return self.config.model_names[0]
 
-    @property
-    def unavailable(self) -> str:
-        """Why requests are not taken now, "" if they are."""
-        engine = self.engine.engine
-        if self.draining:
-            return "draining: the server is about to end"
-        if engine.state is EngineState.SERVING:
-            return ""
-        return f"{engine.state.value}: {engine.failure or 'the model is not there yet'}"
-
     def check(self, model: str | None) -> None:
         """Raises EngineUnavailableError while nothing is served, ModelNotFoundError for another model."""
-        if self.unavailable:
-            raise EngineUnavailableError(self.unavailable)
+        if reason := self.engine.status.unavailable:
+            raise EngineUnavailableError(reason)
         if model is not None and model not in self.config.model_names:
             served = ", ".join(map(repr, self.config.model_names))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server has {served}")
 
     def cards(self) -> list[ModelCard]:
         """The model under each of its names."""
-        length = self.engine.engine.facts.max_model_len
+        length = self.engine.status.max_model_len
         return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
 
     async def drain(self) -> None:
-        """Refuses new requests and waits for those under way, within `drain_timeout`."""
-        self.draining = True
+        """Waits for the requests under way, within `drain_timeout`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.generator.idle.wait(), self.config.drain_timeout)

@@ -1,35 +1,73 @@
-"""`EngineThread`: the engine master on a thread and event loop of its own, called from the endpoint's loop.
+"""`EngineThread`: the engine master on a thread and event loop of its own, called from the loop that made it.
 
-Small arrangement of docs/architecture.md, section 3: one process, two threads. The endpoint sees only
-`generate`, and one wake-up per iteration carries all its tokens across.
+One wake-up per iteration carries all its tokens across. Requests are measured here, where all of them pass, whether
+their endpoint is on this loop or in another process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from orca_master.engine import EngineMaster
+from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, Output, Submission
-from orca_master.errors import EngineUnavailableError
+from orca_master.metrics import Metrics
 from orca_master.topology import Topology
 
 ALIVE_SECONDS = 5.0
 
 
-class EngineThread:
-    """Make and use it on the endpoint's running loop; `start` begins the thread."""
+@dataclass(slots=True)
+class _Stream:
+    """One request's way back. Times in seconds of the monotonic clock."""
 
-    def __init__(self, topology: Topology, config: EngineConfig, observer: EngineObserver) -> None:
+    receive: Callable[[Output], object]
+    num_prompt_tokens: int
+    submitted: float
+    first: float = 0.0
+    last: float = 0.0
+    num_generated: int = 0
+    ended: bool = False
+
+
+class EngineThread(EngineClient):
+    """Make and use it on a running loop; `start` begins the thread. `draining` refuses new requests at the endpoint."""
+
+    def __init__(self, topology: Topology, config: EngineConfig, observer: EngineObserver, metrics: Metrics) -> None:
         self.engine = EngineMaster(topology, config, self._deliver, observer)
         self.config = config
-        self._endpoint_loop = asyncio.get_running_loop()
+        self.draining = False
+        self._metrics = metrics
+        metrics.watch(self.engine)
+        self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
-        self._queues: dict[str, asyncio.Queue[Output]] = {}
+        self._streams: dict[str, _Stream] = {}
+
+    @property
+    def status(self) -> EngineStatus:
+        """See EngineClient."""
+        engine = self.engine
+        facts = engine.facts
+        return EngineStatus(
+            engine.state,
+            engine.failure,
+            self.draining,
+            facts.vocabulary_size,
+            facts.max_model_len,
+            engine.num_slots,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for a request."""
+        return not self._streams
 
     async def start(self) -> None:
         """Starts the thread and returns when the engine serves; raises what `EngineMaster.start` raises."""
@@ -63,39 +101,53 @@ class EngineThread:
             return False
         return True
 
-    async def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
-        """Submits and yields outputs up to the one with a finish reason.
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        """See EngineClient."""
+        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), time.monotonic())
+        return self._on_engine(lambda: self._submit(submission))
 
-        Leaving the iteration early cancels the request. Raises what `EngineMaster.submit` raises, and
-        EngineUnavailableError when the engine fails under way.
-        """
-        queue: asyncio.Queue[Output] = asyncio.Queue()
-        self._queues[submission.request_id] = queue
-        try:
-            await self._on_engine(lambda: self._submit(submission))
-            while True:
-                output = await queue.get()
-                if output.error is not None:
-                    raise EngineUnavailableError(output.error)
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            del self._queues[submission.request_id]
-            self._engine_loop.call_soon_threadsafe(self.engine.cancel, submission.request_id)
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        """See EngineClient."""
+        stream = self._streams.pop(request_id)
+        if not stream.ended and ended_as is not None:
+            self._note_end(stream, ended_as)
+        self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
+
+    async def metrics(self) -> bytes:
+        """See EngineClient."""
+        return self._metrics.render()
 
     async def _submit(self, submission: Submission) -> None:
         self.engine.submit(submission)
 
-    async def _on_engine(self, call: Callable[[], object]) -> None:
+    def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
-        await asyncio.wrap_future(future)
+        return asyncio.wrap_future(future)
 
     def _deliver(self, outputs: list[Output]) -> None:
-        self._endpoint_loop.call_soon_threadsafe(self._distribute, outputs)
+        self._own_loop.call_soon_threadsafe(self._distribute, outputs)
 
     def _distribute(self, outputs: list[Output]) -> None:
+        now = time.monotonic()
         for output in outputs:
-            queue = self._queues.get(output.request_id)
-            if queue is not None:
-                queue.put_nowait(output)
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.token is not None:
+                stream.num_generated += 1
+                if stream.num_generated == 1:
+                    stream.first = now
+                self._metrics.on_token(
+                    stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.last
+                )
+                stream.last = now
+            if output.finish_reason is not None:
+                stream.ended = True
+                self._note_end(stream, output.finish_reason.value)
+            stream.receive(output)
+
+    def _note_end(self, stream: _Stream, reason: str) -> None:
+        now = time.monotonic()
+        self._metrics.on_finish(
+            reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orca_protos import engine_pb2 as pb
 
@@ -33,9 +33,8 @@ class Submission:
     stop_token_ids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """News of one request: the token that an iteration sampled for it, or its end."""
+class Output(NamedTuple):
+    """News of one request: the token that an iteration sampled for it, or its end. One is made for every token."""
 
     request_id: str
     token: int | None

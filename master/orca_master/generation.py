@@ -18,10 +18,9 @@ from typing import Literal
 
 from orca_protos import engine_pb2 as pb
 
-from orca_master.engine_thread import EngineThread
+from orca_master.engine_client import EngineClient
 from orca_master.engine_types import Submission
 from orca_master.errors import RequestError, RequestTimeoutError
-from orca_master.metrics import Metrics
 from orca_master.openai_types import GenerationRequest
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.tokenizer import IncrementalDecoder, TextCodec
@@ -69,10 +68,9 @@ class Generation:
 class Generator:
     """Makes generations and runs them. `timeout` is in seconds, None for no limit."""
 
-    def __init__(self, engine: EngineThread, codec: TextCodec, metrics: Metrics, timeout: float | None) -> None:
+    def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None) -> None:
         self._engine = engine
         self._codec = codec
-        self._metrics = metrics
         self._timeout = timeout
         self.idle = asyncio.Event()
         """Set while no generation is under way."""
@@ -83,7 +81,7 @@ class Generator:
         self, prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
     ) -> Generation:
         """Returns the choices of a request; raises RequestError for tokens that the model does not have."""
-        vocabulary = self._engine.engine.facts.vocabulary_size
+        vocabulary = self._engine.status.vocabulary_size
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         for field, tokens in (
             *(("prompt", prompt) for prompt in prompts),
@@ -154,33 +152,20 @@ class Generator:
 
     async def _run(self, choice: Choice, queue: asyncio.Queue[Piece | None]) -> None:
         """Puts the pieces of one choice into the queue, and None at its end, however it ends."""
-        started = first = last = time.monotonic()
-        generated = 0
         try:
             async with contextlib.aclosing(self._engine.generate(choice.submission)) as outputs:
                 async for output in outputs:
                     assert output.token is not None
-                    now = time.monotonic()
-                    generated += 1
-                    first = first if generated > 1 else now
                     reason = output.finish_reason
                     text = choice.decoder.step(output.token, last=reason is not None)
                     if choice.decoder.stopped:
                         reason = FinishReason.STOP
-                    self._metrics.on_token(len(choice.submission.prompt), generated, now - started, now - last)
-                    last = now
                     finish: Literal["stop", "length"] | None = None
                     if reason is not None:
                         finish = "stop" if reason is FinishReason.STOP else "length"
-                        self._metrics.on_finish(
-                            finish, len(choice.submission.prompt), generated, now - started, now - first
-                        )
                     queue.put_nowait(Piece(choice.index, text, output.token, output.logprobs, finish))
                     if finish is not None:
                         return
-        except asyncio.CancelledError:
-            self._metrics.on_finish("abort", len(choice.submission.prompt), generated, 0.0, 0.0)
-            raise
         finally:
             queue.put_nowait(None)
 

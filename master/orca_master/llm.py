@@ -20,13 +20,16 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from orca_master.chat_template import ChatTemplate
 from orca_master.endpoint import Endpoint, EndpointConfig
 from orca_master.engine_config import EngineConfig
+from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.generation import Generation, Piece
 from orca_master.openai_types import CompletionRequest
 from orca_master.serve import local_topology, local_workers
-from orca_master.server import make_endpoint
+from orca_master.server import make_engine
+from orca_master.tokenizer import TextCodec
 from orca_master.topology import ModelSpec
 
 T = TypeVar("T")
@@ -102,12 +105,16 @@ class LLM:
             self._stack.callback(thread.join, 5.0)
             self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
 
-            async def make() -> Endpoint:
-                return make_endpoint(topology, EngineConfig(**engine), EndpointConfig(model_names=(path.name,)))
+            codec = TextCodec(path)
 
-            self._endpoint = self._run(make())
-            self._stack.callback(lambda: self._run(self._endpoint.engine.stop("the program is done with it")))
-            self._run(self._endpoint.engine.start())
+            async def make() -> tuple[EngineThread, Endpoint]:
+                config = EndpointConfig(model_names=(path.name,))
+                thread = make_engine(topology, EngineConfig(**engine), config)
+                return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
+
+            master, self._endpoint = self._run(make())
+            self._stack.callback(lambda: self._run(master.stop("the program is done with it")))
+            self._run(master.start())
         except BaseException:
             self._stack.close()
             raise

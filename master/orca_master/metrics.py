@@ -1,6 +1,6 @@
 """Prometheus metrics of one master: vLLM's names and meanings under the prefix `orca:`.
 
-Counters are fed by the endpoint (tokens, latencies) and by the engine (iterations, stage timings); gauges read the
+Counters are fed by EngineThread (tokens, latencies) and by the engine (iterations, stage timings); gauges read the
 engine when they are scraped. `vllm_names` writes every metric a second time under vLLM's own prefix, for dashboards and
 routers that know only that.
 """
@@ -74,7 +74,7 @@ class Metrics:
     ) -> None:
         """A request ended. Times in seconds."""
         self._finished.labels(self._model_name, reason).inc()
-        if reason == "abort":
+        if reason not in ("stop", "length"):
             return
         self._latency.observe(seconds)
         self._request_prompt.observe(prompt_tokens)

@@ -117,6 +117,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-timeout", type=positive, default=30, metavar="SECONDS", help="for what runs at the end (30)"
     )
+    parser.add_argument(
+        "--api-processes",
+        type=count,
+        default=0,
+        metavar="N",
+        help="processes for HTTP and text, so that they do not share an interpreter with the scheduler (0)",
+    )
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--vllm-metrics", action="store_true", help="every metric also under vLLM's name")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
@@ -159,6 +166,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         allowed_origins=tuple(arguments.allowed_origins or ["*"]),
         log_requests=not arguments.disable_log_requests,
         vllm_metrics=arguments.vllm_metrics,
+        num_processes=arguments.api_processes,
     )
 
 
@@ -166,6 +174,13 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 

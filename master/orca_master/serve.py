@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from orca_master.cli import OneLineParser
+from orca_master.cli import OneLineParser, configure_logging
 from orca_master.errors import ConfigurationError
 from orca_master.options import (
     add_engine_options,
@@ -29,7 +29,7 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
-from orca_master.server import SIGNALS, Ports, bind, configure_logging, run_to_exit_code
+from orca_master.server import SIGNALS, Ports, bind, run_to_exit_code
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 PR_SET_PDEATHSIG = 1
@@ -96,10 +96,10 @@ def main(argv: list[str]) -> int:
         if not (model / "config.json").is_file():
             parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
         names = endpoint_config(arguments, model.name)
-        listener = bind(arguments.host, arguments.port)
+        listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
     except ConfigurationError as error:
         parser.error(str(error))
-    with listener, local_workers(arguments.replicas * arguments.pipeline_parallel_size) as addresses:
+    with local_workers(arguments.replicas * arguments.pipeline_parallel_size) as addresses:
         topology = local_topology(
             ModelSpec(
                 path=str(model),
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
             arguments.device,
             addresses,
         )
-        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listener))
+        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listeners))
 
 
 def local_topology(

@@ -17,19 +17,20 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from orca_protos.http import listen, serving
 
 from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
+from orca_master.api_processes import ApiProcesses, api_processes
 from orca_master.chat_template import ChatTemplate
-from orca_master.cli import OneLineParser
+from orca_master.cli import OneLineParser, configure_logging
 from orca_master.endpoint import Endpoint, EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.engine_types import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
-from orca_master.generation import Generator
 from orca_master.iteration_log import IterationLog
 from orca_master.metrics import Metrics
 from orca_master.options import (
@@ -50,19 +51,25 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a listening socket; raises ConfigurationError if the address cannot be had."""
+def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
+    """Returns listening sockets that share one port; raises ConfigurationError if the address cannot be had."""
     try:
-        return listen(host, port)
+        # Alone first: it fails where another program has the port, which sockets that share it would not.
+        first = listen(host, port)
+        if count == 1:
+            return (first,)
+        port = first.getsockname()[1]
+        first.close()
+        return tuple(listen(host, port, shared=True) for _ in range(count))
     except OSError as error:
         raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The sockets a master listens on. `admin_token` guards the admin port."""
+    """The sockets a master listens on, `api` one for each API process. `admin_token` guards the admin port."""
 
-    api: socket.socket
+    api: tuple[socket.socket, ...]
     probes: socket.socket | None = None
     admin: socket.socket | None = None
     admin_token: str = ""
@@ -75,45 +82,55 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    endpoint = make_endpoint(topology, config, endpoint_config)
+    path = Path(topology.model.path)
+    codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
+    engine = make_engine(topology, config, endpoint_config)
+    endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
         if ports.probes is not None:
-            await stack.enter_async_context(serving(create_probes(endpoint), ports.probes))
+            await stack.enter_async_context(serving(create_probes(engine), ports.probes))
         if ports.admin is not None:
-            await stack.enter_async_context(serving(create_admin_app(endpoint, ports.admin_token), ports.admin))
-        server = await stack.enter_async_context(serving(create_app(endpoint), ports.api))
-        started = asyncio.create_task(endpoint.engine.start())
+            await stack.enter_async_context(serving(create_admin_app(engine, ports.admin_token), ports.admin))
+        front: Endpoint | ApiProcesses = endpoint
+        if endpoint_config.num_processes:
+            front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
+            ended: asyncio.Future[Any] = front.ended
+        else:
+            ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0]))
+        started = asyncio.create_task(_start(engine, front))
         stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({started, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
                 await started
                 gc.freeze()  # a full collection over what stands by now takes 100 ms, and nothing of it will go
-                address = ports.api.getsockname()
+                address = ports.api[0].getsockname()
                 logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
-                await asyncio.wait({server, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                await endpoint.drain()
+                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                engine.draining = True
+                await front.drain()
         finally:
             for task in (started, stopped):
                 task.cancel()
             await asyncio.gather(started, stopped, return_exceptions=True)
             # The engine before the servers: what still runs ends with an error that its client can read.
-            await endpoint.engine.stop("the server ends")
+            await engine.stop("the server ends")
 
 
-def make_endpoint(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> Endpoint:
-    """Returns an endpoint over an engine that is still to be started; needs a running loop."""
-    path = Path(topology.model.path)
-    codec = TextCodec(path)
-    template = ChatTemplate(path, endpoint_config.chat_template)
+async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
+    """Returns when requests are taken and answered."""
+    await engine.start()
+    if isinstance(front, ApiProcesses):
+        await front.joined()
+
+
+def make_engine(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> EngineThread:
+    """Returns an engine that is still to be started; needs a running loop."""
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     observer: EngineObserver = metrics
     if config.iteration_log is not None:
         observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size))
-    engine = EngineThread(topology, config, observer)
-    metrics.watch(engine.engine)
-    generator = Generator(engine, codec, metrics, endpoint_config.request_timeout)
-    return Endpoint(endpoint_config, engine, codec, template, metrics, generator)
+    return EngineThread(topology, config, observer, metrics)
 
 
 def run_to_exit_code(
@@ -135,11 +152,6 @@ def run_to_exit_code(
         print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def configure_logging() -> None:
-    """Log lines go to standard error with time and module."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def main(argv: list[str]) -> int:
@@ -193,10 +205,11 @@ def _ports(arguments: argparse.Namespace) -> Ports:
             raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: {error.strerror}") from error
         if not token:
             raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is empty")
+    host = arguments.host
     return Ports(
-        bind(arguments.host, arguments.port),
-        None if arguments.probe_port is None else bind(arguments.host, arguments.probe_port),
-        None if arguments.admin_port is None else bind(arguments.host, arguments.admin_port),
+        bind(host, arguments.port, max(1, arguments.api_processes)),
+        None if arguments.probe_port is None else bind(host, arguments.probe_port)[0],
+        None if arguments.admin_port is None else bind(host, arguments.admin_port)[0],
         token,
     )
 

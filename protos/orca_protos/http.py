@@ -41,12 +41,17 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[asyncio.Ta
         await asyncio.gather(task, return_exceptions=True)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a listening TCP socket; raises OSError if the address cannot be had."""
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Returns a listening TCP socket; raises OSError if the address cannot be had.
+
+    `shared` sockets of one user may have the same port: the kernel gives each a share of the connections.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(2048)
     except OSError:

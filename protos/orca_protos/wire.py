@@ -25,6 +25,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),  # gRPC would let a second worker of the same user listen on the same port
     ("grpc.keepalive_time_ms", 10_000),  # a master that vanished with its host says no goodbye
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -75,11 +75,11 @@ class Cluster:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def start_master(self) -> None:
+    def start_master(self, *options: str) -> None:
         self.master = subprocess.Popen(
             [sys.executable, "-m", "orca_master.cli", "master", "--topology", str(self.folder / "topology.json"),
              "--port", str(self.api), "--probe-port", str(self.master_probe), "--admin-port", str(self.admin),
-             "--admin-token-file", str(self.folder / "token"), "--recovery-timeout", "60"],
+             "--admin-token-file", str(self.folder / "token"), "--recovery-timeout", "60", *options],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
@@ -190,10 +190,11 @@ def test_pipelines_come_and_go(cluster):
     assert (refused.status_code, "only `pipelines` can change" in refused.text) == (409, True)
 
 
-def test_knobs_tokens_and_the_drain(cluster):
+@pytest.mark.parametrize("api_processes", ["0", "2"])
+def test_knobs_tokens_and_the_drain(cluster, api_processes):
     for index in range(2):
         cluster.start_worker(index)
-    cluster.start_master()
+    cluster.start_master("--api-processes", api_processes)
     assert eventually(lambda: cluster.probe(cluster.master_probe, "/readyz") == 200)
     assert cluster.call("GET", "/state", token="").status_code == 401
     assert cluster.call("GET", "/state", token="wrong").status_code == 401

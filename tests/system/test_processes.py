@@ -105,10 +105,12 @@ def test_a_damaged_tokenizer(copy):
     assert "tokenizer.json: " in line
 
 
-def test_a_port_in_use(copy):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.mark.parametrize("api_processes", ["0", "2"])
+def test_a_port_in_use(copy, api_processes):
+    """Also one that its owner would share, as gRPC and API processes do by themselves."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         port = taken.getsockname()[1]
-        result = run("serve", str(copy), "--port", str(port))
+        result = run("serve", str(copy), "--port", str(port), "--api-processes", api_processes)
         assert result.returncode == 2
         (line,) = result.stderr.splitlines()
         assert f"--port {port}: Address already in use" in line

@@ -1,0 +1,131 @@
+"""What streaming costs the endpoint: tokens per second of one core, on a model so small that it hardly counts.
+
+    python benchmarks/endpoint.py [--streams 64] [--tokens 200] [--rounds 3] [-- --api-processes 2]
+
+Starts `orca serve` on a model of one narrow layer with the demo model's tokenizer, opens that many chat streams at once
+and reads them to their ends, without looking into them. Processor time is what /proc says of the server's processes
+and threads while they run: `endpoint` is HTTP, detokenising and server-sent events, `engine` is scheduler, control
+messages and delivery, the workers are left out. Server, workers and reader share the machine: the wall time says less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from common import unwind_on_sigterm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
+READY = re.compile(r"ready: \S+ on (http://\S+)")
+STREAM_SECONDS = 120.0
+EXIT_SECONDS = 30.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def save_tiny_model(path: Path) -> None:
+    """Writes a model of one narrow layer that speaks the demo model's tokens."""
+    shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=1, vocab_size=size)).save_pretrained(path)
+
+
+@contextmanager
+def server(model: Path, streams: int, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yields the process of `orca serve` and its address once it is ready."""
+    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
+    command += ["--max-batch-size", str(streams), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:  # ends with the process, which gives up by itself
+            lines.append(line)
+            if found := READY.search(line):
+                break
+        else:
+            raise SystemExit(f"endpoint.py: error: the server did not start: {''.join(lines[-3:])}")
+        yield process, found[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=EXIT_SECONDS)
+
+
+def processor_seconds(pid: int) -> dict[str, float]:
+    """Returns what the endpoint and the engine of a server have used so far."""
+    found = {"endpoint": 0.0, "engine": 0.0}
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    api = [child for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    for process in (pid, *api):
+        for thread in map(int, os.listdir(f"/proc/{process}/task")):
+            fields = Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+            # Without processes of its own the endpoint's loop is the server's main thread.
+            part = "endpoint" if process in api or (not api and thread == pid) else "engine"
+            found[part] += (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+async def stream(address: str, tokens: int) -> int:
+    """Reads one chat stream to its end; returns the number of events with tokens."""
+    parts = urlsplit(address)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    message = {"role": "user", "content": "json.dumps"}
+    body = json.dumps({"messages": [message], "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    kind = "Content-Type: application/json\r\n"
+    writer.write(f"{head}{kind}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = bytearray()
+    while piece := await reader.read(1 << 16):
+        answer += piece
+    writer.close()
+    assert b"data: [DONE]" in answer, bytes(answer[-400:])
+    return answer.count(b'"content":') - answer.count(b'"role":')
+
+
+async def flood(address: str, streams: int, tokens: int) -> int:
+    """Reads all streams at once; returns their events."""
+    async with asyncio.timeout(STREAM_SECONDS):
+        return sum(await asyncio.gather(*(stream(address, tokens) for _ in range(streams))))
+
+
+def main() -> None:
+    """Prints a line per round, and the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64, help="at once (64)")
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream (200)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("options", nargs="*", help="for `orca serve`, after --")
+    arguments = parser.parse_args()
+    unwind_on_sigterm()
+    rates = []
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny_model(Path(folder) / "tiny")
+        with server(Path(folder) / "tiny", arguments.streams, arguments.options) as (process, address):
+            asyncio.run(flood(address, 2, 8))
+            for _ in range(arguments.rounds):
+                before, began = processor_seconds(process.pid), time.perf_counter()
+                events = asyncio.run(flood(address, arguments.streams, arguments.tokens))
+                seconds = time.perf_counter() - began
+                used = {part: after - before[part] for part, after in processor_seconds(process.pid).items()}
+                rates.append(events / used["endpoint"])
+                each = ", ".join(f"{part} {1e6 * spent / events:.0f} us" for part, spent in used.items())
+                print(f"{events} tokens in {seconds:.2f} s ({events / seconds:.0f}/s); of a core per token: {each}")
+    print(f"endpoint: {statistics.median(rates):.0f} tokens/s per core")
+
+
+if __name__ == "__main__":
+    main()

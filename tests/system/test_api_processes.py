@@ -1,0 +1,168 @@
+"""`--api-processes`: what several processes around one scheduler add; test_endpoint.py runs in this arrangement too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from support.checkpoints import with_tokenizer
+from support.served import Served, alive, descendants, eventually, serve, value
+
+NAME = "llama-gqa-tied"
+LONG = {"model": NAME, "prompt": "x", "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tmp_path_factory) -> Path:
+    return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("processes"), eos=0)
+
+
+@pytest.fixture
+def served(model) -> Iterator[Served]:
+    with serve(model, "--max-batch-size", "8", "--api-processes", "3") as server:
+        yield server
+
+
+def api_processes(served: Served) -> set[int]:
+    pids = descendants(served.process.pid)
+    return {pid for pid in pids if alive(pid) and b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def connected(pids: set[int]) -> set[int]:
+    """Those of the processes that have an established connection of TCP."""
+    rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+    established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01"}
+    return {pid for pid in pids if any(link(file) in established for file in Path(f"/proc/{pid}/fd").iterdir())}
+
+
+def link(file: Path) -> str:
+    """Where a link leads; a file may be closed meanwhile."""
+    try:
+        return os.readlink(file)
+    except FileNotFoundError:
+        return ""
+
+
+def finished(served: Served, reason: str) -> float:
+    """Requests that ended so, as the metrics say."""
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if f'request_success_total{{finished_reason="{reason}"' in line
+    )
+
+
+def test_all_processes_serve_and_any_of_them_knows_the_metrics(served, references):
+    """Forty connections, twenty at once: each of three processes has its share, the tokens are the model's."""
+    assert len(api_processes(served)) == 3
+    (reference,) = references(NAME, (33,), 32)
+    body = {"model": NAME, "prompt": list(reference.prompt), "max_tokens": 32, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True}  # fmt: skip
+    used: set[int] = set()
+    with ThreadPoolExecutor(20) as pool:
+
+        def ask(_: int) -> list[int]:
+            with httpx.Client(timeout=60) as client:
+                answer = client.post(f"{served.url}/v1/completions", json=body)
+                used.update(connected(api_processes(served)))
+                return answer.json()["choices"][0]["token_ids"]
+
+        for tokens in pool.map(ask, range(40)):
+            assert tokens == list(reference.greedy)
+    assert used == api_processes(served)
+    assert finished(served, "length") == 40
+    metrics = {httpx.get(f"{served.url}/metrics").text.split("# HELP orca:iteration")[0] for _ in range(8)}
+    assert value(metrics.pop(), "generation_tokens_total") == 40 * 32
+    assert not metrics, "every process says the same"
+
+
+def test_ends_are_counted_as_what_they_were(served):
+    """A stop string is found in the API process, a client that leaves is seen there: the metrics are the master's."""
+    first = httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 40}, timeout=60).json()
+    stop = first["choices"][0]["text"][5:9]
+    answer = httpx.post(f"{served.url}/v1/completions", json={**LONG, "stop": [stop]}, timeout=60).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}) as stream:
+        next(stream.iter_lines())
+    assert eventually(lambda: finished(served, "abort") == 1)
+    assert (finished(served, "length"), finished(served, "stop")) == (1, 1)
+    assert httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 10**6}).status_code == 400
+    assert finished(served, "abort") == 1, "a refusal is none"
+
+
+def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
+    before = api_processes(served)
+    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        (victim,) = connected(before)
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+    with ThreadPoolExecutor(12) as pool:
+        # Connections that come meanwhile wait for the new process.
+        asked = [
+            pool.submit(httpx.post, f"{served.url}/v1/completions", json={**LONG, "max_tokens": 4}, timeout=60)
+            for _ in range(12)
+        ]
+        assert [answer.result().status_code for answer in asked] == [200] * 12
+    assert eventually(lambda: len(api_processes(served)) == 3)
+    assert len(before & api_processes(served)) == 2
+    assert value(httpx.get(f"{served.url}/metrics").text, "num_requests_running") == 0
+    assert finished(served, "abort") == 1
+    assert any("exit code -9: another one takes its place" in line for line in served.log)
+
+
+def test_a_stream_outlasts_sigterm(served):
+    processes = descendants(served.process.pid)
+    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert served.process.wait(30) == 0
+    assert eventually(lambda: not any(map(alive, processes)))
+
+
+def test_what_outlasts_the_drain_ends_with_an_error(model):
+    options = ("--api-processes", "2", "--drain-timeout", "1", "--max-batch-size", "1")
+    with serve(model, *options) as served, ThreadPoolExecutor(40) as pool:
+        body = {**LONG, "stream": True}
+        asked = [pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=60) for _ in range(40)]
+        assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_waiting") > 30)
+        code = served.stop(signal.SIGTERM)
+        answers = [answer.result() for answer in asked]
+    assert code == 0
+    errors = [answer for answer in answers if "the server stops" in answer.text]
+    assert len(errors) >= 30, [answer.text[-200:] for answer in answers]
+    assert {answer.status_code for answer in errors} <= {200, 503}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_stays_behind(served, number):
+    processes = descendants(served.process.pid)
+    assert len(processes) == 5, "three of the API, a worker and its rank"
+    assert served.stop(number) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    assert eventually(lambda: not any(map(alive, processes)))
+    assert not any("Traceback" in line for line in served.log), served.log
+
+
+def test_a_lost_engine_is_known_everywhere(served):
+    rank = max(descendants(served.process.pid) - api_processes(served))
+    os.kill(rank, signal.SIGKILL)
+
+    def refused() -> bool:
+        answers = [httpx.get(f"{served.url}/readyz") for _ in range(12)]
+        return all(answer.status_code == 503 and "is lost" in answer.text for answer in answers)
+
+    assert eventually(refused)
+    began = time.monotonic()
+    answer = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
+    assert json.loads(answer.text)["error"]["code"] == "engine_unavailable"
+    assert time.monotonic() - began < 30
