@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -26,7 +25,6 @@ class Served:
             [*ORCA, "serve", *arguments, "--port", "0"],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self.log: list[str] = []
         self.url = ""

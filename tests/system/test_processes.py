@@ -210,6 +210,24 @@ def test_an_idle_death_is_noticed_too(checkpoint):
         assert eventually(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_ranks_have_cores_of_their_own(checkpoint, monkeypatch, settled):
+    """Where nobody settled the number of threads, and there are as many cores as ranks."""
+    if not settled:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    cores = os.sched_getaffinity(0)
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
+        first, second = (os.sched_getaffinity(_pid(served, partition, "rank")) for partition in range(2))
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 5}, timeout=60)
+    assert answer.status_code == 200
+    each = len(cores) // 2
+    if settled or each == 0:
+        assert first == second == cores
+    else:
+        assert first | second <= cores
+        assert (len(first), len(second), len(first & second)) == (each, each, 0)
+
+
 def _pid(served: Served, partition: int, victim: str) -> int:
     """The controller or rank of a partition, found by the worker's socket name."""
     for pid in descendants(served.process.pid):

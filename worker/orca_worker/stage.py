@@ -19,6 +19,7 @@ from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
+from orca_worker.cores import take_share_of_cores
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
 from orca_worker.intra_layer import IntraLayer
@@ -50,9 +51,9 @@ class Stage:
         self._max_model_len = request.max_model_len or config.max_positions
         if self._max_model_len > config.longest:
             raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
-        if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // (request.workers_on_host * request.tensor_parallel_size)))
+        if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # else somebody has settled it
+            sharers = request.workers_on_host * request.tensor_parallel_size
+            take_share_of_cores(request.first_device + tensor_rank, sharers)
         self._model = build(
             config,
             Checkpoint(path, self._dtype, self._device, on_read),
