@@ -59,9 +59,8 @@ class EngineMaster:
         self.failure = ""
         self.facts = pb.ModelFacts()
         self.membership = Membership(topology, config, self._serve, self._note_failure)
-        # The token that a look-ahead needs is where it was sampled: on the one rank of the one partition.
-        alone = topology.pipeline_parallel_size == topology.tensor_parallel_size == 1
-        self._foresees = config.lookahead and alone
+        # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
+        self._foresees = config.lookahead and topology.pipeline_parallel_size == 1
         self._config = config
         self._deliver = deliver
         self._observer = observer

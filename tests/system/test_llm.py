@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from support.checkpoints import with_tokenizer
 
 NAME = "mistral-gqa"
@@ -47,9 +48,11 @@ AHEAD = """
 import json, sys
 from orca_master import LLM, SamplingParams
 
-found = []
+found, ranks = [], int(sys.argv[2])
 for lookahead in (True, False):
-    with LLM(sys.argv[1], dtype="float32", max_batch_size=3, lookahead=lookahead) as llm:
+    with LLM(
+        sys.argv[1], tensor_parallel_size=ranks, dtype="float32", max_batch_size=3, lookahead=lookahead
+    ) as llm:
         sampling = [
             SamplingParams(
                 max_tokens=5 + 7 * index, temperature=index % 3 / 2, seed=index, repetition_penalty=1 + index % 2 / 4,
@@ -63,11 +66,12 @@ print(json.dumps(found))
 """
 
 
-def test_lookahead_changes_no_token(checkpoint, tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lookahead_changes_no_token(checkpoint, tmp_path, ranks):
     """Ends of sequence, penalties and drawn tokens, more requests than fit a batch; half with repetition penalties."""
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     result = subprocess.run(
-        [sys.executable, "-c", AHEAD, str(model)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", AHEAD, str(model), str(ranks)], capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
     ahead, plain = json.loads(result.stdout)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from orca_worker.cores import take_share_of_cores
+from orca_worker.cores import take_share
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,7 @@ from orca_worker.cores import take_share_of_cores
 def test_shares_are_apart_and_none_is_empty(monkeypatch, allowed, index, sharers, pinned, threads):
     affinity: list[list[int]] = []
     counts: list[int] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: affinity.append(cores))
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
-    take_share_of_cores(index, sharers)
+    take_share(set(range(allowed)), index, sharers)
     assert (affinity, counts) == (pinned, [threads])

@@ -42,6 +42,15 @@ class IntraLayer:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns rank 0's token ids (int64) on every rank; the others give zeros of the same shape."""
+        if self.shared is not None:
+            # Token ids are whole numbers below 2**24, which float32 holds, and so sums with zeros, exactly.
+            return self.shared.sum(tokens.float()).long()
+        if self.size > 1:
+            dist.broadcast(tokens, group=self.group, group_src=0)
+        return tokens
+
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
         """Returns [rows, total] on rank 0 from each rank's x [rows, its part]; other ranks get x back."""
         if self.size == 1:

@@ -21,6 +21,7 @@ import traceback
 
 from orca_protos import engine_pb2 as pb
 
+from orca_worker.cores import take_share
 from orca_worker.errors import ModelError
 from orca_worker.frames import encode, read_command
 from orca_worker.stage import Stage
@@ -38,6 +39,7 @@ class Rank:
         self._store_host = store_host
         self._stage: Stage | None = None
         self._last_progress = 0.0
+        self._cores = os.sched_getaffinity(0)
 
     def handle(self, command: pb.RankCommand) -> None:
         """Runs one command; raises whatever makes this rank useless."""
@@ -68,6 +70,9 @@ class Rank:
     def _load(self, request: pb.LoadRequest) -> None:
         try:
             self._stage = None
+            if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # else somebody has settled it
+                sharers = request.workers_on_host * request.tensor_parallel_size
+                take_share(self._cores, request.first_device + self._tensor_rank, sharers)
             self._stage = Stage(request, self._tensor_rank, self._progress)
         except ModelError as error:
             self._reply(pb.RankReply(fault=pb.RankFault(message=str(error), user_error=True)))

@@ -7,7 +7,6 @@ its device.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
-from orca_worker.cores import take_share_of_cores
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
 from orca_worker.intra_layer import IntraLayer
@@ -51,9 +49,6 @@ class Stage:
         self._max_model_len = request.max_model_len or config.max_positions
         if self._max_model_len > config.longest:
             raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
-        if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # else somebody has settled it
-            sharers = request.workers_on_host * request.tensor_parallel_size
-            take_share_of_cores(request.first_device + tensor_rank, sharers)
         self._model = build(
             config,
             Checkpoint(path, self._dtype, self._device, on_read),
@@ -154,21 +149,24 @@ class Stage:
             timing.ended_ns = time.monotonic_ns()
             return pb.RankReply(timing=timing)
         result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence)
-        if len(batch.sampling.temperature):
+        if num_sampled := len(batch.sampling.temperature):
             logits = self._model.logits(output[batch.sampling.last_token])
-            if self._ranks.rank == 0:  # it has all columns; the others are done
-                self._sample(logits, iteration, batch.sampling, result)
+            tokens = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
+            if self._ranks.rank == 0:  # it has all columns
+                tokens = self._sample(logits, iteration, batch.sampling, result)
+            if self._first:  # the next iteration may be on its way already, without these tokens
+                self._rows.keep_sampled(iteration, self._ranks.from_first(tokens).cpu().numpy())
         timing.ended_ns = time.monotonic_ns()
         result.timing.CopyFrom(timing)
         return pb.RankReply(result=result)
 
     def _sample(
         self, logits: torch.Tensor, iteration: pb.Iteration, rows: SamplingRows, result: pb.IterationResult
-    ) -> None:
+    ) -> torch.Tensor:
         tokens = sample(self._processors.apply(logits, iteration), rows)
-        self._rows.keep_sampled(iteration, tokens.cpu().numpy())
         result.token.extend(tokens.tolist())
         result.logprobs.extend(logprobs(logits, tokens, rows))
+        return tokens
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embeds the tokens on the first partition, then runs the layers; returns [S, H]."""

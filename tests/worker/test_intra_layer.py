@@ -1,0 +1,53 @@
+"""What ranks of one partition give each other: rank 0's tokens, with shared memory and without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from orca_kernels.cpu.library import load
+from orca_worker.intra_layer import IntraLayer
+from orca_worker.shared_sum import SharedSum, num_bytes
+
+TOKENS = [0, 1, 50_256, 2**24 - 1]
+GLOO = """
+import sys, torch
+import torch.distributed as dist
+from orca_worker.intra_layer import IntraLayer
+
+path, rank, *tokens = sys.argv[1], *map(int, sys.argv[2:])
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
+mine = torch.tensor(tokens if rank == 0 else [0] * len(tokens))
+print(IntraLayer(rank, 3).from_first(mine).tolist())
+dist.barrier()
+"""
+
+
+def test_tokens_through_shared_memory(tmp_path):
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(num_bytes(3)))
+    ranks = [IntraLayer(rank, 3) for rank in range(3)]
+    for ranked in ranks:
+        ranked.shared = SharedSum(load(), path, ranked.rank, 3, 30.0)
+
+    def take(ranked: IntraLayer) -> list[int]:
+        tokens = torch.tensor(TOKENS) if ranked.rank == 0 else torch.zeros(len(TOKENS), dtype=torch.int64)
+        return ranked.from_first(tokens).tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(take, ranks)) == [TOKENS] * 3
+
+
+def test_tokens_through_gloo(tmp_path):
+    command = [sys.executable, "-c", GLOO, str(tmp_path / "rendezvous")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), *map(str, TOKENS)], stdout=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == [str(TOKENS)] * 3
+
+
+def test_one_rank_keeps_its_tokens():
+    assert IntraLayer().from_first(torch.tensor(TOKENS)).tolist() == TOKENS
