@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from orca_master.endpoint import EndpointConfig
+from orca_master.engine_client import EngineClient
 from orca_master.engine_link import Answer, AskMetrics, Hello, Outputs, Release, Submit, receive, send
-from orca_master.engine_thread import EngineThread
 from orca_master.engine_types import Output
 
 STATUS_SECONDS = 0.1
@@ -19,7 +19,7 @@ STATUS_SECONDS = 0.1
 class EngineServer:
     """Lets API processes submit; `listening` opens it. `model_path` and `config` are what each is told to serve."""
 
-    def __init__(self, engine: EngineThread, model_path: Path, config: EndpointConfig) -> None:
+    def __init__(self, engine: EngineClient, model_path: Path, config: EndpointConfig) -> None:
         self._engine = engine
         self._model_path = model_path
         self._config = config

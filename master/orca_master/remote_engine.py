@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_link import Answer, AskMetrics, Hello, Outputs, Release, Submit, receive, send
-from orca_master.engine_types import Output, Submission
+from orca_master.engine_types import EngineState, Output, Submission
 from orca_master.errors import EngineUnavailableError
 from orca_master.request import FinishReason
 
@@ -30,7 +31,7 @@ async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
 
 
 class RemoteEngine(EngineClient):
-    """Made by `connect`; `listen` must run."""
+    """Made by `connect`; `listen` must run. Once the master is gone, requests are refused and end with an error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: EngineStatus) -> None:
         self._reader = reader
@@ -39,6 +40,7 @@ class RemoteEngine(EngineClient):
         self._receivers: dict[str, Callable[[Output], object]] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
+        self._gone = False
 
     @property
     def status(self) -> EngineStatus:
@@ -72,22 +74,31 @@ class RemoteEngine(EngineClient):
                         if (receiver := self._receivers.get(output.request_id)) is not None:
                             receiver(output)
                 case Answer(number, value, error):
-                    answer = self._answers.pop(number)
-                    if answer.cancelled():
-                        continue
-                    if error is None:
-                        answer.set_result(value)
-                    else:
-                        answer.set_exception(error)
+                    _settle(self._answers.pop(number), value, error)
                 case EngineStatus():
                     self._status = message
+        self._status = replace(self._status, state=EngineState.STOPPED, failure=GONE)
+        self._gone = True
         for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailableError(GONE))
+            _settle(answer, None, EngineUnavailableError(GONE))
         for request_id, receiver in self._receivers.items():
             receiver(Output(request_id, None, FinishReason.ERROR, GONE))
 
     def _ask(self, number: int, message: Submit | AskMetrics) -> asyncio.Future[Any]:
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        send(self._writer, message)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._gone:
+            answer.set_exception(EngineUnavailableError(GONE))
+        else:
+            self._answers[number] = answer
+            send(self._writer, message)
         return answer
+
+
+def _settle(answer: asyncio.Future[Any], value: bytes | None, error: Exception | None) -> None:
+    """Gives an answer to who waits for it, if somebody still does."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)
