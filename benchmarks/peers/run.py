@@ -34,7 +34,7 @@ from common import floor_seconds, save_model, unwind_on_sigterm  # noqa: E402
 from orca_bench.circumstances import circumstances, line  # noqa: E402
 from orca_bench.traces import synthetic  # noqa: E402
 
-PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate")
+PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate", "transformers_continuous")
 EXIT_SECONDS = 20.0
 REQUIRED = """
 import importlib.metadata, json, sys
