@@ -167,6 +167,14 @@ class PodSettings(Part):
     annotations: dict[str, str] = Field({}, description="More annotations on the pods.")
 
 
+class MasterSettings(PodSettings):
+    """The master pod."""
+
+    api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="Processes for HTTP and text beside the scheduler's; 0 makes them a thread of it."
+    )
+
+
 class WorkerSettings(PodSettings):
     """Worker pods."""
 
@@ -245,7 +253,7 @@ class Spec(Part):
     )
     recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Bounds on failure and repair.")
     communication: Communication = Field(Communication(), description="How workers reach each other.")
-    master: PodSettings = Field(PodSettings(), description="The engine-master pod.")
+    master: MasterSettings = Field(MasterSettings(), description="The engine-master pod.")
     worker: WorkerSettings = Field(WorkerSettings(), description="The worker pods.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="See the pod API."

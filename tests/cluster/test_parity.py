@@ -79,7 +79,10 @@ def test_the_example_answers(shared):
 
 
 def test_a_model_from_a_hub(shared):
-    """hf://, served from the node: every worker fetches its own shards, the master none, and the tokens are right."""
+    """hf://, served from the node: every worker fetches its own shards, the master none, and the tokens are right.
+
+    Two API processes hand them out.
+    """
     model = checkpoints.make_model(RANDOM)
     (node,) = shared.cluster.nodes()
     hub = Hub(node)
@@ -93,7 +96,7 @@ def test_a_model_from_a_hub(shared):
                 model={"uri": f"hf://{REPOSITORY}", "dtype": "float32", "cache": {"sizeLimit": "1Gi"}},
                 parallelism={"pipelineParallelSize": 2},
                 worker=worker_settings(env=[*worker_settings()["env"], *mirror]),
-                master={**demo_spec()["master"], "env": mirror},
+                master={**demo_spec()["master"], "env": mirror, "apiProcesses": 2},
             ),
             "from-hub",
         )
@@ -106,6 +109,9 @@ def test_a_model_from_a_hub(shared):
         assert all(0 < len(found) < len(everything) for found in workers), "only what the partition needs"
         assert set().union(*workers) == everything
         assert [found for name, found in held.items() if "master" in name] == [set()]
+        (master,) = (name for name in held if "master" in name)
+        commands = shared.kubectl("exec", master, "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        assert commands.count("-m orca_master.api_process") == 2
     finally:
         shared.kubectl("delete", "orca", "from-hub", "--ignore-not-found")
         hub.server.shutdown()

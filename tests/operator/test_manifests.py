@@ -30,7 +30,7 @@ EVERYTHING = {
     "auth": {"apiKeySecretRef": {"name": "keys", "key": "list"}},
     "podDisruptionBudget": {"enabled": True},
     "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
-    "master": {"priorityClassName": "high", "env": [{"name": "POD_IP", "value": "mine"}]},
+    "master": {"apiProcesses": 2, "priorityClassName": "high", "env": [{"name": "POD_IP", "value": "mine"}]},
     "worker": {
         "image": "my/worker:1",
         "resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
@@ -51,6 +51,12 @@ EVERYTHING = {
 
 def manifests(spec: dict, name: str = "demo") -> list[dict]:
     return [action.manifest for action in plan(context(spec, name), Observed()) if isinstance(action, Apply)]
+
+
+@pytest.mark.parametrize(("spec", "count"), [(MINIMAL, None), (EVERYTHING, 2)], ids=["minimal", "all"])
+def test_the_master_is_told_of_its_api_processes(spec, count):
+    (boot,) = (found for found in manifests(spec) if "master.yaml" in found.get("data", {}))
+    assert yaml.safe_load(boot["data"]["master.yaml"]).get("api-processes") == count
 
 
 def pod_specs(spec: dict) -> list[dict]:

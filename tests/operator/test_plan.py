@@ -142,6 +142,7 @@ def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
         {"model": {"uri": "file:///models/other"}}, {"parallelism": {"tensorParallelSize": 2}},
         {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"admission": "paged"}},
         {"communication": {"backend": "gloo"}}, {"imagePullPolicy": "Always"},
+        {"master": {"apiProcesses": 2}},
     ]  # fmt: skip
     hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
     assert len(hashes) == len(pod_changes)

@@ -116,6 +116,7 @@ def test_every_rule_is_in_the_crd_and_not_in_the_legacy_one():
         (merged(MINIMAL, worker={"sharedMemorySize": "much"}), "spec.worker.sharedMemorySize"),
         (merged(MINIMAL, communication={"backend": "mpi"}), "spec.communication.backend"),
         (merged(MINIMAL, drainTimeoutSeconds=0), "spec.drainTimeoutSeconds"),
+        (merged(MINIMAL, master={"apiProcesses": -1}), "spec.master.apiProcesses"),
     ],
 )
 def test_what_the_schema_refuses_is_named(spec, field):

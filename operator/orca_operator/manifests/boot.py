@@ -75,6 +75,8 @@ def options(context: Context) -> dict[str, Any]:
     }
     if spec.scheduler.kv_slots is not None:
         found["kv-slots"] = spec.scheduler.kv_slots
+    if spec.master.api_processes:
+        found["api-processes"] = spec.master.api_processes
     if spec.auth.api_key_secret_ref is not None:
         found["api-key-file"] = f"{API_KEYS}/keys"
     return found
