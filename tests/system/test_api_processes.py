@@ -30,9 +30,13 @@ def served(model) -> Iterator[Served]:
         yield server
 
 
-def api_processes(served: Served) -> set[int]:
+def processes_of(served: Served, module: str) -> set[int]:
     pids = descendants(served.process.pid)
-    return {pid for pid in pids if alive(pid) and b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in pids if alive(pid) and module in Path(f"/proc/{pid}/cmdline").read_text()}
+
+
+def api_processes(served: Served) -> set[int]:
+    return processes_of(served, "orca_master.api_process")
 
 
 def connected(pids: set[int]) -> set[int]:
@@ -154,7 +158,7 @@ def test_no_process_stays_behind(served, number):
 
 
 def test_a_lost_engine_is_known_everywhere(served):
-    rank = max(descendants(served.process.pid) - api_processes(served))
+    (rank,) = processes_of(served, "orca_worker.rank")
     os.kill(rank, signal.SIGKILL)
 
     def refused() -> bool:
