@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,13 +20,15 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, EngineState, Output, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
-from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger, blocks_for
+from orca_master.in_flight import InFlight
+from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger
+from orca_master.limits import check_fits
 from orca_master.lookahead import look_ahead
 from orca_master.membership import Membership
 from orca_master.pipeline import Phase, Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request
-from orca_master.scheduler import Batch, Proposal, Scheduler, SchedulerConfig
+from orca_master.scheduler import Proposal, Scheduler, SchedulerConfig
 from orca_master.topology import Topology
 from orca_master.workers import WorkerLostError
 
@@ -36,13 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Serving:
-    """A serving pipeline with its iterations in flight, oldest first."""
+    """A serving pipeline with its iterations in flight."""
 
     pipeline: Pipeline
     ledger: KvLedger
-    in_flight: deque[tuple[int, Batch]] = field(default_factory=deque)
-    deadline: asyncio.TimerHandle | None = None
-    stalled: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    in_flight: InFlight = field(default_factory=InFlight)
 
 
 class EngineMaster:
@@ -152,19 +151,7 @@ class EngineMaster:
     # -- inside --------------------------------------------------------------------------------------
 
     def _check_fits(self, request: Request) -> None:
-        rounded = blocks_for(request.max_tokens) * BLOCK_SIZE
-        numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
-        if request.max_tokens > self.facts.max_model_len:
-            raise RequestError(
-                f"{numbers} = {request.max_tokens} exceed the model's context of {self.facts.max_model_len} tokens",
-                "max_tokens",
-            )
-        if rounded > self.num_slots:
-            raise RequestError(
-                f"{numbers} need {rounded} K/V slots (rounded to blocks of {BLOCK_SIZE}), "
-                f"this server has {self.num_slots}: lower max_tokens or raise --kv-slots",
-                "max_tokens",
-            )
+        check_fits(request, self.facts.max_model_len, self.num_slots)
 
     def _refuse_misfits(self) -> None:
         """Ends waiting requests that exceed limits which were not known, or not in force, when they came."""
@@ -220,7 +207,7 @@ class EngineMaster:
             f"an iteration did not return within {self._config.stall_timeout:.0f} s", "EngineStalled"
         )
         try:
-            await asyncio.wait({messages, serving.stalled}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({messages, serving.in_flight.stalled}, return_when=asyncio.FIRST_COMPLETED)
             if messages.done():
                 error = messages.exception()
                 lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
@@ -228,8 +215,7 @@ class EngineMaster:
             lost = WorkerLostError("it left the topology, or the engine stops")
             raise
         finally:
-            if serving.deadline is not None:
-                serving.deadline.cancel()
+            serving.in_flight.stop()
             messages.cancel()
             await asyncio.gather(messages, return_exceptions=True)
             self._close(pipeline, str(lost))
@@ -275,24 +261,20 @@ class EngineMaster:
         """Sends the iteration after the one in flight, where that is wanted and can be foreseen."""
         for serving in self._serving.values():
             if self._foresees and len(serving.in_flight) == 1:
-                proposal = look_ahead(self.scheduler, serving.in_flight[0][1])
+                proposal = look_ahead(self.scheduler, serving.in_flight.newest)
                 if proposal:
                     self._send(serving, proposal)
 
     def _send(self, serving: _Serving, proposal: Proposal) -> None:
         batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
         sequence = serving.pipeline.send(batch)
-        serving.in_flight.append((sequence, batch))
-        if serving.deadline is None:
-            self._arm(serving)
+        serving.in_flight.add(sequence, batch, self._config.stall_timeout)
         self._observer.on_dispatch(sequence, batch)
         if proposal.preempted:
             self._observer.on_preemption(len(proposal.preempted))
 
     def _commit(self, serving: _Serving, result: pb.IterationResult) -> None:
-        sequence, batch = serving.in_flight.popleft()
-        if result.sequence != sequence:
-            raise WorkerLostError(f"result {result.sequence} came where {sequence} was due")
+        batch = serving.in_flight.take(result.sequence, self._config.stall_timeout)
         outputs = []
         logprobs = {found.index: found for found in result.logprobs}
         for index, request in self.scheduler.commit(batch, list(result.token)):
@@ -301,19 +283,9 @@ class EngineMaster:
             )
             if request.finish_reason is not None:
                 del self._requests[request.request_id]
-        self._arm(serving)
         self._dispatch()
         if outputs:
             self._deliver(outputs)
-
-    def _arm(self, serving: _Serving) -> None:
-        """Sets the deadline of the oldest iteration in flight."""
-        if serving.deadline is not None:
-            serving.deadline.cancel()
-            serving.deadline = None
-        if serving.in_flight:
-            loop = asyncio.get_running_loop()
-            serving.deadline = loop.call_later(self._config.stall_timeout, _resolve, serving.stalled)
 
     def _fail_requests(self, reason: str) -> None:
         outputs = []
@@ -322,8 +294,3 @@ class EngineMaster:
             outputs.append(Output(request.request_id, None, FinishReason.ERROR, reason))
         self._requests.clear()
         self._deliver(outputs)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
