@@ -79,6 +79,8 @@ class ApiProcesses:
                 start_new_session=True,  # Ctrl-C reaches the master alone, which then ends them in order
             )  # fmt: skip
             self._running.add(process)
+            if self._ending:  # it was begun before that, and nobody has told it
+                process.terminate()
             code = await process.wait()
             self._running.discard(process)
             if not self._ending:

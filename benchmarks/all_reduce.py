@@ -1,0 +1,73 @@
+"""Sums over the ranks of one worker: through shared memory, and by gloo's all-reduce, in turn.
+
+    OMP_NUM_THREADS=1 python benchmarks/all_reduce.py [--ranks 2]
+
+Every layer has two such sums. Rows of 768, as many as a batch of increments or a prompt has tokens; microseconds per
+sum, the median of each pass on rank 0, and of the passes. Ranks need a core each, or they measure each other's waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from orca_worker.shared_sum import share_memory
+from torch import multiprocessing
+
+HIDDEN = 768
+ROWS = (1, 8, 32, 272, 2048)
+DTYPES = (torch.float32, torch.bfloat16)
+PASSES, REPEATS, LONGEST_WAIT = 5, 60, 60.0
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Returns the median time of one call."""
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e6
+
+
+def run(rank: int, size: int, store: str) -> None:
+    """One rank; rank 0 prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    shared = share_memory(None, rank, size, LONGEST_WAIT)
+    if shared is None:
+        raise SystemExit("all_reduce.py: error: the ranks have no shared memory, or no compiler for the kernels")
+    for dtype in DTYPES:
+        for rows in ROWS:
+            x = torch.zeros(rows, HIDDEN, dtype=dtype)
+            found: dict[str, list[float]] = {"shared memory": [], "gloo": []}
+            for _ in range(PASSES):
+                dist.barrier()
+                found["shared memory"].append(microseconds(lambda x=x: shared.sum(x)))
+                dist.barrier()
+                found["gloo"].append(microseconds(lambda x=x: dist.all_reduce(x)))
+            if rank == 0:
+                ours, gloo = (statistics.median(times) for times in found.values())
+                ratios = [there / here for here, there in zip(*found.values(), strict=True)]
+                name = str(dtype).removeprefix("torch.")
+                spread = f"[{min(ratios):.1f}, {max(ratios):.1f}]"
+                print(f"{name} {rows} x {HIDDEN}: {ours:.0f} us, gloo {gloo:.0f} us, {gloo / ours:.1f} x {spread}")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Starts the ranks and waits for them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    ranks = parser.parse_args().ranks
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(run, (ranks, f"{folder}/store"), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()
