@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from orca_operator.names import FIELD_MANAGER
 from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, helm, images
 
 ROOT = Path(__file__).parents[2]
@@ -210,11 +212,13 @@ def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
     gone = ("get", "namespaces", "--field-selector", "status.phase=Terminating", "-o", "name")
     assert eventually(lambda: not namespace.cluster.kubectl(*gone).strip(), 200), "the cluster comes to rest"
     assert eventually(lambda: unchanged(lambda: mutations(namespace.cluster), 10), 60), "the cluster comes to rest"
-    versions = snapshot(namespace)
+    versions, said = snapshot(namespace), operator_events(namespace.cluster)
+    assert len(said) >= len(deployments)
     before = mutations(namespace.cluster)
     time.sleep(60)  # ten deployments, a pass every five seconds: 120 passes
     assert mutations(namespace.cluster) == before
     assert snapshot(namespace) == versions
+    assert operator_events(namespace.cluster) == said
 
 
 def unchanged(read: Callable[[], dict[str, int]], seconds: float) -> bool:
@@ -223,10 +227,20 @@ def unchanged(read: Callable[[], dict[str, int]], seconds: float) -> bool:
     return read() == before
 
 
+def operator_events(cluster: Kubernetes) -> dict[str, str]:
+    """Versions of the events that the operator wrote; kubelets write theirs at any time."""
+    listed = json.loads(cluster.kubectl("get", "events", "--all-namespaces", "-o", "json"))["items"]
+    return {
+        event["metadata"]["uid"]: event["metadata"]["resourceVersion"]
+        for event in listed
+        if event["source"].get("component") == FIELD_MANAGER
+    }
+
+
 def mutations(cluster: Kubernetes) -> dict[str, int]:
-    """Mutating requests so far, by resource, for the resources that the operator writes."""
+    """Mutating requests so far, by resource, for the resources that the operator writes; its events are told apart."""
     written = ("orcadeployments", "services", "configmaps", "serviceaccounts", "deployments", "statefulsets",
-               "controllerrevisions", "networkpolicies", "secrets", "events")  # fmt: skip
+               "controllerrevisions", "networkpolicies", "secrets")  # fmt: skip
     counts: dict[str, int] = {}
     for line in cluster.kubectl("get", "--raw", "/metrics").splitlines():
         if not line.startswith("apiserver_request_total{"):
