@@ -83,6 +83,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
         loop.add_signal_handler(number, stop.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     path = Path(topology.model.path)
+    # Read here even if other processes serve: a damaged file is known, and said once, before anything starts.
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     engine = make_engine(topology, config, endpoint_config)
     endpoint = Endpoint(endpoint_config, engine, codec, template)
