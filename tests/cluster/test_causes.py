@@ -12,6 +12,14 @@ SECONDS = 30
 UNREACHABLE_HUB = [{"name": "HF_ENDPOINT", "value": "http://127.0.0.1:9"}]
 ENDLESS = {"name": "wait", "image": "", "command": ["sleep", "300"]}
 
+GREEDY = """
+import sys
+if {argument!r} in sys.orig_argv:
+    taken = b"x" * (1 << 30)
+"""
+"""A `sitecustomize` with which a process takes 1 GiB when Python starts. All at once and of its own: a limit on what it
+reads anyway, code and weights, makes the kernel evict and read those pages for minutes before it gives up."""
+
 ROWS = {
     "ImagePullFailed": (
         demo_spec(worker=worker_settings(image="localhost/nobody-has-this:1")),
@@ -34,11 +42,6 @@ ROWS = {
         demo_spec(worker=worker_settings(env=[{"name": "PYTHONHOME", "value": "/nowhere"}])),
         "exit code 1",
     ),
-    "WorkerOOMKilled": (
-        # Half of what importing torch takes: closer to it, the kernel evicts pages again and again before it gives up.
-        demo_spec(worker=worker_settings(resources={"limits": {"memory": "64Mi"}, "requests": {"cpu": "10m"}})),
-        "limit is 64",
-    ),
     "Serving": (demo_spec(), "1 of 1 pipelines serve"),
     "Suspended": (demo_spec(suspend=True), "spec.suspend"),
 }
@@ -53,6 +56,25 @@ def test_the_cause_is_named(namespace: Namespace, reason: str):
     assert condition["status"] == ("True" if reason == "Serving" else "False")
     events = namespace.items("events", "--field-selector", "involvedObject.kind=OrcaDeployment")
     assert reason in {event["reason"] for event in events}
+
+
+@pytest.mark.parametrize("argument", ["worker", "orca_worker.rank"])
+def test_a_worker_killed_for_memory_is_named(namespace: Namespace, argument: str):
+    """Whichever process the kernel picks: the container's first, of which the kubelet tells, or a rank of its."""
+    namespace.apply({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "greedy"},
+        "data": {"sitecustomize.py": GREEDY.format(argument=argument)},
+    })  # fmt: skip
+    settings = worker_settings(
+        resources={"limits": {"memory": "512Mi"}, "requests": {"cpu": "10m"}},
+        env=[{"name": "PYTHONPATH", "value": "/greedy"}],
+        volumes=[{"name": "greedy", "configMap": {"name": "greedy"}}],
+        volumeMounts=[{"name": "greedy", "mountPath": "/greedy"}],
+    )
+    namespace.deploy(demo_spec(worker=settings))
+    assert "limit is 512" in namespace.wait_reason("WorkerOOMKilled", SECONDS)["message"]
+    events = namespace.items("events", "--field-selector", "reason=WorkerOOMKilled")
+    assert {event["involvedObject"]["kind"] for event in events} >= {"OrcaDeployment"}
 
 
 def test_loading_weights_is_seen(namespace: Namespace):
