@@ -91,15 +91,16 @@ class PartitionedModel:
                 iteration.admission.add(row=row)
         return iteration
 
-    def logits(self, iteration: pb.Iteration) -> torch.Tensor:
-        """Runs one iteration over all partitions; returns [S, vocabulary], logits after every token."""
+    def logits(self, iteration: pb.Iteration, every_token: bool = True) -> torch.Tensor:
+        """Runs one iteration over all partitions; returns [S, vocabulary], or [K, vocabulary] of those that sample."""
         batch = self.rows.batch(iteration)
+        last = None if every_token else batch.last
 
         def run(partitions: list[ModelPartition]) -> torch.Tensor:
             with torch.inference_mode():
                 hidden = partitions[0].embed(batch.tokens, batch.ragged)
                 for partition in partitions:
-                    hidden = partition(hidden, batch.ragged)
+                    hidden = partition(hidden, batch.ragged, last if partition is partitions[-1] else None)
                 return partitions[-1].logits(hidden)
 
         with ThreadPoolExecutor(len(self.ranks)) as pool:

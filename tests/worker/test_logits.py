@@ -73,6 +73,35 @@ def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
     assert shapes == {37}
 
 
+@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ranks, checkpoint, references):
+    """The same logits for the tokens that sample, and keys and values of all of them for the iterations after."""
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    model = PartitionedModel(checkpoint(variant), num_partitions, ranks)
+    prompts = [list(reference.prompt) for reference in expected]
+    begun = model.iteration([(row, 0, prompts[row][:250]) for row in (0, 1, 3)], max_tokens=640)
+    begun.sample[2] = False  # a chunk of a prompt
+    logits = model.logits(begun, every_token=False)
+    wanted = [expected[row].logits[len(prompts[row]) - 1] for row in (0, 1)]
+    torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
+
+    rows_of: dict[str, int] = {}
+    for name, module in model.ranks[0][-1].layers[-1].named_modules():
+        if isinstance(module, Linear | RowParallelLinear):
+            module.register_forward_hook(lambda _, inputs, __, name=name: rows_of.update({name: len(inputs[0])}))
+    parts = [(0, 1, [expected[0].greedy[0]]), (2, 0, prompts[2]), (3, 250, prompts[3][250:])]
+    logits = model.logits(model.iteration(parts, max_tokens=640), every_token=False)
+    wanted = [expected[0].logits[1], expected[2].logits[32], expected[3].logits[599]]
+    torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
+    assert sorted(rows_of.values()) == [3, 3, 3, 1 + 33 + 350]
+
+    parts = [(row, len(prompts[row]), [expected[row].greedy[0]]) for row in (2, 3)]
+    logits = model.logits(model.iteration(parts, max_tokens=640), every_token=False)
+    wanted = [expected[row].logits[len(prompts[row])] for row in (2, 3)]
+    torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_partition_reads_only_its_own_tensors(variant, checkpoint, monkeypatch):
     """No tensor is read twice but a tied embedding, and together the partitions read all of them."""

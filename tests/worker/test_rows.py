@@ -49,8 +49,15 @@ def test_slots_and_positions_follow_the_grants(iterations):
         assert batch.ragged.positions.tolist() == expected_positions
         assert batch.tokens.tolist() == list(iteration.token)
         sampling = [index for index, wanted in enumerate(iteration.sample) if wanted]
-        ends = [int(batch.ragged.query_start[index + 1]) - 1 for index in sampling]
-        assert batch.sampling.last_token.tolist() == ends
+        if batch.last is None:
+            assert len(sampling) in (0, len(batch.tokens))
+        else:
+            assert batch.last.tokens.tolist() == [int(batch.ragged.query_start[index + 1]) - 1 for index in sampling]
+            assert batch.last.ragged.query_start.tolist() == list(range(len(sampling) + 1))
+            ends = [length_of[iteration.row[index]] - 1 for index in sampling]
+            assert batch.last.ragged.context_length.tolist() == ends
+            assert batch.last.ragged.block_table.tolist() == batch.ragged.block_table[sampling].tolist()
+            assert batch.last.ragged.slots is batch.ragged.slots, "every token's keys and values are stored"
         assert batch.sampling.position.tolist() == [length_of[iteration.row[index]] for index in sampling]
         for index, row in enumerate(iteration.row):
             held = blocks_of[row]

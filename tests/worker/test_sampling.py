@@ -16,7 +16,6 @@ from orca_worker.sampling import _least_kept, logprobs, sample, uniform
 def rows(temperature, top_p, seed, position, choice=None, top_k=None, min_p=None, wanted=None):
     size = len(temperature)
     return SamplingRows(
-        last_token=torch.zeros(size, dtype=torch.int64),
         temperature=np.array(temperature, np.float32),
         top_p=np.array(top_p, np.float32),
         seed=np.array(seed, np.uint64),

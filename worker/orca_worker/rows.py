@@ -6,7 +6,7 @@ every partition keeps the same table, fed by the same iterations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ INITIAL_ROWS = 64
 class SamplingRows:
     """How each sampling request of one iteration draws its token; K = requests that sample."""
 
-    last_token: torch.Tensor
-    """[K] int64 index among the iteration's tokens of each request's last one."""
     temperature: np.ndarray
     """[K] float32."""
     top_p: np.ndarray
@@ -42,12 +40,24 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens whose output the head reads, one for each request that samples."""
+
+    tokens: torch.Tensor
+    """[K] int64 index among the iteration's tokens."""
+    ragged: RaggedBatch
+    """Theirs, but for positions and slots, which are the whole iteration's: every token's keys and values are kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationBatch:
     """One iteration as tensors."""
 
     tokens: torch.Tensor
     """[S] int64 input tokens."""
     ragged: RaggedBatch
+    last: LastTokens | None
+    """None if every token is such a one, or none is."""
     sampling: SamplingRows
 
 
@@ -103,17 +113,18 @@ class RowTable:
         longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
         samples = np.fromiter(iteration.sample, np.bool_)
         sampling = self._rows[row[samples]]
+        ragged = RaggedBatch(
+            query_start=torch.from_numpy(np.concatenate((start[:1], end))),
+            context_length=torch.from_numpy(context),
+            positions=self._tensor(position),
+            slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
+            block_table=self._tensor(self._rows["blocks"][row, :longest]),
+        )
         return IterationBatch(
             tokens=self._tensor(np.fromiter(iteration.token, np.int64)),
-            ragged=RaggedBatch(
-                query_start=torch.from_numpy(np.concatenate((start[:1], end))),
-                context_length=torch.from_numpy(context),
-                positions=self._tensor(position),
-                slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
-                block_table=self._tensor(self._rows["blocks"][row, :longest]),
-            ),
+            ragged=ragged,
+            last=self._last(ragged, end - 1, context + num_tokens - 1, samples),
             sampling=SamplingRows(
-                last_token=self._tensor(end[samples] - 1),
                 temperature=sampling["temperature"],
                 top_p=sampling["top_p"],
                 top_k=sampling["top_k"],
@@ -124,6 +135,21 @@ class RowTable:
                 position=(context + num_tokens)[samples].astype(np.uint64),
             ),
         )
+
+    def _last(
+        self, ragged: RaggedBatch, token: np.ndarray, position: np.ndarray, samples: np.ndarray
+    ) -> LastTokens | None:
+        """`token` and `position` [R] are those of each request's last token."""
+        count = int(samples.sum())
+        if count in (0, len(ragged.positions)):
+            return None
+        theirs = replace(
+            ragged,
+            query_start=torch.arange(count + 1),
+            context_length=torch.from_numpy(position[samples]),
+            block_table=ragged.block_table[self._tensor(np.flatnonzero(samples))],
+        )
+        return LastTokens(self._tensor(token[samples]), theirs)
 
     def _admit(self, iteration: pb.Iteration) -> None:
         for admission in iteration.admission:

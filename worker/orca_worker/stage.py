@@ -150,7 +150,7 @@ class Stage:
             return pb.RankReply(timing=timing)
         result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence)
         if num_sampled := len(batch.sampling.temperature):
-            logits = self._model.logits(output[batch.sampling.last_token])
+            logits = self._model.logits(output)
             tokens = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
             if self._ranks.rank == 0:  # it has all columns
                 tokens = self._sample(logits, iteration, batch.sampling, result)
@@ -169,10 +169,10 @@ class Stage:
         return tokens
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Embeds the tokens on the first partition, then runs the layers; returns [S, H]."""
+        """Embeds the tokens on the first partition, then runs the layers; returns [S, H], see ModelPartition.forward."""
         if hidden is None:
             hidden = self._model.embed(batch.tokens, batch.ragged)
-        output: torch.Tensor = self._model(hidden, batch.ragged)
+        output: torch.Tensor = self._model(hidden, batch.ragged, batch.last if self._last else None)
         return output
 
     def _forget_rows(self) -> None:
@@ -214,7 +214,7 @@ class Stage:
             hidden = torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)
         output = self.run_layers(batch, hidden)
         if self._last:
-            logits = self._model.logits(output[batch.sampling.last_token])
+            logits = self._model.logits(output)
             sample(logits, batch.sampling)
 
 

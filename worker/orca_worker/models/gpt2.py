@@ -20,6 +20,7 @@ from orca_worker.layers import (
 )
 from orca_worker.model_config import ModelConfig
 from orca_worker.models.partition import ModelPartition, Share
+from orca_worker.rows import LastTokens
 
 
 class Gpt2Layer(nn.Module):
@@ -40,9 +41,11 @@ class Gpt2Layer(nn.Module):
         self.mlp_in = GeluLinear.read_transposed(kernels, scope["mlp"]["c_fc"], hidden, inner, [ranks.part(inner)])
         self.mlp_out = RowParallelLinear.read_transposed(kernels, scope["mlp"]["c_proj"], inner, hidden, ranks)
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Returns [S, H]."""
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+        """See ModelPartition.forward."""
         query, key, value = (part.unflatten(1, self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
+        if last is not None:
+            query, hidden, batch = query[last.tokens], hidden[last.tokens], last.ragged
         hidden = self.attention_out(self.attention(query, key, value, batch), hidden)
         output: torch.Tensor = self.mlp_out(self.mlp_in(self.norm_2(hidden)), hidden)
         return output
@@ -78,11 +81,13 @@ class Gpt2Partition(ModelPartition):
         embedded: torch.Tensor = self.token_embedding(tokens) + self.position_embedding(batch.positions)
         return embedded
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
-        for layer in self.layers:
-            hidden = layer(hidden, batch)
-        return hidden
+        *others, final = self.layers
+        for layer in others:
+            hidden = layer(hidden, batch, None)
+        output: torch.Tensor = final(hidden, batch, last)
+        return output
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""

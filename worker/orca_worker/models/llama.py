@@ -15,6 +15,7 @@ from orca_worker.intra_layer import IntraLayer
 from orca_worker.layers import Attention, Head, Linear, RmsNorm, Rotary, RowParallelLinear, VocabularyEmbedding
 from orca_worker.model_config import ModelConfig
 from orca_worker.models.partition import ModelPartition, Share
+from orca_worker.rows import LastTokens
 
 
 class LlamaAttention(nn.Module):
@@ -52,13 +53,16 @@ class LlamaAttention(nn.Module):
         x: torch.Tensor,
         residual: torch.Tensor,
         batch: RaggedBatch,
+        last: LastTokens | None,
         rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Returns residual [S, H] plus the block's output; `rotation` is cosine and sine [S, D]."""
+        """Returns residual [S, H] plus the block's output, or `last` rows of it; `rotation` is cosine and sine [S, D]."""
         query, key, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = self.kernels.rotate(query, *rotation), self.kernels.rotate(key, *rotation)
+        if last is not None:
+            query, residual, batch = query[last.tokens], residual[last.tokens], last.ragged
         output: torch.Tensor = self.out(self.attention(query, key, value, batch), residual)
         return output
 
@@ -93,10 +97,14 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMlp(config, scope["mlp"], kernels, ranks)
 
     def forward(
-        self, hidden: torch.Tensor, batch: RaggedBatch, rotation: tuple[torch.Tensor, torch.Tensor]
+        self,
+        hidden: torch.Tensor,
+        batch: RaggedBatch,
+        last: LastTokens | None,
+        rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Returns [S, H]."""
-        hidden = self.attention(self.norm_1(hidden), hidden, batch, rotation)
+        """See ModelPartition.forward."""
+        hidden = self.attention(self.norm_1(hidden), hidden, batch, last, rotation)
         output: torch.Tensor = self.mlp(self.norm_2(hidden), hidden)
         return output
 
@@ -130,12 +138,14 @@ class LlamaPartition(ModelPartition):
         embedded: torch.Tensor = self.token_embedding(tokens)
         return embedded
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
         rotation = self.rotary.at(batch.positions)
-        for layer in self.layers:
-            hidden = layer(hidden, batch, rotation)
-        return hidden
+        *others, final = self.layers
+        for layer in others:
+            hidden = layer(hidden, batch, None, rotation)
+        output: torch.Tensor = final(hidden, batch, last, rotation)
+        return output
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""

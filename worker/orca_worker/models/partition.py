@@ -10,6 +10,7 @@ from torch import nn
 
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.layers import Attention
+from orca_worker.rows import LastTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,11 @@ class ModelPartition(nn.Module):
         """Returns [S, H] for token ids [S]. First partition only."""
         raise NotImplementedError
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Runs the layers held over hidden [S, H] and returns [S, H]."""
+    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+        """Runs the layers held over hidden [S, H] and returns [S, H]; with `last`, only those rows [K, H].
+
+        The rest of the last layer is then left out for the others: nobody reads what it makes of them.
+        """
         raise NotImplementedError
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
