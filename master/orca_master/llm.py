@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,8 @@ class LLM:
             master, self._endpoint = self._run(make())
             self._stack.callback(lambda: self._run(master.stop("the program is done with it")))
             self._run(master.start())
+            gc.freeze()  # as the server: full collections over what stands by now cost some percent
+            self._stack.callback(gc.unfreeze)
         except BaseException:
             self._stack.close()
             raise
