@@ -98,7 +98,13 @@ void rotate(T *x, const float *cosine, const float *sine, int64_t rows, int64_t 
     const float *c = cosine + row * dim, *s = sine + row * dim;
     for (int64_t head = 0; head < heads; ++head) {
       T *low = x + row * stride + head * dim, *high = low + dim / 2;
-      for (int64_t i = 0; i < dim / 2; ++i) {
+      int64_t i = 0;
+      for (; i + kLanes <= dim / 2; i += kLanes) {
+        const Floats a = load(low + i), b = load(high + i);
+        store(low + i, a * load(c + i) - b * load(s + i));
+        store(high + i, b * load(c + i + dim / 2) + a * load(s + i + dim / 2));
+      }
+      for (; i < dim / 2; ++i) {
         const float a = scalar(low[i]), b = scalar(high[i]);
         put(low + i, a * c[i] - b * s[i]);
         put(high + i, b * c[i + dim / 2] + a * s[i + dim / 2]);
