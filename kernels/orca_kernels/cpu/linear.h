@@ -14,7 +14,8 @@ namespace orca {
 
 constexpr int kPanel = 2 * kLanes;
 constexpr int kRowsAtOnce = 12;
-constexpr int kAhead = 16;             // steps that are fetched ahead: 2 KB
+constexpr int kAhead = 16;             // steps that are fetched ahead into the first-level cache: 2 KB
+constexpr int kFarAhead = 64;          // and into the second, for the memory answers later than those are used up
 constexpr int64_t kChunkWords = 1 << 17;  // of rows that stay in the second-level cache while the weights pass: 512 KB
 
 template <typename T>
@@ -61,6 +62,8 @@ void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_
   for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
     __builtin_prefetch(weights + kAhead * kPanel);
     __builtin_prefetch(weights + kAhead * kPanel + kLanes);
+    __builtin_prefetch(weights + kFarAhead * kPanel, 0, 2);
+    __builtin_prefetch(weights + kFarAhead * kPanel + kLanes, 0, 2);
     for (int row = 0; row < kRows; ++row) {
       low[row] = Product<T>::add(low[row], words[row], weights);
       high[row] = Product<T>::add(high[row], words[row], weights + kLanes);
