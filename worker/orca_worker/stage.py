@@ -169,7 +169,7 @@ class Stage:
         return tokens
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Embeds the tokens on the first partition, then runs the layers; returns [S, H], see ModelPartition.forward."""
+        """Embeds the tokens on the first partition, then runs the layers: see ModelPartition.forward."""
         if hidden is None:
             hidden = self._model.embed(batch.tokens, batch.ragged)
         output: torch.Tensor = self._model(hidden, batch.ragged, batch.last if self._last else None)

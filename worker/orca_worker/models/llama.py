@@ -56,7 +56,7 @@ class LlamaAttention(nn.Module):
         last: LastTokens | None,
         rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Returns residual [S, H] plus the block's output, or `last` rows of it; `rotation` is cosine and sine [S, D]."""
+        """Returns residual [S, H] plus the block's output, or its `last` rows; `rotation` is cosine and sine [S, D]."""
         query, key, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
