@@ -2,8 +2,9 @@
 
 `orca serve --iteration-log FILE` writes the log (orca_master/iteration_log.py). A stage's time is taken as linear in
 iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never negative.
-The rest of a round trip is measured too: the gap between two stages, and the mean gap from a result to the next
-iteration wherever requests went on, so that the pipeline was not waiting for new ones.
+The rest of a round trip is measured too: the gap between two stages; the mean gap from a result to the next
+iteration wherever requests went on and the first stage was free, so that the pipeline waited for nothing else; and
+the gap between two iterations on a stage where the second had been waiting for it.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ class Measured:
     stages: tuple[tuple[float, ...], ...]
     hand_over: float = 0.0
     turnaround: float = 0.0
+    between: float = 0.0
 
     @property
     def turnaround_seconds(self) -> float:
         """See CostModel."""
         return self.turnaround
+
+    @property
+    def between_seconds(self) -> float:
+        """See CostModel."""
+        return self.between
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
         """See CostModel."""
@@ -68,7 +75,7 @@ def calibrate(path: Path) -> Measured:
             raise ValueError(f"{len(lines)} iterations are too few")
         amounts = np.array([_features(entries) for entries in work])
         fitted = tuple(_fit(amounts, np.array([end - begin for begin, end in stage])) for stage in stages)
-        return Measured(fitted, _hand_over(lines), _turnaround(lines))
+        return Measured(fitted, _hand_over(lines), *_turnaround_and_between(lines))
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -107,15 +114,25 @@ def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
     return max(0.0, statistics.median(gaps[: len(gaps) // 2 + 1])) if gaps else 0.0
 
 
-def _turnaround(lines: Sequence[dict[str, Any]]) -> float:
-    """From a result to the first stage's next begin, for iterations that go on with requests and follow at once."""
+def _turnaround_and_between(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """From a result to the first stage's next begin if it was free; from its end to that begin if it was not.
+
+    Only where requests go on, and where that iteration was begun before the next result: it was sent upon this one.
+    """
     by_pipeline: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         by_pipeline.setdefault(line["pipeline"], []).append(line)
-    gaps = [
-        later["stages"][0][0] - earlier["stages"][-1][1]
-        for own in by_pipeline.values()
-        for earlier, later in zip(own, own[len(own[0]["stages"]) :], strict=False)
-        if any(later["context_length"]) and later["sequence"] == earlier["sequence"] + len(later["stages"])
-    ]
-    return statistics.fmean([gap for gap in gaps if gap > 0] or [0.0])
+    free: list[float] = []
+    waited: list[float] = []
+    for own in by_pipeline.values():
+        depth = len(own[0]["stages"])
+        for first, before, after in zip(own, own[depth - 1 :], own[depth:], strict=False):
+            begin, result = after["stages"][0][0], first["stages"][-1][1]
+            if not any(after["context_length"]) or after["sequence"] != first["sequence"] + depth or begin < result:
+                continue
+            if first is before:
+                free.append(begin - result)
+            elif begin < before["stages"][-1][1]:
+                released = before["stages"][0][1]
+                (free if released < result else waited).append(begin - max(result, released))
+    return statistics.fmean(free or [0.0]), statistics.median(waited or [0.0])

@@ -107,6 +107,10 @@ class CostModel(Protocol):
     def turnaround_seconds(self) -> float:
         """Time from the end of an iteration on the last stage until the scheduler has committed it."""
 
+    @property
+    def between_seconds(self) -> float:
+        """Time that a stage needs between two iterations, for what is no computing."""
+
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
         """Time that a stage needs for an iteration."""
 
@@ -126,6 +130,11 @@ class Roofline:
     @property
     def turnaround_seconds(self) -> float:
         """See CostModel: the master's work is no part of a roofline."""
+        return 0.0
+
+    @property
+    def between_seconds(self) -> float:
+        """See CostModel: nor is the host's."""
         return 0.0
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:

@@ -68,7 +68,8 @@ def _pass(batch: Batch, sequence: int, now: float, cost: CostModel, free_at: lis
     moment, name = now, label(batch)
     for stage in range(len(free_at)):
         begin = max(moment, free_at[stage])
-        free_at[stage] = begin + cost.stage_seconds(stage, work)
-        spans.append(Span(batch.pipeline, stage, sequence, begin, free_at[stage], name))
-        moment = free_at[stage] + (hand_over if stage + 1 < len(free_at) else 0.0)
+        end = begin + cost.stage_seconds(stage, work)
+        free_at[stage] = end + cost.between_seconds
+        spans.append(Span(batch.pipeline, stage, sequence, begin, end, name))
+        moment = end + (hand_over if stage + 1 < len(free_at) else 0.0)
     return moment

@@ -36,14 +36,14 @@ class Pools(NamedTuple):
         return cls(keys, keys.new_zeros((num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RaggedBatch:
     """Where the tokens of each request stand, in this iteration and in the K/V pools."""
 
     query_start: torch.Tensor
     """[R + 1] int64 on the host: first token of each request among the S tokens, and S."""
     context_length: torch.Tensor
-    """[R] int64 on the host: slots filled before this iteration."""
+    """[R] int64, slots filled before this iteration: on the host, but on the device in a batch that is replayed."""
     positions: torch.Tensor
     """[S] int64 position of each token in its sequence."""
     slots: torch.Tensor

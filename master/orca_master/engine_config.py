@@ -13,13 +13,14 @@ class EngineConfig:
     `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
     kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers that somebody restarts; with 0 nobody
     does, a lost pipeline is given up, and the workers end with the engine. `lookahead`: see lookahead.py;
-    `iteration_log`: see iteration_log.py.
+    `enforce_eager`: no CUDA graphs; `iteration_log`: see iteration_log.py.
     """
 
     max_batch_size: int = 32
     token_budget: int | None = 2048
     balanced: bool = True
     lookahead: bool = True
+    enforce_eager: bool = False
     admission: str = "reserve"
     kv_slots: int | None = None
     memory_utilization: float = 0.9

@@ -87,6 +87,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-lookahead", action="store_true", help="send no iteration before the result of the one before is there"
     )
+    parser.add_argument(
+        "--enforce-eager", action="store_true", help="on CUDA: launch kernels one by one, no recorded iterations"
+    )
     parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
     parser.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
@@ -136,6 +139,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         token_budget=arguments.token_budget,
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
+        enforce_eager=arguments.enforce_eager,
         admission=arguments.admission,
         kv_slots=arguments.kv_slots,
         memory_utilization=arguments.gpu_memory_utilization,

@@ -126,6 +126,7 @@ class Pipeline:
                     max_model_len=topology.model.max_model_len or 0,
                     workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
                     first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
+                    enforce_eager=config.enforce_eager,
                 ),
             )
             for partition, worker in enumerate(workers)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
-from orca_bench.calibration import calibrate
+from orca_bench.calibration import Measured, calibrate
 from orca_bench.cost import Work
+from orca_bench.outcome import figures
+from orca_bench.scheduling import OrcaScheduling, OrcaSetup
 from orca_bench.simulate import main
+from orca_bench.simulator import simulate
+from orca_bench.traces import synthetic, with_arrivals
 
 
 def test_a_sweep_can_be_repeated(tmp_path, capsys):
@@ -71,6 +76,41 @@ def test_noise_that_only_slows_leaves_the_sum_right(tmp_path):
     assert predicted == pytest.approx(
         sum(end - begin for _, (begin, end) in (line["stages"] for line in lines)), rel=0.02
     )
+
+
+def test_a_calibration_finds_the_costs_of_a_simulated_pipeline(tmp_path):
+    """Two stages that often wait for each other: what is learned from the log predicts another load."""
+    truth = Measured(((0.005, 0, 3e-4, 1e-6, 0), (0.008, 0, 4e-4, 2e-6, 0)), 1e-4, 2e-3, 6e-4)
+    works = []
+
+    @dataclass(frozen=True)
+    class Watched(Measured):
+        def stage_seconds(self, stage, work):
+            works.append(work)
+            return super().stage_seconds(stage, work)
+
+    def run(seed, rate, cost):
+        trace = with_arrivals(synthetic("paper", 60, seed), rate, 1.0, seed)
+        return simulate(trace, OrcaScheduling(OrcaSetup(2, 8, 8 * 640)), cost, 2)
+
+    watched = run(0, 1.0, Watched(*astuple(truth)))
+    log = [
+        {
+            "pipeline": "a",
+            "sequence": first.sequence,
+            "num_tokens": [part.num_tokens for part in work],
+            "context_length": [part.context_length for part in work],
+            "stages": [(first.begin, first.end), (second.begin, second.end)],
+        }
+        for first, second, work in zip(watched.spans[::2], watched.spans[1::2], works[::2], strict=True)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    learned = calibrate(tmp_path / "log.jsonl")
+    assert learned.turnaround == pytest.approx(truth.turnaround)
+    assert learned.between == pytest.approx(truth.between)
+    assert learned.hand_over == pytest.approx(truth.hand_over)
+    expected, found = (figures(run(1, 2.0, cost)) for cost in (truth, learned))
+    assert found["median_normalized_latency_ms"] == pytest.approx(expected["median_normalized_latency_ms"], rel=0.01)
 
 
 def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, Pools
+from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
@@ -51,10 +52,13 @@ class PartitionedModel:
         tensor_parallel_size: int = 1,
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 160,
+        kernels: Sequence[Kernels] | None = None,
     ):
+        """`kernels`: those of each partition, by default what this CPU gets."""
         self.config = read_model_config(path)
         self.rows = RowTable(self.config.max_positions, CPU)
-        self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+        self.free_blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+        self._kernels = kernels or [kernels_for(CPU)] * num_partitions
         meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
         barrier = threading.Barrier(tensor_parallel_size)
         self.ranks: list[list[ModelPartition]] = []
@@ -67,7 +71,7 @@ class PartitionedModel:
 
     def _build(self, path, index, num_partitions, dtype, num_blocks, ranks) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-        share = Share(index, num_partitions, self.config.max_positions, kernels_for(CPU), CPU, ranks)
+        share = Share(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, ranks)
         partition = build(self.config, checkpoint, share)
         for attention in partition.attentions():
             # NaN shows every read of a slot that nobody wrote.
@@ -75,11 +79,15 @@ class PartitionedModel:
             attention.allocate(Pools(*(pool.fill_(float("nan")) for pool in pools)))
         return partition
 
+    def take_block(self) -> int:
+        """Returns a block that nobody else gets."""
+        return self.free_blocks.pop()
+
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:
         """Returns an Iteration of (row, context length, tokens); context 0 begins a row with `max_tokens` slots."""
         iteration = pb.Iteration()
         for row, context, tokens in parts:
-            blocks = [self._free.pop() for _ in range(-(-max_tokens // BLOCK_SIZE))] if context == 0 else []
+            blocks = [self.take_block() for _ in range(-(-max_tokens // BLOCK_SIZE))] if context == 0 else []
             iteration.row.append(row)
             iteration.context_length.append(context)
             iteration.num_tokens.append(len(tokens))

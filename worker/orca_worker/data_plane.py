@@ -49,6 +49,9 @@ class DataPlane:
         self._rank = rank
         self._max_in_flight = max_in_flight
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._receives: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self.posts_ahead = backend == "gloo"
+        """Whether to post a receive as soon as it is known: gloo sends nothing before, NCCL would occupy the device."""
         self._timeout = datetime.timedelta(seconds=timeout)
         host, _, port = store_address.rpartition(":")
         try:
@@ -78,17 +81,23 @@ class DataPlane:
         assert work is not None
         self._sends.append((work, hidden))
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> torch.Tensor:
-        """Returns the activations of `shape` that come from the rank `distance` before this one."""
+    def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
+        """Starts receiving activations of `shape` from the rank `distance` before this one; from any thread."""
         hidden = torch.empty(shape, dtype=dtype, device=device)
         work = dist.irecv(hidden, self._rank - distance)
         assert work is not None
+        self._receives.append((work, hidden))
+
+    def receive(self) -> torch.Tensor:
+        """Returns the activations that were posted first."""
+        work, hidden = self._receives.popleft()
         self._wait(work, hidden)
         return hidden
 
     def close(self) -> None:
-        """Leaves the group; sends that are under way are given up."""
+        """Leaves the group; what is under way is given up."""
         self._sends.clear()
+        self._receives.clear()
         dist.destroy_process_group()
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:

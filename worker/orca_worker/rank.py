@@ -30,6 +30,9 @@ PROGRESS_INTERVAL = 0.5
 """Seconds between two messages about a load."""
 
 
+Command = pb.RankCommand | pb.Iteration
+
+
 class Rank:
     """Executes commands in order and answers each on `connection`."""
 
@@ -41,8 +44,20 @@ class Rank:
         self._last_progress = 0.0
         self._cores = os.sched_getaffinity(0)
 
-    def handle(self, command: pb.RankCommand) -> None:
+    def foresee(self, command: pb.RankCommand) -> Command:
+        """Reads a command that came, on the reader's thread; an iteration's activations may come from now on."""
+        if command.WhichOneof("command") != "iteration" or self._stage is None:
+            return command
+        iteration = pb.Iteration.FromString(command.iteration)
+        self._stage.expect(iteration)
+        return iteration
+
+    def handle(self, command: Command) -> None:
         """Runs one command; raises whatever makes this rank useless."""
+        if isinstance(command, pb.Iteration):
+            assert self._stage is not None
+            self._reply(self._stage.execute(command))
+            return
         kind = command.WhichOneof("command")
         if kind == "load":
             self._load(command.load)
@@ -50,9 +65,7 @@ class Rank:
         stage = self._stage
         if stage is None:
             raise RuntimeError(f"{kind} came before load")
-        if kind == "iteration":
-            self._reply(stage.execute(pb.Iteration.FromString(command.iteration)))
-        elif kind == "prepare":
+        if kind == "prepare":
             host = self._store_host if command.prepare.host_store else None
             address = stage.prepare(command.prepare.epoch, host)
             self._reply(pb.RankReply(prepared=pb.Prepared(store_address=address)))
@@ -91,12 +104,15 @@ class Rank:
 
 def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
     """Serves the controller until it is gone or a fault ends this rank; returns the exit code."""
-    commands: queue.SimpleQueue[pb.RankCommand] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
+    commands: queue.SimpleQueue[Command | Exception] = queue.SimpleQueue()
     rank = Rank(connection, tensor_rank, store_host)
+    threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
     while True:
         try:
-            rank.handle(commands.get())
+            command = commands.get()
+            if isinstance(command, Exception):
+                raise command
+            rank.handle(command)
         except ConnectionError:
             return 0  # the controller is gone
         except Exception as error:
@@ -107,10 +123,13 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
             return 1
 
 
-def _read(connection: socket.socket, commands: queue.SimpleQueue[pb.RankCommand]) -> None:
+def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Command | Exception]) -> None:
     try:
         while (command := read_command(connection)) is not None:
-            commands.put(command)
+            try:
+                commands.put(rank.foresee(command))
+            except Exception as error:
+                commands.put(error)
     finally:
         # A controller that was killed with results unread resets the connection instead of closing it.
         os._exit(0)

@@ -113,15 +113,21 @@ class RowTable:
         longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
         samples = np.fromiter(iteration.sample, np.bool_)
         sampling = self._rows[row[samples]]
+        tokens, positions, slots, block_table = self._tensors(
+            np.fromiter(iteration.token, np.int64),
+            position,
+            block * BLOCK_SIZE + position % BLOCK_SIZE,
+            self._rows["blocks"][row, :longest],
+        )
         ragged = RaggedBatch(
             query_start=torch.from_numpy(np.concatenate((start[:1], end))),
             context_length=torch.from_numpy(context),
-            positions=self._tensor(position),
-            slots=self._tensor(block * BLOCK_SIZE + position % BLOCK_SIZE),
-            block_table=self._tensor(self._rows["blocks"][row, :longest]),
+            positions=positions,
+            slots=slots,
+            block_table=block_table,
         )
         return IterationBatch(
-            tokens=self._tensor(np.fromiter(iteration.token, np.int64)),
+            tokens=tokens,
             ragged=ragged,
             last=self._last(ragged, end - 1, context + num_tokens - 1, samples),
             sampling=SamplingRows(
@@ -143,13 +149,14 @@ class RowTable:
         count = int(samples.sum())
         if count in (0, len(ragged.positions)):
             return None
+        tokens, requests = self._tensors(token[samples], np.flatnonzero(samples))
         theirs = replace(
             ragged,
             query_start=torch.arange(count + 1),
             context_length=torch.from_numpy(position[samples]),
-            block_table=ragged.block_table[self._tensor(np.flatnonzero(samples))],
+            block_table=ragged.block_table[requests],
         )
-        return LastTokens(self._tensor(token[samples]), theirs)
+        return LastTokens(tokens, theirs)
 
     def _admit(self, iteration: pb.Iteration) -> None:
         for admission in iteration.admission:
@@ -173,5 +180,10 @@ class RowTable:
             self._rows["num_blocks"][index] = held + count
             taken += count
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+    def _tensors(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        """Returns int64 arrays on the device: one copy, from pinned memory, so that nobody waits for it."""
+        sizes = [array.size for array in arrays]
+        packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        np.concatenate([array.reshape(-1) for array in arrays], out=packed.numpy())
+        parts = torch.split(packed.to(self._device, non_blocking=True), sizes)
+        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

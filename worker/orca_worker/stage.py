@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, Pools
+from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
+from orca_worker.increment_graphs import CudaGraphRecorder, IdleRows, IncrementGraphs
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_bytes
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models import build
 from orca_worker.models.partition import Share
-from orca_worker.rows import IterationBatch, RowTable, SamplingRows
+from orca_worker.rows import IterationBatch, LastTokens, RowTable, SamplingRows
 from orca_worker.sampling import logprobs, sample
 
 CPU_WARMUP_TOKENS = 64
@@ -65,6 +66,8 @@ class Stage:
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._forget_rows()
         self._num_blocks = 0
+        self._records = self._device.type == "cuda" and not request.enforce_eager
+        self._graphs: IncrementGraphs | None = None
         self._store: Any = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
@@ -84,6 +87,7 @@ class Stage:
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = self._store = None
+        self._graphs = None  # they hold the old group
         self._epoch = epoch
         self._forget_rows()
         if store_host is None:
@@ -122,24 +126,36 @@ class Stage:
         return self._num_blocks or blocks, formula
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the pools of every layer, once; the same number again is a no-op."""
+        """Allocates the pools of every layer, once; the same number again leaves them."""
         if self._num_blocks not in (0, num_blocks):
             raise RankError(f"pools of {self._num_blocks} blocks stand already, {num_blocks} were asked for")
         if self._num_blocks == 0:
-            self._allocate(num_blocks)
+            self._allocate(num_blocks + self._records)
             self._num_blocks = num_blocks
+        if self._records:
+            idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
+            self._graphs = IncrementGraphs(self._forward, idle, self._device, CudaGraphRecorder())
+
+    def expect(self, iteration: pb.Iteration) -> None:
+        """Lets an iteration's activations come while another one is computed.
+
+        In the order of `execute`, from any thread.
+        """
+        if not self._first and self._plane().posts_ahead:
+            self._post(iteration)
 
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> pb.RankReply:
-        """Runs one iteration; returns its result on the last partition, else its timing."""
+        """Runs one iteration, which `expect` has seen; returns its result on the last partition, else its timing."""
         self._rows.fill_in(iteration)
         batch = self._rows.batch(iteration)
         if self._last and self._ranks.rank == 0:
             self._processors.observe(iteration)
         hidden = None
         if not self._first:
-            shape = (len(batch.tokens), self._config.hidden_size)
-            hidden = self._plane().receive(shape, self._dtype, self._device, self._request.tensor_parallel_size)
+            if not self._plane().posts_ahead:
+                self._post(iteration)
+            hidden = self._plane().receive()
         timing = pb.StageTiming(
             sequence=iteration.sequence, partition=self._request.partition, started_ns=time.monotonic_ns()
         )
@@ -170,14 +186,29 @@ class Stage:
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embeds the tokens on the first partition, then runs the layers: see ModelPartition.forward."""
+        if self._graphs is not None and self._graphs.take(batch):
+            return self._graphs.run(batch, hidden)
+        return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)
+
+    def _forward(
+        self,
+        tokens: torch.Tensor,
+        ragged: RaggedBatch,
+        hidden: torch.Tensor | None,
+        last: LastTokens | None = None,
+    ) -> torch.Tensor:
         if hidden is None:
-            hidden = self._model.embed(batch.tokens, batch.ragged)
-        output: torch.Tensor = self._model(hidden, batch.ragged, batch.last if self._last else None)
+            hidden = self._model.embed(tokens, ragged)
+        output: torch.Tensor = self._model(hidden, ragged, last)
         return output
 
     def _forget_rows(self) -> None:
         self._rows = RowTable(self._max_model_len, self._device)
         self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
+
+    def _post(self, iteration: pb.Iteration) -> None:
+        shape = (len(iteration.token), self._config.hidden_size)
+        self._plane().post(shape, self._dtype, self._device, self._request.tensor_parallel_size)
 
     def _kv_heads(self) -> int:
         heads = self._ranks.kv_heads(self._config.num_kv_heads)

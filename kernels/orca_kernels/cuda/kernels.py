@@ -6,6 +6,7 @@ What they do not know (head dimensions that do not fit) goes to the reference.
 from __future__ import annotations
 
 import ctypes
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class CudaKernels(ReferenceKernels):
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._latest: tuple[RaggedBatch, tuple[torch.Tensor, ...]] | None = None
+        self._of_batch: WeakKeyDictionary[RaggedBatch, tuple[torch.Tensor, ...]] = WeakKeyDictionary()
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -100,16 +101,16 @@ class CudaKernels(ReferenceKernels):
     def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> tuple[torch.Tensor, ...]:
         """Returns on the device [tiles, 2] int32, request and first row of each tile of `rows`; starts; and contexts.
 
-        Made once per iteration: all layers of a model have the same heads.
+        Made once for a batch, and kept as long: all layers of a model have the same heads.
         """
-        if self._latest is None or self._latest[0] is not batch:
+        if batch not in self._of_batch:
             tiles = -(-np.diff(batch.query_start.numpy()) * heads // rows)
             request = np.repeat(np.arange(len(tiles)), tiles)
             place = np.arange(len(request)) - np.repeat(tiles.cumsum() - tiles, tiles)
             table = torch.from_numpy(np.stack((request, place * rows), axis=1).astype(np.int32))
             host = (table, batch.query_start, batch.context_length)
-            self._latest = batch, tuple(tensor.to(batch.slots.device, non_blocking=True) for tensor in host)
-        return self._latest[1]
+            self._of_batch[batch] = tuple(tensor.to(batch.slots.device, non_blocking=True) for tensor in host)
+        return self._of_batch[batch]
 
     def _rows(self, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1) -> None:
         """Launches a kernel of rows.cu with a thread block for each row, or for each of the row's parts."""
