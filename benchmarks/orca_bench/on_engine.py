@@ -39,6 +39,7 @@ class EngineSpec:
     device: str = "cpu"
     slots: int = 16384
     longest_iteration: int = 16384
+    enforce_eager: bool = False
 
 
 class LiveEngine:
@@ -92,7 +93,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
     """Forms a pipeline over workers that listen (`orca_master.serve.local_workers`); raises ConfigurationError."""
     model = ModelSpec(path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype)
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
-    config = EngineConfig(kv_slots=spec.slots, token_budget=spec.longest_iteration)
+    config = EngineConfig(kv_slots=spec.slots, token_budget=spec.longest_iteration, enforce_eager=spec.enforce_eager)
     pipeline = Pipeline(topology.pipelines[0], topology, config)
     try:
         await pipeline.form()

@@ -4,7 +4,7 @@
 
 Both serve the same model with the same tokenizer, on the same pinned core, and stay up; the client has another core.
 They are measured in turn, every load `--rounds` times; told are the medians. A server's peak is the throughput of all
-requests offered at once.
+requests offered at once; with `--of lowest` every server gets the same rates, shares of the lowest peak.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="of each one's peak")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="of the peak")
+    parser.add_argument("--of", default="own", choices=("own", "lowest"), help="whose peak (own)")
     arguments = parser.parse_args()
     made = begin(arguments.seed)
     cores = sorted(os.sched_getaffinity(0))
@@ -133,18 +134,19 @@ def main() -> None:
             for name in urls:
                 peaks[name].append(run(name, float("inf"))["request_throughput"])
         peak = {name: statistics.median(found[1:]) for name, found in peaks.items()}  # the first wakes the libraries
+        of = peak if arguments.of == "own" else dict.fromkeys(peak, min(peak.values()))
         for load in arguments.loads:
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
             for _ in range(arguments.rounds):
                 for name in urls:
-                    runs[name].append(run(name, load * peak[name]))
+                    runs[name].append(run(name, load * of[name]))
             for name, found in runs.items():
-                row = {"server": name, "load": load, "peak": peak[name], "request_rate": load * peak[name]}
+                row = {"server": name, "load": load, "peak": peak[name], "request_rate": load * of[name]}
                 row |= {key: statistics.median(each[key] for each in found) for key in COMPARED}
                 row["all"] = {key: [each[key] for each in found] for key in COMPARED}
                 rows.append(row)
                 told = ", ".join(f"{key} {row[key]:.1f}" for key in COMPARED)
-                print(f"{name} at {load:.0%} of {peak[name]:.2f} requests/s: {told}", flush=True)
+                print(f"{name} at {load:.0%} of {of[name]:.2f} requests/s: {told}", flush=True)
     if arguments.output is not None:
         arguments.output.write_text(json.dumps({**made, "rows": rows, "peaks": peaks}, indent=1) + "\n")
 

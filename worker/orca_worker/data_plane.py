@@ -84,7 +84,10 @@ class DataPlane:
     def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
         """Starts receiving activations of `shape` from the rank `distance` before this one; from any thread."""
         hidden = torch.empty(shape, dtype=dtype, device=device)
-        work = dist.irecv(hidden, self._rank - distance)
+        try:
+            work = dist.irecv(hidden, self._rank - distance)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         assert work is not None
         self._receives.append((work, hidden))
 
@@ -105,6 +108,9 @@ class DataPlane:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            # gloo puts its source file in front and advice behind.
-            gist = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
-            raise RankError(f"rank {self._rank} lost its neighbour: {gist}") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> RankError:
+        # gloo puts its source file in front and advice behind.
+        gist = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
+        return RankError(f"rank {self._rank} lost its neighbour: {gist}")

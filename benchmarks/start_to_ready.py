@@ -1,0 +1,78 @@
+"""Seconds from the start of `orca serve` until its line `ready`, with its files in the page cache and without them.
+
+    python benchmarks/start_to_ready.py examples/demo-model [-- options of orca serve]
+
+Before a cold start every file of this Python environment, of the interpreter's library and of the model is dropped from
+the page cache (posix_fadvise). That drops only what no process has mapped: this one imports no torch, and no other that
+does may run. What lies below, in the caches of disks and hypervisors, stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from orca_bench.circumstances import circumstances, line
+
+EXIT_SECONDS = 60.0
+
+
+def forget(folders: Iterable[Path]) -> int:
+    """Drops all files below the folders from the page cache; returns their bytes."""
+    total = 0
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    total += os.fstat(file.fileno()).st_size
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return total
+
+
+def start(model: Path, options: list[str]) -> float:
+    """Seconds of one start. Raises StopIteration if the server ends before it is ready."""
+    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", *options]
+    begin = time.perf_counter()
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        next(text for text in server.stderr if "ready: " in text)
+        return time.perf_counter() - begin
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=EXIT_SECONDS)
+
+
+def main() -> None:
+    """Prints a line for warm starts and one for cold ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("options", nargs="*", metavar="-- OPTION", help="of orca serve")
+    arguments = parser.parse_args()
+    print(line(circumstances(0)))
+    start(arguments.model, arguments.options)  # builds the kernels, fills the cache
+    warm = [start(arguments.model, arguments.options) for _ in range(arguments.runs)]
+    print(f"warm: {_told(warm)}", flush=True)
+    folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")} | {arguments.model}
+    cold, size = [], 0
+    for _ in range(arguments.runs):
+        size = forget(folders)
+        cold.append(start(arguments.model, arguments.options))
+    print(f"cold, {size / 1e9:.1f} GB dropped: {_told(cold)}")
+
+
+def _told(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} s ({', '.join(f'{value:.2f}' for value in sorted(seconds))})"
+
+
+if __name__ == "__main__":
+    main()
