@@ -35,18 +35,8 @@ class Measured:
 
     stages: tuple[tuple[float, ...], ...]
     hand_over: float = 0.0
-    turnaround: float = 0.0
-    between: float = 0.0
-
-    @property
-    def turnaround_seconds(self) -> float:
-        """See CostModel."""
-        return self.turnaround
-
-    @property
-    def between_seconds(self) -> float:
-        """See CostModel."""
-        return self.between
+    turnaround_seconds: float = 0.0
+    between_seconds: float = 0.0
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
         """See CostModel."""

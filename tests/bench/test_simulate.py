@@ -106,8 +106,8 @@ def test_a_calibration_finds_the_costs_of_a_simulated_pipeline(tmp_path):
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     learned = calibrate(tmp_path / "log.jsonl")
-    assert learned.turnaround == pytest.approx(truth.turnaround)
-    assert learned.between == pytest.approx(truth.between)
+    assert learned.turnaround_seconds == pytest.approx(truth.turnaround_seconds)
+    assert learned.between_seconds == pytest.approx(truth.between_seconds)
     assert learned.hand_over == pytest.approx(truth.hand_over)
     expected, found = (figures(run(1, 2.0, cost)) for cost in (truth, learned))
     assert found["median_normalized_latency_ms"] == pytest.approx(expected["median_normalized_latency_ms"], rel=0.01)

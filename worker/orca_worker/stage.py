@@ -130,7 +130,7 @@ class Stage:
         if self._num_blocks not in (0, num_blocks):
             raise RankError(f"pools of {self._num_blocks} blocks stand already, {num_blocks} were asked for")
         if self._num_blocks == 0:
-            self._allocate(num_blocks + self._records)
+            self._allocate(num_blocks + self._records)  # one more, which is the idle rows'
             self._num_blocks = num_blocks
         if self._records:
             idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
