@@ -28,7 +28,7 @@ from orca_master.workers import WorkerConnection, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS = 1.0
+LAST_WORDS_SECONDS = 2.0
 
 
 class Phase(enum.Enum):
@@ -212,10 +212,11 @@ class Pipeline:
 
         A dead worker breaks several, and the one that names the cause may not be the first.
         """
-        _, pending = await asyncio.wait(self._parts, timeout=LAST_WORDS_SECONDS)
-        for part in pending:
+        writer, *readers = self._parts
+        ended, _ = await asyncio.wait(readers, timeout=LAST_WORDS_SECONDS)
+        for part in {writer, *readers} - ended:
             part.cancel()
-        said = [str(part.exception()) for part in self._parts if part not in pending]
+        said = [str(part.exception()) for part in readers if part in ended]
         return "; ".join(dict.fromkeys(said))
 
     async def shutdown(self, reason: str) -> None:

@@ -24,6 +24,7 @@ from transformers import (
 
 VOCABULARY = 211
 MAX_POSITIONS = 704
+LONG_CONTEXT = 8_192
 
 
 def make_model(name: str) -> PreTrainedModel:
@@ -125,6 +126,18 @@ def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos]}))
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+def with_long_context(checkpoint: Path, folder: Path) -> Path:
+    """Copies a checkpoint of rotary positions, which then goes on for LONG_CONTEXT tokens: seconds, on any machine.
+
+    For requests that a test interrupts: MAX_POSITIONS tokens may all be there before it does.
+    """
+    path = shutil.copytree(checkpoint, folder / checkpoint.name)
+    config = json.loads((path / "config.json").read_text())
+    assert "rope_parameters" in config
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": LONG_CONTEXT}))
     return path
 
 

@@ -12,16 +12,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.checkpoints import with_tokenizer
+from support.checkpoints import with_long_context, with_tokenizer
 from support.served import Served, alive, descendants, eventually, serve, value
 
 NAME = "llama-gqa-tied"
-LONG = {"model": NAME, "prompt": "x", "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+LONG = {"model": NAME, "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+ENDLESS = {**LONG, "max_tokens": 8000, "stream": True}
+"""Half a minute, where a test interrupts it."""
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint, tmp_path_factory) -> Path:
-    return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("processes"), eos=0)
+    longer = with_long_context(checkpoint(NAME), tmp_path_factory.mktemp("longer"))
+    return with_tokenizer(longer, tmp_path_factory.mktemp("processes"), eos=0)
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_ends_are_counted_as_what_they_were(served):
     stop = first["choices"][0]["text"][5:9]
     answer = httpx.post(f"{served.url}/v1/completions", json={**LONG, "stop": [stop]}, timeout=60).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
-    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}) as stream:
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS) as stream:
         next(stream.iter_lines())
     assert eventually(lambda: finished(served, "abort") == 1)
     assert (finished(served, "length"), finished(served, "stop")) == (1, 1)
@@ -102,7 +105,7 @@ def test_ends_are_counted_as_what_they_were(served):
 
 def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
     before = api_processes(served)
-    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         (victim,) = connected(before)
@@ -137,8 +140,7 @@ def test_a_stream_outlasts_sigterm(served):
 def test_what_outlasts_the_drain_ends_with_an_error(model):
     options = ("--api-processes", "2", "--drain-timeout", "1", "--max-batch-size", "1")
     with serve(model, *options) as served, ThreadPoolExecutor(40) as pool:
-        body = {**LONG, "stream": True}
-        asked = [pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=60) for _ in range(40)]
+        asked = [pool.submit(httpx.post, f"{served.url}/v1/completions", json=ENDLESS, timeout=60) for _ in range(40)]
         assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_waiting") > 30)
         code = served.stop(signal.SIGTERM)
         answers = [answer.result() for answer in asked]

@@ -12,15 +12,16 @@ import openai
 import pytest
 import yaml
 from openai.types import Completion
-from support.checkpoints import with_tokenizer
+from support.checkpoints import with_long_context, with_tokenizer
 from support.served import ORCA, Served, eventually, serve, value
 
-NAME = "gpt2-head64-tied"
+NAME = "llama-gqa-tied"
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint, tmp_path_factory):
-    return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("limits"))
+    longer = with_long_context(checkpoint(NAME), tmp_path_factory.mktemp("longer"))
+    return with_tokenizer(longer, tmp_path_factory.mktemp("limits"))
 
 
 def test_config_file_keys_and_root_path(model, tmp_path):
@@ -93,8 +94,8 @@ def test_mistakes_in_a_config_file(model, tmp_path, content, message):
 
 def test_a_full_queue_answers_429_and_a_slow_request_408(model):
     """One slot of work, two places to wait; what waits too long is given up, and nothing is lost."""
-    options = ("--max-batch-size", "1", "--kv-slots", "704", "--max-queue-depth", "2", "--request-timeout", "2")
-    body = {"prompt": "x", "max_tokens": 700, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    options = ("--max-batch-size", "1", "--kv-slots", "8192", "--max-queue-depth", "2", "--request-timeout", "2")
+    body = {"prompt": "x", "max_tokens": 8000, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
     async def run(url):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -104,7 +105,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
         slow = [answer for answer in answers if getattr(answer, "status_code", 0) == 408]
         done = [answer for answer in answers if isinstance(answer, Completion)]
         assert len(full) >= 4
-        assert slow, "three times 700 iterations take more than two seconds"
+        assert slow, "8,000 iterations take more than two seconds"
         assert len(full) + len(slow) + len(done) == 8, answers
         assert {error.response.headers["retry-after"] for error in full} == {"1"}
         assert {error.code for error in full} == {"queue_full"}
@@ -119,7 +120,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
 def test_sigterm_drains(model):
     """Running streams go on to their end, new requests get 503, /readyz turns, and the exit code is 0."""
     with serve(model, "-pp", "2") as served:
-        body = {"prompt": "x", "max_tokens": 690, "ignore_eos": True, "stream": True, "temperature": 0}
+        body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True, "temperature": 0}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -144,7 +145,7 @@ def test_a_drain_is_bounded(model):
         events: list[str] = []
 
         def read():
-            body = {"prompt": "x", "max_tokens": 690, "ignore_eos": True, "stream": True, "n": 30}
+            body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True, "n": 30}
             with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
                 events.extend(line for line in answer.iter_lines() if line)
 

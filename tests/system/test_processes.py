@@ -13,9 +13,12 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints import with_long_context
 from support.served import ORCA, Served, alive, descendants, eventually, serve
 
 NAME = "gpt2-head64-tied"
+ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
+"""Half a minute, where a test interrupts it."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,6 +33,12 @@ def error_lines(text: str) -> list[str]:
 @pytest.fixture
 def copy(checkpoint, tmp_path):
     return shutil.copytree(checkpoint(NAME), tmp_path / NAME)
+
+
+@pytest.fixture
+def endless(checkpoint, tmp_path):
+    """A model for ENDLESS."""
+    return with_long_context(checkpoint("llama-gqa-tied"), tmp_path)
 
 
 def test_a_missing_model_directory(tmp_path):
@@ -155,12 +164,11 @@ def test_no_process_stays_behind(checkpoint, number):
 
 
 @pytest.mark.parametrize("victim", ["master", "controller"])
-def test_a_kill_in_the_middle_of_work_leaves_nothing(checkpoint, victim):
+def test_a_kill_in_the_middle_of_work_leaves_nothing(endless, victim):
     """Results are under way on every socket at that moment."""
-    with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
+    with serve(endless, "--pipeline-parallel-size", "2") as served:
         processes = descendants(served.process.pid)
-        body = {"model": NAME, "prompt": [1, 2], "max_tokens": 690, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
             next(answer.iter_lines())
             if victim == "master":
                 served.stop(signal.SIGKILL)
@@ -182,11 +190,10 @@ def test_a_signal_during_start_leaves_nothing(checkpoint):
 
 @pytest.mark.parametrize("partition", [0, 1, 2])
 @pytest.mark.parametrize("victim", ["controller", "rank"])
-def test_a_worker_that_dies_is_reported_at_once(checkpoint, partition, victim):
+def test_a_worker_that_dies_is_reported_at_once(endless, partition, victim):
     """/readyz turns, running requests end with a clear error, new ones are refused; the server stays."""
-    with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
-        body = {"model": NAME, "prompt": [1, 2], "max_tokens": 690, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+    with serve(endless, "--pipeline-parallel-size", "3") as served:
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.kill(_pid(served, partition, victim), signal.SIGKILL)
@@ -199,7 +206,7 @@ def test_a_worker_that_dies_is_reported_at_once(checkpoint, partition, victim):
         ready = httpx.get(f"{served.url}/readyz")
         assert ready.status_code == 503
         assert "is lost" in ready.text
-        refused = httpx.post(f"{served.url}/v1/completions", json={**body, "stream": False})
+        refused = httpx.post(f"{served.url}/v1/completions", json={**ENDLESS, "stream": False})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
         assert httpx.get(f"{served.url}/livez").status_code == 200
 
