@@ -115,7 +115,7 @@ def _parser() -> OneLineParser:
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="(auto)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
-    parser.add_argument("--enforce-eager", action="store_true", help="on CUDA: no recorded iterations")
+    parser.add_argument("--enforce-eager", action="store_true", help="no recorded iterations")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (0)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="figures and what is needed to repeat them")
     return parser

@@ -88,7 +88,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--no-lookahead", action="store_true", help="send no iteration before the result of the one before is there"
     )
     parser.add_argument(
-        "--enforce-eager", action="store_true", help="on CUDA: launch kernels one by one, no recorded iterations"
+        "--enforce-eager", action="store_true", help="no recorded iterations: Python calls every kernel"
     )
     parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
     parser.add_argument(

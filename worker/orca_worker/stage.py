@@ -8,25 +8,33 @@ its device.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools, RaggedBatch
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
-from orca_worker.increment_graphs import CudaGraphRecorder, IdleRows, IncrementGraphs
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_bytes
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models import build
 from orca_worker.models.partition import Share
+from orca_worker.recorded_increments import (
+    CPU_SIZES,
+    CUDA_SIZES,
+    CudaGraphRecorder,
+    IdleRows,
+    Record,
+    RecordedIncrements,
+)
 from orca_worker.rows import IterationBatch, LastTokens, RowTable, SamplingRows
 from orca_worker.sampling import logprobs, sample
 
@@ -50,6 +58,7 @@ class Stage:
         self._max_model_len = request.max_model_len or config.max_positions
         if self._max_model_len > config.longest:
             raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
+        kernels = kernels_for(self._device)
         self._model = build(
             config,
             Checkpoint(path, self._dtype, self._device, on_read),
@@ -57,7 +66,7 @@ class Stage:
                 request.partition,
                 request.pipeline_parallel_size,
                 self._max_model_len,
-                kernels_for(self._device),
+                kernels,
                 self._device,
                 self._ranks,
             ),
@@ -66,8 +75,8 @@ class Stage:
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._forget_rows()
         self._num_blocks = 0
-        self._records = self._device.type == "cuda" and not request.enforce_eager
-        self._graphs: IncrementGraphs | None = None
+        self._recording = None if request.enforce_eager else _recording(self._device, kernels, self._ranks)
+        self._graphs: RecordedIncrements | None = None
         self._store: Any = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
@@ -130,11 +139,11 @@ class Stage:
         if self._num_blocks not in (0, num_blocks):
             raise RankError(f"pools of {self._num_blocks} blocks stand already, {num_blocks} were asked for")
         if self._num_blocks == 0:
-            self._allocate(num_blocks + self._records)  # one more, which is the idle rows'
+            self._allocate(num_blocks + 1)  # the last one is the idle rows'
             self._num_blocks = num_blocks
-        if self._records:
+        if self._recording is not None:
             idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
-            self._graphs = IncrementGraphs(self._forward, idle, self._device, CudaGraphRecorder())
+            self._graphs = RecordedIncrements(self._forward, idle, self._device, *self._recording)
 
     def expect(self, iteration: pb.Iteration) -> None:
         """Lets an iteration's activations come while another one is computed.
@@ -247,6 +256,15 @@ class Stage:
         if self._last:
             logits = self._model.logits(output)
             sample(logits, batch.sampling)
+
+
+def _recording(device: torch.device, kernels: Kernels, ranks: IntraLayer) -> tuple[Record, Sequence[int]] | None:
+    """What records iterations of increments on a device, and for which batch sizes, if anything does."""
+    if device.type == "cuda":
+        return CudaGraphRecorder(), CUDA_SIZES
+    if isinstance(kernels, CpuKernels) and ranks.size == 1:  # sums over ranks are no calls of a library alone
+        return kernels.calls, CPU_SIZES
+    return None
 
 
 def _device(name: str, index: int) -> torch.device:

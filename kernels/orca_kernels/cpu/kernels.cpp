@@ -2,6 +2,7 @@
 #include "all_reduce.h"
 #include "attention.h"
 #include "linear.h"
+#include "replay.h"
 #include "rows.h"
 
 #define ORCA_EXPORT extern "C" __attribute__((visibility("default")))
@@ -9,6 +10,14 @@
 #define ORCA_FOR_EACH_TYPE(define) \
   define(float32, float)           \
   define(bfloat16, orca::BFloat16)
+
+// `orca_run_X` makes a call of `orca_X` that was noted down.
+#define ORCA_DEFINE_RUN(function)                                                                                     \
+  ORCA_EXPORT void orca_run_##function(const uint64_t *words) { orca::apply(orca_##function, words); }
+
+ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) calls[i].run(calls[i].words);
+}
 
 #define ORCA_DEFINE(name, T)                                                                                          \
   ORCA_EXPORT void orca_layer_norm_##name(const T *x, const T *weight, const T *bias, T *y, int64_t rows,             \
@@ -38,7 +47,13 @@
                                          int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
     orca::attention<T>({{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},  \
                         query, key_pool, value_pool, query_start, context_length, block_table, output});             \
-  }
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(layer_norm_##name)                                                                                  \
+  ORCA_DEFINE_RUN(rms_norm_##name)                                                                                    \
+  ORCA_DEFINE_RUN(silu_and_multiply_##name)                                                                           \
+  ORCA_DEFINE_RUN(rotate_##name)                                                                                      \
+  ORCA_DEFINE_RUN(store_##name)                                                                                       \
+  ORCA_DEFINE_RUN(attention_##name)
 
 #define ORCA_DEFINE_SUM(name, T)                                                                                      \
   ORCA_EXPORT int64_t orca_all_reduce_##name(T *x, int64_t count, char *memory, int64_t rank, int64_t size,           \
@@ -57,7 +72,8 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const T *bias, const T *residual, T *y,     \
                                       int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
     orca::linear<T>({x, panels, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0});                           \
-  }
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(linear_##name)
 
 #if defined(__AVX512F__)
 ORCA_DEFINE_LINEAR(float32, float)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.interface import LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
@@ -20,7 +21,6 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LANES = 16
 """Floats that the C++ takes at a time: head dimensions must be a multiple (cpu/vector.h)."""
 
-POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, list[Any]] = {
     "layer_norm": [POINTER] * 4 + [INTEGER] * 2 + [REAL],
     "rms_norm": [POINTER] * 3 + [INTEGER] * 2 + [REAL],
@@ -28,8 +28,6 @@ SIGNATURES: dict[str, list[Any]] = {
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "store": [POINTER] * 5 + [INTEGER] * 5,
     "attention": [POINTER] * 7 + [INTEGER] * 7 + [REAL],
-}
-LINEAR_SIGNATURES: dict[str, list[Any]] = {
     "pack": [POINTER] * 2 + [INTEGER] * 2,
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
@@ -41,10 +39,13 @@ WORD_BYTES = 4
 class PanelLinear:
     """A `LinearMap` over cpu/linear.h; the weight is laid out in panels, the plain one is given up."""
 
-    def __init__(self, pack: Any, product: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, calls: Calls, pack: Function, product: Function, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
         self._outputs, self._inputs = weight.shape
         self._panels = weight.new_empty(-(-self._outputs // PANEL) * PANEL * self._inputs)
         self._bias = bias
+        self._calls = calls
         self._product = product
         pack(weight.contiguous().data_ptr(), self._panels.data_ptr(), self._inputs, self._outputs)
 
@@ -61,7 +62,7 @@ class PanelLinear:
         return self._run(x, residual.contiguous(), gelu_tanh=False)
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None, gelu_tanh: bool) -> torch.Tensor:
-        x, y = x.contiguous(), x.new_empty((len(x), self._outputs))
+        x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
         self._product(
             x.data_ptr(),
             self._panels.data_ptr(),
@@ -107,17 +108,13 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._reference = ReferenceKernels()
-        self._functions: dict[tuple[str, torch.dtype], Any] = {}
-        for name, arguments in SIGNATURES.items():
+        self.calls = Calls(library)
+        """What records them."""
+        self._functions: dict[tuple[str, torch.dtype], Function] = {}
+        for name, types in SIGNATURES.items():
             for dtype, suffix in NAMES.items():
-                function = getattr(library, f"orca_{name}_{suffix}")
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
-        for name, arguments in LINEAR_SIGNATURES.items():
-            for dtype, suffix in NAMES.items():
-                function = getattr(library, f"orca_{name}_{suffix}", None)
-                if function is not None:
-                    function.argtypes, function.restype = arguments, None
+                function = self.calls.function(f"{name}_{suffix}", types)
+                if function is not None:  # a processor may lack instructions for the products
                     self._functions[name, dtype] = function
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
@@ -125,14 +122,15 @@ class CpuKernels:
         _trim()
         dtype = weight.dtype
         if ("linear", dtype) in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
-            return PanelLinear(self._functions["pack", dtype], self._functions["linear", dtype], weight, bias)
+            pack, product = self._functions["pack", dtype], self._functions["linear", dtype]
+            return PanelLinear(self.calls, pack, product, weight, bias)
         return PackedLinear(weight, bias) if _packs(dtype) else ReferenceLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
         if x.dtype not in NAMES:
             return self._reference.layer_norm(x, weight, bias, epsilon)
-        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
         size = x.shape[-1]
         pointers = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr())
         self._functions["layer_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
@@ -142,7 +140,7 @@ class CpuKernels:
         """See Kernels.rms_norm."""
         if x.dtype not in NAMES:
             return self._reference.rms_norm(x, weight, epsilon)
-        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
         size = x.shape[-1]
         pointers = (x.data_ptr(), weight.data_ptr(), y.data_ptr())
         self._functions["rms_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
@@ -153,7 +151,7 @@ class CpuKernels:
         if gate_up.dtype not in NAMES:
             return self._reference.silu_and_multiply(gate_up)
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        y = torch.empty((rows, size), dtype=gate_up.dtype)
+        y = self.calls.empty((rows, size), gate_up.dtype)
         self._functions["silu_and_multiply", gate_up.dtype](gate_up.data_ptr(), y.data_ptr(), rows, size)
         return y
 
@@ -169,7 +167,7 @@ class CpuKernels:
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """See Kernels.store."""
         if not self._has_attention(key):
-            self._reference.store(key, value, pools, slots)
+            self._plain().store(key, value, pools, slots)
             return
         pointers = (tensor.data_ptr() for tensor in (key, value, *pools, slots))
         self._functions["store", key.dtype](*pointers, *key.shape, key.stride(0), value.stride(0))
@@ -180,8 +178,8 @@ class CpuKernels:
         """See Kernels.attention: one call for all requests."""
         num_tokens, heads, dim = query.shape
         if not self._has_attention(query):
-            return self._reference.attention(query, pools, batch, scale, window)
-        output = torch.empty((num_tokens, heads, dim), dtype=query.dtype)
+            return self._plain().attention(query, pools, batch, scale, window)
+        output = self.calls.empty((num_tokens, heads, dim), query.dtype)
         self._functions["attention", query.dtype](
             query.data_ptr(),
             pools.keys.data_ptr(),
@@ -200,6 +198,11 @@ class CpuKernels:
             scale,
         )
         return output
+
+    def _plain(self) -> ReferenceKernels:
+        if self.calls.steps is not None:
+            raise RuntimeError("the reference's attention reads lengths on the host")
+        return self._reference
 
     @staticmethod
     def _has_attention(heads: torch.Tensor) -> bool:

@@ -1,14 +1,15 @@
-"""`IncrementGraphs`: iterations of increments only, recorded once for each of a few sizes and replayed (CUDA graphs).
+"""`RecordedIncrements`: iterations of increments only, recorded once for each of a few batch sizes and replayed.
 
-Launching the kernels of a small batch one by one takes the host longer than they take the device; a recorded iteration
-is launched at once. It works on the same memory every time, so the inputs are copied into place first. Rows of a
-recording that a batch does not fill are idle: they compute on a block of the pools that no request ever gets.
+Between the kernels of a small batch Python takes a tenth of the time, and launching them one by one takes a GPU's host
+longer than they take the device: a recorded iteration is one call (a CUDA graph there). It works on the same memory
+every time, so the inputs are copied into place first. Rows of a recording that a batch does not fill are idle: they
+compute on a block of the pools that no request ever gets.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +20,11 @@ from orca_worker.rows import IterationBatch
 
 logger = logging.getLogger(__name__)
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Larger batches keep a device busy for longer than their launches take."""
+CUDA_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CPU_SIZES = range(1, 33)
+"""What is between the kernels does not count in larger batches. On a CPU idle rows would take as long as others."""
 WARM_UP_RUNS = 2
-"""Before a recording: libraries load code and allocate workspace, which cannot be recorded."""
+"""Before a recording on CUDA: libraries load code and allocate workspace, which cannot be recorded."""
 
 Forward = Callable[[torch.Tensor, RaggedBatch, torch.Tensor | None], torch.Tensor]
 """Token ids [S], where they stand, and hidden [S, H] from the partition before (None on the first) to hidden [S, H]."""
@@ -48,26 +50,29 @@ class _Recording:
     replay: Callable[[], None]
 
 
-class IncrementGraphs:
+class RecordedIncrements:
     """Runs batches of increments by replaying `forward`; one that cannot be recorded is run as it is, from then on."""
 
-    def __init__(self, forward: Forward, idle: IdleRows, device: torch.device, record: Record) -> None:
+    def __init__(
+        self, forward: Forward, idle: IdleRows, device: torch.device, record: Record, sizes: Sequence[int]
+    ) -> None:
         self._forward = forward
         self._idle = idle
         self._device = device
         self._record = record
+        self._sizes = sizes
         self._recordings: dict[int, _Recording] = {}
         self._refused = False
 
     def take(self, batch: IterationBatch) -> bool:
         """Whether `run` can run this batch: one token for every request, and the head reads all or none of them."""
-        one_each = len(batch.tokens) == len(batch.ragged.context_length) <= BATCH_SIZES[-1]
+        one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
         return one_each and batch.last is None and not self._refused
 
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Returns hidden [S, H], as `forward` does, for the batch's tokens or `hidden` [S, H]."""
         count = len(batch.tokens)
-        recording = self._recording(next(size for size in BATCH_SIZES if size >= count), hidden)
+        recording = self._recording(next(size for size in self._sizes if size >= count), hidden)
         if recording is None:
             return self._forward(batch.tokens, batch.ragged, hidden)
         self._leave_idle(recording.ragged, count)
@@ -102,13 +107,13 @@ class IncrementGraphs:
         )
         self._leave_idle(ragged, 0)
         place = None if hidden is None else hidden.new_zeros((size, hidden.shape[1]))
-        for _ in range(WARM_UP_RUNS):
-            self._forward(tokens, ragged, place)
         output, replay = self._record(lambda: self._forward(tokens, ragged, place))
         return _Recording(tokens, ragged, place, output, replay)
 
     def _leave_idle(self, ragged: RaggedBatch, count: int) -> None:
         """Lets all rows from `count` on compute on the idle block."""
+        if count == len(ragged.positions):
+            return
         ragged.positions[count:] = 0
         ragged.slots[count:] = self._idle.block * BLOCK_SIZE
         ragged.block_table[count:, 0] = self._idle.block
@@ -122,6 +127,8 @@ class CudaGraphRecorder:
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """See Record."""
+        for _ in range(WARM_UP_RUNS):
+            work()
         graph = torch.cuda.CUDAGraph()
         # Another thread, such as NCCL's watchdog, may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

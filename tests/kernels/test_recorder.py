@@ -1,0 +1,79 @@
+"""Recordings on the CPU: what is done again, in which memory, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cpu.library import load
+from orca_kernels.interface import Pools, RaggedBatch
+from orca_kernels.recorder import OperationRecorder
+
+
+@pytest.fixture
+def kernels() -> CpuKernels:
+    return CpuKernels(load())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_replay_computes_with_what_its_inputs_hold_by_then(kernels, dtype):
+    """Torch's operations between the kernels', views, and operations in place."""
+    weight, bias, x = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype), torch.randn(5, 48).to(dtype)
+    norm, rows = torch.randn(32).to(dtype), torch.tensor([4, 0, 2])
+    linear = kernels.linear(weight.clone(), bias.clone())
+
+    def work() -> torch.Tensor:
+        first, second = linear(x[rows].contiguous()).chunk(2, dim=1)
+        return kernels.rms_norm(first, norm, 1e-5).add_(kernels.silu_and_multiply(linear.gelu_tanh(x[:3]))) * second
+
+    output, replay = kernels.calls(work)
+    torch.testing.assert_close(output, work(), atol=0, rtol=0)
+    for _ in range(3):
+        x.copy_(torch.randn(5, 48))
+        rows.copy_(torch.randint(5, (3,)))
+        expected = work()
+        replay()
+        torch.testing.assert_close(output, expected, atol=0, rtol=0)
+
+
+def test_memory_serves_again_what_comes_later_and_the_next_recording(kernels):
+    places: list[list[int]] = []
+
+    def work() -> torch.Tensor:
+        first = kernels.calls.empty((4, 8), torch.float32)
+        second = kernels.calls.empty((4, 8), torch.bfloat16)
+        of_first = first.data_ptr()
+        del first
+        third = kernels.calls.empty((2, 8), torch.float32)[1:]
+        fourth = kernels.calls.empty((4, 9), torch.float32)
+        places.append([of_first, second.data_ptr(), third.data_ptr() - 32, fourth.data_ptr()])
+        return fourth
+
+    kept, _ = kernels.calls(work)
+    again, _ = kernels.calls(work)
+    (first, second, third, fourth), others = places
+    assert third == first, "which nobody had any more"
+    assert len({first, second, fourth}) == 3
+    assert others[:3] == [first, second, third]
+    assert others[3] != fourth == kept.data_ptr(), "an output that somebody has stays"
+    assert again.data_ptr() == others[3]
+    outside = kernels.calls.empty((4, 8), torch.float32)
+    assert outside.data_ptr() not in {*places[0], *others}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_reads_lengths_on_the_host_is_refused(kernels, dtype):
+    """float16, or heads of 8: the reference's attention."""
+    pools = Pools.zeros(2, 2, 8, dtype, torch.device("cpu"))
+    zeros = torch.zeros(1, dtype=torch.int64)
+    batch = RaggedBatch(torch.arange(2), zeros, zeros, zeros, zeros.unsqueeze(1))
+    heads = torch.randn(1, 2, 8).to(dtype)
+    with pytest.raises(RuntimeError, match="lengths on the host"):
+        kernels.calls(lambda: kernels.attention(heads, pools, batch, 1.0, None))
+    assert kernels.attention(heads, pools, batch, 1.0, None).shape == (1, 2, 8), "outside a recording it is computed"
+
+
+def test_a_value_that_the_host_reads_is_refused():
+    x = torch.tensor([3])
+    with pytest.raises(RuntimeError, match="the host cannot read"):
+        OperationRecorder()(lambda: x * int(x))

@@ -1,0 +1,161 @@
+"""Recorded increments: the same logits as transformers', whatever the batch's size, and no strange block touched."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cpu.library import load
+from orca_kernels.cuda.kernels import CudaKernels
+from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, IdleRows, RecordedIncrements
+from support.checkpoints import VARIANTS
+from support.cuda_emulator import EmulatedLauncher
+from support.partitions import CPU, PartitionedModel
+from support.recording import LaunchRecorder
+
+LENGTHS = (1, 2, 33, 50, 17)
+NUM_TOKENS = 32
+EMULATED_VARIANTS = ("gpt2-head64-tied", "llama-head80-untied", "mistral-gqa", "qwen3-gqa-tied")
+BATCHES = ((0, 1, 2), (4, 3, 2, 1, 0), (2,), (3, 0, 1), (1, 4), (0, 1, 2, 3, 4))
+"""Prompts whose next token is computed, iteration by iteration."""
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory) -> EmulatedLauncher:
+    return EmulatedLauncher(tmp_path_factory.mktemp("cuda"))
+
+
+class Recorded:
+    """A model whose increments are recorded, with kernels of its own for each of its partitions."""
+
+    def __init__(self, path, kernels, records, sizes, dtype=torch.float32):
+        self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype)
+        (self.partitions,) = self.model.ranks
+        self.idle = self.model.take_block()
+        self.recorded = [
+            RecordedIncrements(self._forward(part), IdleRows(self.idle, 44), CPU, record, sizes)
+            for part, record in zip(self.partitions, records, strict=True)
+        ]
+
+    @classmethod
+    def emulated(cls, path, num_partitions, launcher):
+        recorders = [LaunchRecorder(launcher) for _ in range(num_partitions)]
+        return cls(path, [CudaKernels(recorder) for recorder in recorders], recorders, CUDA_SIZES), recorders
+
+    @classmethod
+    def on_cpu(cls, path, num_partitions, dtype=torch.float32):
+        kernels = [CpuKernels(load()) for _ in range(num_partitions)]
+        return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype)
+
+    @staticmethod
+    def _forward(partition):
+        def forward(tokens, ragged, hidden):
+            return partition(partition.embed(tokens, ragged) if hidden is None else hidden, ragged, None)
+
+        return forward
+
+    @torch.inference_mode()
+    def increments(self, parts):
+        batch = self.model.rows.batch(self.model.iteration(parts, max_tokens=96))
+        hidden = None
+        for recorded in self.recorded:
+            assert recorded.take(batch)
+            hidden = recorded.run(batch, hidden)
+        return self.partitions[-1].logits(hidden)
+
+    def iterations(self, expected, batches):
+        """Yields the logits of each batch's rows, and what transformers says."""
+        prompts = [(row, 0, list(reference.prompt)) for row, reference in enumerate(expected)]
+        self.model.logits(self.model.iteration(prompts, max_tokens=96))
+        generated = [0] * len(expected)
+        for rows in batches:
+            parts, wanted = [], []
+            for row in rows:
+                reference, place = expected[row], len(expected[row].prompt) + generated[row]
+                parts.append((row, place, [reference.greedy[generated[row]]]))
+                wanted.append(reference.logits[place])
+                generated[row] += 1
+            yield self.increments(parts), torch.stack(wanted)
+
+    def assert_strange_blocks_untouched(self):
+        for partition in self.partitions:
+            for attention in partition.attentions():
+                untouched = attention.pools.keys[self.model.free_blocks]
+                assert untouched.isnan().all(), "a row wrote into a block that it was not given"
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize("variant", EMULATED_VARIANTS)
+def test_cuda_increments_equal_transformers(variant, num_partitions, checkpoint, references, launcher):
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    model, recorders = Recorded.emulated(checkpoint(variant), num_partitions, launcher)
+    for logits, wanted in model.iterations(expected, BATCHES):
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+    assert [recorder.sizes for recorder in recorders] == [[4, 8, 1, 2]] * num_partitions
+    model.assert_strange_blocks_untouched()
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, references):
+    """Recordings of several sizes take turns on the memory that they share."""
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    model = Recorded.on_cpu(checkpoint(variant), num_partitions)
+    for logits, wanted in model.iterations(expected, BATCHES * 3):
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+    model.assert_strange_blocks_untouched()
+
+
+def test_a_replay_computes_what_its_recording_did(checkpoint, references):
+    """In bfloat16 too, bit for bit."""
+    expected = references("qwen3-gqa-tied", LENGTHS, NUM_TOKENS)
+    model = Recorded.on_cpu(checkpoint("qwen3-gqa-tied"), 1, torch.bfloat16)
+    for _ in model.iterations(expected, [(0, 1, 2, 3, 4)]):
+        pass
+    parts = [(row, len(expected[row].prompt) + 1, [expected[row].greedy[1]]) for row in range(5)]
+    first = model.increments(parts)
+    batch = model.model.rows.batch(model.model.iteration(parts, max_tokens=96))
+    with torch.inference_mode():
+        plain = model._forward(model.partitions[0])(batch.tokens, batch.ragged, None)
+        assert torch.equal(first, model.partitions[0].logits(plain))
+    assert torch.equal(first, model.increments(parts)), "recorded by now"
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog):
+    expected = references("gpt2-head64-tied", LENGTHS, NUM_TOKENS)
+
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = Recorded(checkpoint("gpt2-head64-tied"), [CpuKernels(load())], [refuse], CPU_SIZES)
+    with caplog.at_level(logging.WARNING):
+        ((logits, wanted),) = model.iterations(expected, [(2,)])
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a batch of 1 could not be recorded, kernels are launched one by one: "
+        "operation not permitted when stream is capturing"
+    ]
+    batch = model.model.rows.batch(model.model.iteration([(2, 34, [1])], max_tokens=96))
+    assert not model.recorded[0].take(batch), "it is not tried again"
+
+
+@pytest.mark.parametrize("sizes", [CPU_SIZES, CUDA_SIZES])
+def test_only_increments_are_taken(checkpoint, sizes):
+    kernels = CpuKernels(load())
+    recorded = Recorded(checkpoint("gpt2-head64-tied"), [kernels], [kernels.calls], sizes)
+    model = recorded.model
+
+    def takes(parts, sample=True):
+        iteration = model.iteration(parts, max_tokens=16)
+        iteration.sample[0] = sample
+        return recorded.recorded[0].take(model.rows.batch(iteration))
+
+    assert takes([(0, 5, [1]), (1, 9, [2])])
+    assert not takes([(0, 5, [1]), (1, 9, [2, 3])]), "a chunk of a prompt"
+    assert not takes([(0, 5, [1]), (1, 9, [2])], sample=False), "the head reads only some of the tokens"
+    full = sizes[-1]
+    model.logits(model.iteration([(full, 0, [1])], max_tokens=16))  # the table grows to hold that row
+    assert takes([(row, 5, [1]) for row in range(full)])
+    assert not takes([(row, 5, [1]) for row in range(full + 1)])
