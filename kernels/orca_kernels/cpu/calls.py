@@ -31,7 +31,6 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
         self._library = library
         self._replay = library.orca_replay
         self._replay.argtypes, self._replay.restype = [POINTER, INTEGER], None
-        self._memory: list[torch.Tensor] = []
         self._free: list[torch.Tensor] = []
 
     def function(self, name: str, types: Sequence[Any]) -> Function | None:
@@ -40,8 +39,8 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
         if function is None:
             return None
         function.argtypes, function.restype = types, None
-        again = getattr(self._library, f"orca_run_{name}", None)
-        return Function(self, function, 0 if again is None else ctypes.cast(again, POINTER).value or 0, types)
+        again = getattr(self._library, f"orca_run_{name}")
+        return Function(self, function, ctypes.cast(again, POINTER).value or 0, types)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Returns memory for an output; in a recording nobody else gets it."""
@@ -51,7 +50,6 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
         place = min((place for place in self._free if len(place) >= size), key=len, default=None)
         if place is None:
             place = torch.empty(size, dtype=torch.uint8)
-            self._memory.append(place)
         else:
             self._free = [other for other in self._free if other is not place]
         array = place.numpy()[:size]

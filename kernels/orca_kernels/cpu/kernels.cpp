@@ -73,6 +73,7 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
                                       int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
     orca::linear<T>({x, panels, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0});                           \
   }                                                                                                                   \
+  ORCA_DEFINE_RUN(pack_##name)                                                                                        \
   ORCA_DEFINE_RUN(linear_##name)
 
 #if defined(__AVX512F__)
