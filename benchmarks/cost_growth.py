@@ -52,11 +52,11 @@ def increments(path: Path, dtype: str, shapes: list[tuple[int, int]]) -> list[fl
     for batch, context in shapes:
         stage.prepare(1, None)
         # What the cache holds does not matter for its cost: one token begins the rows, the rest is as if computed.
-        stage.execute(iteration(1, batch, 0, 1, blocks[batch, context]))
+        stage.execute(iteration(1, batch, 0, 1, blocks[batch, context]))()
         times = []
         for step in range(REPEATS):
             begin = time.perf_counter()
-            stage.execute(iteration(2 + step, batch, context + step, 1, 0))
+            stage.execute(iteration(2 + step, batch, context + step, 1, 0))()
             times.append(time.perf_counter() - begin)
         found.append(statistics.median(times[2:]) * 1e3)
     return found

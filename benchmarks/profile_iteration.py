@@ -23,15 +23,17 @@ from common import HIDDEN, LAYERS, VOCABULARY, rates, save_model
 from orca_bench.circumstances import circumstances, line
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, PanelLinear
 from orca_protos import engine_pb2 as pb
+from orca_worker import stage as stage_module
+from orca_worker.recorded_increments import RecordedIncrements
 from orca_worker.rows import RowTable
 from orca_worker.stage import Stage
 
-TIMED: list[tuple[type, str, str]] = [
+TIMED: list[tuple[Any, str, str]] = [
     *((kind, method, "linear") for kind in (PanelLinear, PackedLinear) for method in ("__call__", "gelu_tanh", "add")),
     (CpuKernels, "attention", "attention"), (CpuKernels, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
     (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
-    (CpuKernels, "silu_and_multiply", "activation"), (Stage, "_sample", "sampling"),
-    (RowTable, "batch", "Iteration to tensors"),
+    (CpuKernels, "silu_and_multiply", "activation"), (stage_module, "sample", "sampling"),
+    (RowTable, "batch", "Iteration to tensors"), (RecordedIncrements, "run", "recorded layers"),
 ]  # fmt: skip
 
 
@@ -84,6 +86,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--context", type=int, default=330)
     parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument(
+        "--enforce-eager", action="store_true", help="no recorded increments, whose layers are one line"
+    )
     arguments = parser.parse_args()
     print(line(circumstances(None)))
     size, context, count = arguments.batch_size, arguments.context, arguments.iterations
@@ -94,20 +99,21 @@ def main() -> None:
         save_model(Path(folder), arguments.family)
         request = pb.LoadRequest(
             model_path=folder, pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype, device="cpu",
-            workers_on_host=1,
+            workers_on_host=1, enforce_eager=arguments.enforce_eager,
         )  # fmt: skip
         stage = Stage(request, 0, lambda _: None)
     stage.prepare(1, None)
     stage.allocate(size * blocks)
-    stage.execute(iteration(1, size, 0, context, blocks))  # oneDNN prepares its products
+    stage.execute(iteration(1, size, 0, context, blocks))()  # oneDNN prepares its products
     spent.clear()
     begin = time.perf_counter()
-    stage.execute(iteration(2, size, 0, context, blocks))
+    stage.execute(iteration(2, size, 0, context, blocks))()
     show(f"prompts of {size} x {context} tokens", time.perf_counter() - begin, spent, 1)
+    stage.execute(iteration(3, size, context, 1, 0))()  # which is recorded
     spent.clear()
     begin = time.perf_counter()
     for step in range(count):
-        stage.execute(iteration(3 + step, size, context + step, 1, 0))
+        stage.execute(iteration(4 + step, size, context + step, 1, 0))()
     show(f"increment of {size} requests, {torch.get_num_threads()} threads", time.perf_counter() - begin, spent, count)
     width = getattr(torch, arguments.dtype).itemsize
     cached = size * (context + count / 2) * LAYERS * 2 * HIDDEN

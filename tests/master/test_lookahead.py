@@ -44,7 +44,6 @@ class Worker:
         self.memory = torch.full((num_blocks * BLOCK_SIZE,), -1)
 
     def compute(self, iteration: pb.Iteration) -> list[int]:
-        self.rows.fill_in(iteration)
         batch = self.rows.batch(iteration)
         ragged = batch.ragged
         self.memory[ragged.slots] = batch.tokens
@@ -54,7 +53,7 @@ class Worker:
             slots = (ragged.block_table[index][:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:length]
             if samples:
                 tokens.append(next_token(self.memory[slots].tolist()))
-        self.rows.keep_sampled(iteration, torch.tensor(tokens).numpy())
+        self.rows.keep_sampled(batch, torch.tensor(tokens, dtype=torch.int64))
         return tokens
 
 

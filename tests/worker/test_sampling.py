@@ -181,7 +181,7 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
         if context == 0:
             iteration.admission.add(row=9, sampling=sampling, prompt_length=prompt_length)
             iteration.admission.add(row=4)
-        processors.observe(iteration)
+        processors.observe(iteration, torch.tensor(iteration.token))
     logits = torch.from_numpy(generator.normal(size=(2, vocabulary)).astype(np.float32))
     before = logits.clone()
     processed = processors.apply(logits, iteration)

@@ -35,8 +35,8 @@ class LogitProcessors:
         self._device = device
         self._rows: dict[int, _Row] = {}
 
-    def observe(self, iteration: pb.Iteration) -> None:
-        """Takes note of rows that begin and of the tokens that an iteration carries."""
+    def observe(self, iteration: pb.Iteration, input_tokens: torch.Tensor) -> None:
+        """Takes note of rows that begin and of the tokens [S] that an iteration computes."""
         for admission in iteration.admission:
             self._rows.pop(admission.row, None)
             if _asks_for_processing(admission.sampling):
@@ -47,7 +47,7 @@ class LogitProcessors:
         for row, count, context in zip(iteration.row, iteration.num_tokens, iteration.context_length, strict=True):
             state = self._rows.get(row)
             if state is not None:
-                tokens = torch.tensor(iteration.token[start : start + count], dtype=torch.int64, device=self._device)
+                tokens = input_tokens[start : start + count]
                 of_prompt = max(0, min(count, state.prompt_length - context))
                 state.in_prompt[tokens[:of_prompt]] = True
                 generated = tokens[of_prompt:]

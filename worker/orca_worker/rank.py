@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 from orca_protos import engine_pb2 as pb
 
@@ -42,6 +43,7 @@ class Rank:
         self._store_host = store_host
         self._stage: Stage | None = None
         self._last_progress = 0.0
+        self._unfinished: Callable[[], pb.RankReply] | None = None
         self._cores = os.sched_getaffinity(0)
 
     def foresee(self, command: pb.RankCommand) -> Command:
@@ -53,11 +55,19 @@ class Rank:
         return iteration
 
     def handle(self, command: Command) -> None:
-        """Runs one command; raises whatever makes this rank useless."""
+        """Runs one command; raises whatever makes this rank useless.
+
+        Of an iteration the answer may come with `finish`, so that the next one is started before it is waited for.
+        """
         if isinstance(command, pb.Iteration):
             assert self._stage is not None
-            self._reply(self._stage.execute(command))
+            started = self._stage.execute(command)
+            self.finish()
+            self._unfinished = started
+            if not self._stage.runs_ahead:
+                self.finish()
             return
+        self.finish()
         kind = command.WhichOneof("command")
         if kind == "load":
             self._load(command.load)
@@ -79,6 +89,12 @@ class Rank:
             stage.allocate(command.allocate.num_blocks)
             gc.freeze()  # collections need not look at what stands by now
             self._reply(pb.RankReply(allocated=pb.Allocated()))
+
+    def finish(self) -> None:
+        """Waits for the iteration that was started last, and answers it."""
+        if self._unfinished is not None:
+            reply, self._unfinished = self._unfinished, None
+            self._reply(reply())
 
     def _load(self, request: pb.LoadRequest) -> None:
         try:
@@ -109,6 +125,8 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
     while True:
         try:
+            if commands.empty():
+                rank.finish()
             command = commands.get()
             if isinstance(command, Exception):
                 raise command

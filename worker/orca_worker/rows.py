@@ -59,6 +59,8 @@ class IterationBatch:
     last: LastTokens | None
     """None if every token is such a one, or none is."""
     sampling: SamplingRows
+    rows: torch.Tensor
+    """[K] int64, those that sample."""
 
 
 class RowTable:
@@ -70,7 +72,6 @@ class RowTable:
             [
                 ("blocks", np.int64, (-(-max_model_len // BLOCK_SIZE),)),
                 ("num_blocks", np.int64),
-                ("last_token", np.int64),
                 ("temperature", np.float32),
                 ("top_p", np.float32),
                 ("top_k", np.int64),
@@ -81,24 +82,18 @@ class RowTable:
             ]
         )
         self._rows = np.zeros(INITIAL_ROWS, layout)
+        self._sampled = torch.zeros(INITIAL_ROWS, dtype=torch.int64, device=device)
+        """Each row's last token."""
 
-    def fill_in(self, iteration: pb.Iteration) -> None:
-        """Puts tokens into an iteration that were not known when it was sent: the last ones sampled in their rows."""
-        places = np.flatnonzero(np.fromiter(iteration.token, np.int64) == PENDING_TOKEN)
-        if len(places) == 0:
-            return
-        end = np.fromiter(iteration.num_tokens, np.int64).cumsum()
-        row = np.fromiter(iteration.row, np.int64)[np.searchsorted(end, places, side="right")]
-        for place, token in zip(places.tolist(), self._rows["last_token"][row].tolist(), strict=True):
-            iteration.token[place] = token
-
-    def keep_sampled(self, iteration: pb.Iteration, tokens: np.ndarray) -> None:
-        """Takes the tokens of the rows that sampled, for `fill_in`."""
-        sampled = np.fromiter(iteration.row, np.int64)[np.fromiter(iteration.sample, np.bool_)]
-        self._rows["last_token"][sampled] = tokens
+    def keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
+        """Takes the tokens [K] that a batch sampled: a later one may hold them without that the master knew them."""
+        self._sampled[batch.rows] = tokens
 
     def batch(self, iteration: pb.Iteration) -> IterationBatch:
-        """Applies the grants of an iteration and returns its batch."""
+        """Applies the grants of an iteration and returns its batch, with the tokens that were not known to the sender.
+
+        Those are the last ones sampled in their rows.
+        """
         self._admit(iteration)
         row = np.fromiter(iteration.row, np.int64)
         num_tokens = np.fromiter(iteration.num_tokens, np.int64)
@@ -113,12 +108,19 @@ class RowTable:
         longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
         samples = np.fromiter(iteration.sample, np.bool_)
         sampling = self._rows[row[samples]]
-        tokens, positions, slots, block_table = self._tensors(
-            np.fromiter(iteration.token, np.int64),
+        known = np.fromiter(iteration.token, np.int64)
+        pending = np.flatnonzero(known == PENDING_TOKEN)
+        tokens, positions, slots, block_table, sampled, pending_places, pending_rows = self._tensors(
+            known,
             position,
             block * BLOCK_SIZE + position % BLOCK_SIZE,
             self._rows["blocks"][row, :longest],
+            row[samples],
+            pending,
+            row[request[pending]],
         )
+        if len(pending):
+            tokens[pending_places] = self._sampled[pending_rows]
         ragged = RaggedBatch(
             query_start=torch.from_numpy(np.concatenate((start[:1], end))),
             context_length=torch.from_numpy(context),
@@ -140,6 +142,7 @@ class RowTable:
                 choice=sampling["choice"],
                 position=(context + num_tokens)[samples].astype(np.uint64),
             ),
+            rows=sampled,
         )
 
     def _last(
@@ -162,6 +165,7 @@ class RowTable:
         for admission in iteration.admission:
             while admission.row >= len(self._rows):
                 self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
+                self._sampled = torch.cat((self._sampled, torch.zeros_like(self._sampled)))
             sampling, row = admission.sampling, self._rows[admission.row]
             row["num_blocks"] = 0
             row["temperature"] = sampling.temperature

@@ -21,6 +21,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane, host_store
 from orca_worker.errors import ModelError, RankError
+from orca_worker.host_copies import HostCopies
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_bytes
@@ -35,7 +36,7 @@ from orca_worker.recorded_increments import (
     Record,
     RecordedIncrements,
 )
-from orca_worker.rows import IterationBatch, LastTokens, RowTable, SamplingRows
+from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
 
 CPU_WARMUP_TOKENS = 64
@@ -75,11 +76,18 @@ class Stage:
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._forget_rows()
         self._num_blocks = 0
+        self._host_copies = HostCopies(self._device)
         self._recording = None if request.enforce_eager else _recording(self._device, kernels, self._ranks)
         self._graphs: RecordedIncrements | None = None
         self._store: Any = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
+        self._ended_ns = 0
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device goes on with the next iteration while the host waits for one."""
+        return self._device.type == "cuda"
 
     def facts(self) -> pb.ModelFacts:
         """What the master learns about the model."""
@@ -154,12 +162,14 @@ class Stage:
             self._post(iteration)
 
     @torch.inference_mode()
-    def execute(self, iteration: pb.Iteration) -> pb.RankReply:
-        """Runs one iteration, which `expect` has seen; returns its result on the last partition, else its timing."""
-        self._rows.fill_in(iteration)
+    def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
+        """Starts one iteration, which `expect` has seen; what it returns waits for it.
+
+        That is its result on the last partition, else its timing. The next one may be started before (`runs_ahead`).
+        """
         batch = self._rows.batch(iteration)
         if self._last and self._ranks.rank == 0:
-            self._processors.observe(iteration)
+            self._processors.observe(iteration, batch.tokens)
         hidden = None
         if not self._first:
             if not self._plane().posts_ahead:
@@ -172,26 +182,38 @@ class Stage:
         if not self._last:
             self._plane().send(output, self._request.tensor_parallel_size)
             timing.ended_ns = time.monotonic_ns()
-            return pb.RankReply(timing=timing)
+            return lambda: pb.RankReply(timing=timing)
         result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence)
-        if num_sampled := len(batch.sampling.temperature):
-            logits = self._model.logits(output)
-            tokens = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
-            if self._ranks.rank == 0:  # it has all columns
-                tokens = self._sample(logits, iteration, batch.sampling, result)
-            if self._first:  # the next iteration may be on its way already, without these tokens
-                self._rows.keep_sampled(iteration, self._ranks.from_first(tokens).cpu().numpy())
-        timing.ended_ns = time.monotonic_ns()
-        result.timing.CopyFrom(timing)
-        return pb.RankReply(result=result)
+        fill_in = self._sample(output, iteration, batch) if len(batch.rows) else lambda _: None
+
+        def reply() -> pb.RankReply:
+            fill_in(result)
+            # Started while the device was busy with the one before, it began when that one ended.
+            timing.started_ns = max(timing.started_ns, self._ended_ns)
+            timing.ended_ns = self._ended_ns = time.monotonic_ns()
+            result.timing.CopyFrom(timing)
+            return pb.RankReply(result=result)
+
+        return reply
 
     def _sample(
-        self, logits: torch.Tensor, iteration: pb.Iteration, rows: SamplingRows, result: pb.IterationResult
-    ) -> torch.Tensor:
-        tokens = sample(self._processors.apply(logits, iteration), rows)
-        result.token.extend(tokens.tolist())
-        result.logprobs.extend(logprobs(logits, tokens, rows))
-        return tokens
+        self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
+    ) -> Callable[[pb.IterationResult], None]:
+        """Samples a token for each row of `output` [K, H]; returns what waits for them and puts them into a result."""
+        logits = self._model.logits(output)
+        tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device)
+        if self._ranks.rank == 0:  # it has all columns
+            tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
+        on_host = self._host_copies.start(tokens)
+        if self._first:  # the next iteration may be on its way already, without these tokens
+            self._rows.keep_sampled(batch, self._ranks.from_first(tokens))
+
+        def fill_in(result: pb.IterationResult) -> None:
+            if self._ranks.rank == 0:
+                result.token.extend(on_host().tolist())
+                result.logprobs.extend(logprobs(logits, tokens, batch.sampling))
+
+        return fill_in
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embeds the tokens on the first partition, then runs the layers: see ModelPartition.forward."""

@@ -1,0 +1,74 @@
+"""`Stage` by itself: iterations whose tokens nobody outside has read when the next one starts."""
+
+from __future__ import annotations
+
+import pytest
+from orca_protos import engine_pb2 as pb
+from orca_protos.wire import PENDING_TOKEN
+from orca_worker.stage import Stage
+from support.checkpoints import make_prompts
+
+NAME = "llama-gqa-tied"
+PROMPTS = make_prompts((3, 20, 1))
+NUM_TOKENS = 12
+BLOCKS = 3
+SAMPLINGS = {
+    "greedy": pb.Sampling(),
+    "drawn": pb.Sampling(temperature=0.9, top_p=0.95, seed=5, logprobs=2),
+    "penalised": pb.Sampling(presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.3),
+    "kept back": pb.Sampling(min_tokens=5, banned_token=[3, 8], logit_bias={9: 2.0}),
+}
+
+
+def iteration(sequence: int, sampling: pb.Sampling, tokens: list[list[int]], contexts: list[int]) -> pb.Iteration:
+    rows, begins = range(len(tokens)), not any(contexts)
+    return pb.Iteration(
+        epoch=1,
+        sequence=sequence,
+        row=rows,
+        num_tokens=map(len, tokens),
+        context_length=contexts,
+        token=[token for each in tokens for token in each],
+        num_new_blocks=[BLOCKS if begins else 0] * len(rows),
+        new_block=range(BLOCKS * len(rows)) if begins else [],
+        sample=[True] * len(rows),
+        admission=[pb.Admission(row=row, sampling=sampling, prompt_length=len(tokens[row])) for row in rows] * begins,
+    )
+
+
+@pytest.fixture(scope="module")
+def stage(checkpoint) -> Stage:
+    request = pb.LoadRequest(
+        model_path=str(checkpoint(NAME)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
+        device="cpu", workers_on_host=1,
+    )  # fmt: skip
+    stage = Stage(request, 0, lambda _: None)
+    stage.prepare(1, None)
+    stage.allocate(BLOCKS * len(PROMPTS))
+    return stage
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_was_sampled_is_known_to_the_next_iteration_before_it_is_read(stage, sampling):
+    """Each token sent back and forth, or none of them: the same results, log probabilities too."""
+
+    def run(ahead: bool) -> list[pb.IterationResult]:
+        results: list[pb.IterationResult] = []
+        replies = []
+        tokens, contexts = [list(prompt) for prompt in PROMPTS], [0] * len(PROMPTS)
+        for sequence in range(NUM_TOKENS):
+            replies.append(stage.execute(iteration(sequence, SAMPLINGS[sampling], tokens, contexts)))
+            contexts = [context + len(part) for context, part in zip(contexts, tokens, strict=True)]
+            if ahead:
+                tokens = [[PENDING_TOKEN]] * len(PROMPTS)
+            else:
+                results.append(replies.pop()().result)
+                tokens = [[token] for token in results[-1].token]
+        results.extend(reply().result for reply in replies)
+        for result in results:
+            result.ClearField("timing")
+        return results
+
+    expected = run(ahead=False)
+    assert {len(result.token) for result in expected} == {len(PROMPTS)}
+    assert run(ahead=True) == expected

@@ -1,0 +1,34 @@
+"""`HostCopies`: what the host reads of a device's results, while the device goes on computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class HostCopies:
+    """Copies on a stream of its own, which waits for the work that makes the results and lets later work pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Starts to copy a tensor to the host; returns what waits for the copy, and has it."""
+        if self._stream is None:
+            return lambda: tensor
+        copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            copy.copy_(tensor, non_blocking=True)
+            done.record()
+        tensor.record_stream(self._stream)  # its memory is not given away before
+
+        def wait() -> torch.Tensor:
+            done.synchronize()
+            return copy
+
+        return wait
