@@ -73,31 +73,35 @@ def model() -> Iterator[Path]:
         yield Path(folder)
 
 
-def rates(dtype: str) -> tuple[float, float]:
+def rates(dtype: str, device: str = "cpu") -> tuple[float, float]:
     """Returns bytes per second of summing up a large tensor, and FLOP per second of a large product, here."""
     kind = getattr(torch, dtype)
-    big = torch.randn(8192, 8192)
-    left, right = torch.randn(512, HIDDEN, dtype=kind), torch.randn(4 * HIDDEN, HIDDEN, dtype=kind)
+    big = torch.randn(8192, 8192, device=device)
+    rows, width = (512, HIDDEN) if device == "cpu" else (4096, 4096)
+    left = torch.randn(rows, width, dtype=kind, device=device)
+    right = torch.randn(4 * width, width, dtype=kind, device=device)
 
     def best(work: Callable[[], object], repeats: int) -> float:
         times = []
         for _ in range(repeats):
             started = time.perf_counter()
             work()
+            if device == "cuda":
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
         return min(times)
 
     read = best(big.sum, 10)  # torch's own matrix-vector product in bfloat16 reads at half that rate
     product = best(lambda: torch.nn.functional.linear(left, right), 30)
-    return big.nbytes / read, 2 * 512 * HIDDEN * 4 * HIDDEN / product
+    return big.nbytes / read, 2 * rows * width * 4 * width / product
 
 
-def floor_seconds(trace: Sequence[TracedRequest], batch_size: int, dtype: str) -> float:
+def floor_seconds(trace: Sequence[TracedRequest], batch_size: int, dtype: str, device: str = "cpu") -> float:
     """Seconds that no engine of this batch size can be under for the 110 M models, by the two rates; no attention.
 
     A prompt gives the first token. In the last layer only keys and values of its tokens are needed, 2 of 12 H^2.
     """
-    bandwidth, rate = rates(dtype)
+    bandwidth, rate = rates(dtype, device)
     parameters = LAYERS * 12 * HIDDEN**2
     weights = (parameters + VOCABULARY * HIDDEN) * getattr(torch, dtype).itemsize
     iterations = sum(request.output_length - 1 for request in trace) / batch_size

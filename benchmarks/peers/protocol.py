@@ -23,6 +23,7 @@ class Job:
     dtype: str
     batch_size: int
     threads: int
+    device: str
     prompts: list[list[int]]
     outputs: list[int]
 

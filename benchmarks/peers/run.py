@@ -141,6 +141,7 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
     model = folder / arguments.model
     job.write_text(json.dumps({
         "model": str(model), "dtype": dtype, "batch_size": size, "threads": len(cores),
+        "device": arguments.device,
         "prompts": [request.prompt for request in trace], "outputs": [request.output_length for request in trace],
     }))  # fmt: skip
     peers: list[Peer] = []
@@ -160,7 +161,7 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
         for peer in peers:
             peer.close()
     torch.set_num_threads(len(cores))
-    limit = tokens / floor_seconds(trace, size, dtype)
+    limit = tokens / floor_seconds(trace, size, dtype, arguments.device)
     found: dict[str, Any] = {
         "dtype": dtype,
         "batch_size": size,
@@ -209,6 +210,9 @@ def main() -> None:
     """Prints a line for every cell and writes the whole."""
     parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: vllm_cpu and openvino_genai have none"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

@@ -19,7 +19,7 @@ def load(job: Job) -> Callable[[], list[int]]:
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     torch.set_num_threads(job.threads)
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval().to(job.device)
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max(job.outputs))
     longest = max(map(sum, zip(map(len, job.prompts), job.outputs, strict=True)))
     page = 32

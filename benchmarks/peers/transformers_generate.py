@@ -16,7 +16,7 @@ def load(job: Job) -> Callable[[], list[int]]:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(job.threads)
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval().to(job.device)
     model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
@@ -26,6 +26,7 @@ def load(job: Job) -> Callable[[], list[int]]:
             longest = max(map(len, prompts))
             ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
             mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            ids, mask = ids.to(job.device), mask.to(job.device)
             model.generate(ids, attention_mask=mask, max_new_tokens=max(outputs), do_sample=False, pad_token_id=0)
         return job.outputs  # what is beyond a request's own is cut off
 

@@ -1,0 +1,110 @@
+"""An increment and a prompt beside what the device cannot be under, for models of random weights of three sizes.
+
+    python benchmarks/over_floor.py --device cuda --models gpt2-124m llama-1.3b llama-7b
+
+increment   over weights read once, and keys and values, at the rate of a sum over a large tensor
+prompt      tokens per second over the FLOPs of its matrix products at the rate of a large one
+
+One partition in this process; the median of the increments, `--enforce-eager` without recorded ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from common import rates
+from orca_bench.circumstances import circumstances, line
+from orca_protos import engine_pb2 as pb
+from orca_worker.model_config import ModelConfig, read_model_config
+from orca_worker.stage import Stage
+from profile_iteration import iteration
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
+
+POSITIONS = 4096
+SHARED = {"bos_token_id": 0, "eos_token_id": 0}
+MODELS: dict[str, PretrainedConfig] = {
+    "gpt2-124m": GPT2Config(**SHARED, n_positions=POSITIONS),
+    "llama-1.3b": LlamaConfig(
+        **SHARED, hidden_size=2048, intermediate_size=5632, num_hidden_layers=24, num_attention_heads=16,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-7b": LlamaConfig(
+        **SHARED, hidden_size=4096, intermediate_size=11_008, num_hidden_layers=32, num_attention_heads=32,
+        max_position_embeddings=POSITIONS,
+    ),
+}  # fmt: skip
+INCREMENTS = 30
+
+
+def parameters(config: ModelConfig) -> tuple[int, int]:
+    """Returns how many the layers have, without norms and biases, and how many the head has."""
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
+    matrices = 2 if config.rope is None else 3  # GPT-2's, or gate, up and down
+    layer = heads + matrices * config.hidden_size * config.intermediate_size
+    return config.num_layers * layer, config.vocabulary_size * config.hidden_size
+
+
+def timed(stage: Stage, work: pb.Iteration) -> float:
+    """Seconds of one iteration, its result read."""
+    begin = time.perf_counter()
+    stage.execute(work)()
+    return time.perf_counter() - begin
+
+
+def measure(path: Path, arguments: argparse.Namespace) -> None:
+    """Prints both tables of one model."""
+    config, width = read_model_config(path), getattr(torch, arguments.dtype).itemsize
+    layers, head = parameters(config)
+    bandwidth, rate = rates(arguments.dtype, arguments.device)
+    print(f"{bandwidth / 1e9:.0f} GB/s, {rate / 1e12:.2f} TFLOP/s, {(layers + head) * width / 1e9:.2f} GB of weights")
+    request = pb.LoadRequest(
+        model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype,
+        device=arguments.device, workers_on_host=1, enforce_eager=arguments.enforce_eager,
+    )  # fmt: skip
+    stage = Stage(request, 0, lambda _: None)
+    blocks = -(-(arguments.context + INCREMENTS + 2) // 16)
+    of_prompt = -(-arguments.prompt // 16)
+    for size in arguments.batch_sizes:
+        stage.prepare(1, None)
+        stage.allocate(max(max(arguments.batch_sizes) * blocks, of_prompt))
+        timed(stage, iteration(1, size, 0, 1, blocks))  # the cost of what is cached does not depend on its content
+        times = [timed(stage, iteration(2 + n, size, arguments.context + n, 1, 0)) for n in range(INCREMENTS)]
+        cached = size * arguments.context * config.num_layers * 2 * config.num_kv_heads * config.head_dim
+        floor = (layers + head + cached) * width / bandwidth
+        took = statistics.median(times[3:])
+        print(f"increment of {size:>3}: {took * 1e3:8.2f} ms, {took / floor:5.2f} x its floor of {floor * 1e3:.2f} ms")
+    times = []
+    for sequence in range(4):
+        stage.prepare(1, None)
+        times.append(timed(stage, iteration(sequence, 1, 0, arguments.prompt, of_prompt)))
+    speed = arguments.prompt / min(times)
+    print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {speed * 2 * layers / rate:.0%} of the products' rate")
+
+
+def main() -> None:
+    """Measures one model after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-124m"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--context", type=int, default=330, help="tokens of each request before the increments")
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--enforce-eager", action="store_true")
+    arguments = parser.parse_args()
+    print(line(circumstances(None)))
+    for name in arguments.models:
+        print(f"{name}, {arguments.dtype}, {arguments.device}")
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as folder:
+            AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.bfloat16).save_pretrained(folder)
+            measure(Path(folder), arguments)
+
+
+if __name__ == "__main__":
+    main()
