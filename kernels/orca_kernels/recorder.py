@@ -34,11 +34,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 output = work()
         finally:
             self.steps = None
-        return output, partial(_run, self.arranged(steps))
-
-    def arranged(self, steps: list[Step]) -> list[Step]:
-        """Returns what a replay does instead of `steps`."""
-        return steps
+        return output, partial(_run, steps)
 
     def note(self, step: Step) -> None:
         """Adds what has just been done, if a recording is being made."""

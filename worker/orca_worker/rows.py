@@ -86,7 +86,7 @@ class RowTable:
         """Each row's last token."""
 
     def keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
-        """Takes the tokens [K] that a batch sampled: a later one may hold them without that the master knew them."""
+        """Takes the tokens [K] that a batch sampled: a later one may need them before the master knows them."""
         self._sampled[batch.rows] = tokens
 
     def batch(self, iteration: pb.Iteration) -> IterationBatch:

@@ -77,8 +77,8 @@ class Stage:
         self._forget_rows()
         self._num_blocks = 0
         self._host_copies = HostCopies(self._device)
-        self._recording = None if request.enforce_eager else _recording(self._device, kernels, self._ranks)
-        self._graphs: RecordedIncrements | None = None
+        self._recorder = None if request.enforce_eager else _recorder(self._device, kernels, self._ranks)
+        self._recorded: RecordedIncrements | None = None
         self._store: Any = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
@@ -104,7 +104,7 @@ class Stage:
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = self._store = None
-        self._graphs = None  # they hold the old group
+        self._recorded = None  # they hold the old group
         self._epoch = epoch
         self._forget_rows()
         if store_host is None:
@@ -149,9 +149,9 @@ class Stage:
         if self._num_blocks == 0:
             self._allocate(num_blocks + 1)  # the last one is the idle rows'
             self._num_blocks = num_blocks
-        if self._recording is not None:
+        if self._recorder is not None:
             idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
-            self._graphs = RecordedIncrements(self._forward, idle, self._device, *self._recording)
+            self._recorded = RecordedIncrements(self._forward, idle, self._device, *self._recorder)
 
     def expect(self, iteration: pb.Iteration) -> None:
         """Lets an iteration's activations come while another one is computed.
@@ -217,8 +217,8 @@ class Stage:
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embeds the tokens on the first partition, then runs the layers: see ModelPartition.forward."""
-        if self._graphs is not None and self._graphs.take(batch):
-            return self._graphs.run(batch, hidden)
+        if self._recorded is not None and self._recorded.take(batch):
+            return self._recorded.run(batch, hidden)
         return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)
 
     def _forward(
@@ -280,7 +280,7 @@ class Stage:
             sample(logits, batch.sampling)
 
 
-def _recording(device: torch.device, kernels: Kernels, ranks: IntraLayer) -> tuple[Record, Sequence[int]] | None:
+def _recorder(device: torch.device, kernels: Kernels, ranks: IntraLayer) -> tuple[Record, Sequence[int]] | None:
     """What records iterations of increments on a device, and for which batch sizes, if anything does."""
     if device.type == "cuda":
         return CudaGraphRecorder(), CUDA_SIZES

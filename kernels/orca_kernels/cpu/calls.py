@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
+from array import array
 from collections.abc import Sequence
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
 
-from orca_kernels.recorder import OperationRecorder, Step
+from orca_kernels.recorder import OperationRecorder
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 WORDS = 16
@@ -52,24 +51,22 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
             place = torch.empty(size, dtype=torch.uint8)
         else:
             self._free = [other for other in self._free if other is not place]
-        array = place.numpy()[:size]
-        weakref.finalize(array, self._free_again, place)  # the tensor's storage holds it
-        return torch.from_numpy(array).view(dtype).view(shape)
+        part = place.numpy()[:size]
+        weakref.finalize(part, self._free_again, place)  # the tensor's storage holds it
+        return torch.from_numpy(part).view(dtype).view(shape)
 
     def _free_again(self, place: torch.Tensor) -> None:
         self._free.append(place)
 
-    def arranged(self, steps: list[Step]) -> list[Step]:
-        """See OperationRecorder: calls that follow each other become one."""
-        arranged: list[Step] = []
-        for calls, some in groupby(steps, lambda step: isinstance(step, _Call)):
-            if not calls:
-                arranged.extend(some)
-                continue
-            words = [word for call in some if isinstance(call, _Call) for word in call.words]
-            table = (ctypes.c_uint64 * len(words))(*words)
-            arranged.append(partial(self._replay, table, len(words) // WORDS))
-        return arranged
+    def note_call(self, words: list[int]) -> None:
+        """Adds a call that has just been made to those right before it, if a recording is being made."""
+        if self.steps is None:
+            return
+        last = self.steps[-1] if self.steps else None
+        if not isinstance(last, _CallsInARow):
+            last = _CallsInARow(self._replay)
+            self.steps.append(last)
+        last.words.extend(words)
 
 
 class Function:
@@ -88,17 +85,19 @@ class Function:
         self._function(*arguments)
         if self._calls.steps is not None:
             words = [self._again, *map(_word, self._types, arguments)]
-            self._calls.note(_Call([*words, *[0] * (WORDS - len(words))]))
+            self._calls.note_call([*words, *[0] * (WORDS - len(words))])
 
 
-class _Call:
-    """A step that is done together with its neighbours."""
+class _CallsInARow:
+    """A step: calls that nothing of torch's stands between, WORDS `words` each."""
 
-    def __init__(self, words: list[int]) -> None:
-        self.words = words
+    def __init__(self, replay: Any) -> None:
+        self.words = array("Q")
+        self._replay = replay
 
     def __call__(self) -> None:
-        raise NotImplementedError
+        address, count = self.words.buffer_info()
+        self._replay(address, count // WORDS)
 
 
 def _word(kind: Any, value: Any) -> int:
