@@ -17,6 +17,9 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import EpochError, RankError
 
+OWN_FAULT_SECONDS = 0.5
+"""How long a neighbour's complaint waits for a fault of this worker's own, which may be its cause."""
+
 
 class Epoch:
     """One epoch of one controller. `next_hop` is the Run stream to the next controller, None on the last.
@@ -113,6 +116,8 @@ class Epoch:
                 self.acks.put_nowait(self._ack(ack.sequence))
         except grpc.aio.AioRpcError as error:
             reason = f"next partition: {error.details() or error.code().name}"
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._over), OWN_FAULT_SECONDS)
         if not self._own_fault_expected:
             self.end(reason)
 
