@@ -20,6 +20,11 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     in a recording as a constant. One recording at a time.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler is not here, and to be left alone by it torch would import it: more than a second."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
@@ -77,3 +80,12 @@ def test_a_value_that_the_host_reads_is_refused():
     x = torch.tensor([3])
     with pytest.raises(RuntimeError, match="the host cannot read"):
         OperationRecorder()(lambda: x * int(x))
+
+
+def test_a_recording_does_not_load_torchs_compiler():
+    """Which takes more than a second, in the middle of somebody's second token."""
+    program = (
+        "import sys, torch; from orca_kernels.recorder import OperationRecorder;"
+        "OperationRecorder()(lambda: torch.ones(2) + 1); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -18,8 +18,6 @@ from support.engines import Harness, topology, worker_processes
 from support.served import READY, descendants, serve, value
 
 NAME = "qwen2-gqa-tied"
-NUM_TOKENS = 48
-"""For each request: a pipeline that the machine holds up for a moment has its share of them all the same."""
 
 
 def test_one_pool_feeds_both_pipelines(checkpoint):
@@ -34,7 +32,7 @@ def test_one_pool_feeds_both_pipelines(checkpoint):
         harness.engine = EngineMaster(shared, config, harness.deliver, harness)
         try:
             for index, prompt in enumerate(prompts):
-                harness.submit(str(index), prompt, NUM_TOKENS)
+                harness.submit(str(index), prompt, 12)
             await harness.engine.start()
             together = await harness.collect(len(prompts))
             first_service = [s.request.arrival for _, batch in harness.batches for s in batch.requests if s.admitted]
@@ -45,7 +43,7 @@ def test_one_pool_feeds_both_pipelines(checkpoint):
             assert min(map(len, served.values())) >= len(prompts) // 4, "both are busy"
             harness.assert_nothing_held()
             for index, prompt in enumerate(prompts):
-                harness.submit(str(index), prompt, NUM_TOKENS)
+                harness.submit(str(index), prompt, 12)
                 assert (await harness.collect(1))[str(index)] == together[str(index)]
         finally:
             await harness.engine.stop("the test ends")
