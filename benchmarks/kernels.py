@@ -1,13 +1,16 @@
-"""The CPU kernels beside plain torch, one call at a time, over more data than the caches hold.
+"""The fused kernels beside plain torch, one call at a time, over more data than the caches hold.
 
     OMP_NUM_THREADS=1 taskset --cpu-list 1 python benchmarks/kernels.py
+    python benchmarks/kernels.py --device cuda
 
-Attention: 12 heads of 64 over scattered blocks. Linear maps: those of a model with hidden size 768, several copies in
-turn, as the layers of a model follow each other. Microseconds per call, the least of several passes of each in turn.
+Attention: 12 heads of 64 (on a GPU 32 of 128) over scattered blocks. Linear maps, on a CPU: those of a model with
+hidden size 768, several copies in turn, as the layers of a model follow each other. Microseconds per call, the least of
+several passes of each in turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +21,13 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
+from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.rows import RowTable
 
-CPU = torch.device("cpu")
-HEADS, HEAD_DIM, COPIES, PASSES = 12, 64, 12, 8
+COPIES, PASSES = 12, 8
 BATCHES = {
     "8 increments at 280": [(280, 1)] * 8, "32 increments at 280": [(280, 1)] * 32,
     "one increment at 4,000": [(4000, 1)], "one prompt of 272": [(0, 272)],
@@ -41,12 +44,14 @@ def least(works: Sequence[Callable[[], object]]) -> list[float]:
         for index, work in enumerate(works):
             begin = time.perf_counter()
             work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if number:  # the first pass wakes the libraries
                 best[index] = min(best[index], (time.perf_counter() - begin) * 1e6)
     return best
 
 
-def ragged(parts: Sequence[tuple[int, int]]) -> tuple[RaggedBatch, int]:
+def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[RaggedBatch, int]:
     """Returns a batch of (context, new tokens) over scattered blocks, and their number."""
     blocks = [-(-(context + count) // BLOCK_SIZE) for context, count in parts]
     tokens = sum(count for _, count in parts)
@@ -55,28 +60,29 @@ def ragged(parts: Sequence[tuple[int, int]]) -> tuple[RaggedBatch, int]:
         token=[0] * tokens, num_new_blocks=blocks, new_block=torch.randperm(sum(blocks)).tolist(),
         sample=[True] * len(parts), admission=[pb.Admission(row=row) for row in range(len(parts))],
     )  # fmt: skip
-    return RowTable(8192, CPU).batch(iteration).ragged, sum(blocks)
+    return RowTable(8192, device).batch(iteration).ragged, sum(blocks)
 
 
 @torch.inference_mode()
-def attention(dtype: torch.dtype) -> None:
+def attention(dtype: torch.dtype, device: torch.device) -> None:
     """Prints a row per batch."""
-    fused, plain = CpuKernels(load()), ReferenceKernels()
+    heads, head_dim = (12, 64) if device.type == "cpu" else (32, 128)
+    fused, plain = kernels_for(device), ReferenceKernels()
     for name, parts in BATCHES.items():
-        batch, num_blocks = ragged(parts)
+        batch, num_blocks = ragged(parts, device)
         layers = [
-            Pools(*(pool.normal_() for pool in Pools.zeros(num_blocks, HEADS, HEAD_DIM, dtype, CPU)))
+            Pools(*(pool.normal_() for pool in Pools.zeros(num_blocks, heads, head_dim, dtype, device)))
             for _ in range(max(2, COPIES * 8 // len(parts) // 8))
         ]
-        query = torch.randn(int(batch.query_start[-1]), HEADS, HEAD_DIM).to(dtype)
+        query = torch.randn(int(batch.query_start[-1]), heads, head_dim).to(device, dtype)
 
-        def over(kernels: CpuKernels | ReferenceKernels) -> None:
+        def over(kernels: Kernels) -> None:
             for pools in layers:  # noqa: B023
                 kernels.attention(query, pools, batch, 0.125, None)  # noqa: B023
 
         ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)]))
-        read = sum(context + count for context, count in parts) * HEADS * HEAD_DIM * 2 * dtype.itemsize
-        flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * HEADS * HEAD_DIM
+        read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
+        flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
         print(
             f"attention, {name}: {ours:.0f} us ({read / ours / 1e3:.1f} GB/s, {flops / ours / 1e3:.0f} GFLOP/s), "
             f"torch {theirs:.0f} us, {theirs / ours:.1f} x",
@@ -109,11 +115,15 @@ def linear(dtype: torch.dtype) -> None:
 
 def main() -> None:
     """Prints all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    device = torch.device(parser.parse_args().device)
     print(f"{line(circumstances(0))}; {torch.get_num_threads()} threads")
     for dtype in (torch.float32, torch.bfloat16):
         print(f"-- {dtype}")
-        attention(dtype)
-        linear(dtype)
+        attention(dtype, device)
+        if device.type == "cpu":
+            linear(dtype)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ def kernels_for(device: torch.device) -> Kernels:
         from orca_kernels.cuda.kernels import CudaKernels
         from orca_kernels.cuda.modules import CupyLauncher
 
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            logger.warning("no fused kernels for a GPU older than Ampere, plain torch instead")
+            return ReferenceKernels()
         try:
             return CudaKernels(CupyLauncher())
         except ImportError as error:

@@ -127,6 +127,26 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return found;
 }
 
+// A product of tensor cores by a warp, c [16, 8] += a [16, 16] b [16, 8], each lane with its part as the PTX ISA has it
+// under "Matrix Fragments for mma.m16n8k16 with floating point type": a word is two neighbours of a row of a, or of a
+// column of b, the first in its low half.
+inline void emulated_multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], float (*widen)(uint16_t)) {
+  static unsigned held_a[1024][4], held_b[1024][2];
+  std::memcpy(held_a[emulation::current], a, sizeof a);
+  std::memcpy(held_b[emulation::current], b, sizeof b);
+  __syncwarp();
+  const int first = emulation::warp_begin(), lane = emulation::current - first;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + (i < 2 ? 0 : 8), column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const unsigned own_a = held_a[first + row % 8 * 4 + k % 8 / 2][(row < 8 ? 0 : 1) + (k < 8 ? 0 : 2)];
+      const unsigned own_b = held_b[first + column * 4 + k % 8 / 2][k < 8 ? 0 : 1];
+      c[i] += widen(static_cast<uint16_t>(own_a >> 16 * (k % 2))) * widen(static_cast<uint16_t>(own_b >> 16 * (k % 2)));
+    }
+  }
+  __syncwarp();
+}
+
 inline float __uint_as_float(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, 4);

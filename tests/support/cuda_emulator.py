@@ -13,7 +13,9 @@ from orca_kernels.cuda.modules import Grid, Kernel, program
 
 KERNELS = {
     "rows.cu": ("layer_norm", "rms_norm", "silu_and_multiply", "rotate", "store"),
-    "attention.cu": ("attention", "merge"),
+    "attention.cu": ("attention",),
+    "tensor_core_attention.cu": ("attention", "store"),
+    "merge.cu": ("merge",),
 }
 
 

@@ -1,25 +1,26 @@
 // Attention of every request of an iteration in one launch (the paper, section 5: the thread blocks of all requests'
-// kernels, concatenated). A thread block is one entry of the tile map, (request, first row), one key/value head, and
-// one split of the context; it has up to 16 rows, a row being a token and a query head that shares the key/value head.
-// With several splits each writes its part, and orca_merge puts the parts together (split-K, for long contexts).
-// ORCA_HEAD_DIM is D. What a thread block shares fits into the 48 KiB that every device has (modules.py, supports).
+// kernels, concatenated), in float32; 16-bit elements have tensor_core_attention.cu. A thread block is one entry of the
+// tile map, (request, first row), one key/value head, and one split of the context; it has up to 16 rows, a row being a
+// token and a query head that shares the key/value head. With several splits each writes its part, and orca_merge puts
+// the parts together (split-K, for long contexts). ORCA_HEAD_DIM is D, up to 256: what a thread block shares fits into
+// the 48 KiB that every device has.
 #include "element.cuh"
 
 constexpr int kBlock = 16;       // slots per block of the pools
 constexpr int kDim = ORCA_HEAD_DIM;
-constexpr int kTile = sizeof(Element) * kDim <= 256 ? 64 : 32;  // slots in shared memory at a time
+constexpr int kTile = kDim <= 64 ? 64 : 32;  // slots in shared memory at a time
 constexpr int kRows = kDim > 128 ? 8 : 16;                      // rows of a thread block
 constexpr int kWarps = 4;                                       // each has kRows / kWarps rows
 constexpr int kOwn = kRows / kWarps;
 constexpr int kPart = (kDim + kWarp - 1) / kWarp;  // elements of an output row that a lane keeps
 constexpr int kThreads = kWarps * kWarp;
 
-extern "C" __global__ void orca_attention(const Element *query, const Element *key_pool, const Element *value_pool,
+extern "C" __global__ void orca_attention(const float *query, const float *key_pool, const float *value_pool,
                                           const Index *starts, const Index *contexts, const Index *block_table,
-                                          const int *tiles, Element *output, float *parts, Index num_heads,
+                                          const int *tiles, float *output, float *parts, Index num_heads,
                                           Index num_kv_heads, Index table_width, Index query_stride, Index window,
                                           Index split_size, Index num_splits, float scale) {
-  __shared__ Element keys[kTile * kDim], values[kTile * kDim];
+  __shared__ float held[kTile * kDim];  // a tile's keys, then its values
   __shared__ float queries[kRows * kDim], scores[kRows * kTile];
   const int request = tiles[2 * blockIdx.x], warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const Index heads = num_heads / num_kv_heads, kv_head = blockIdx.y;
@@ -30,7 +31,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Element *k
   const Index *table = block_table + request * table_width;
   for (int i = threadIdx.x; i < num_rows * kDim; i += kThreads) {
     const Index row = first + i / kDim, token = start + row / heads, head = kv_head * heads + row % heads;
-    queries[i] = widen(query[token * query_stride + head * kDim + i % kDim]) * scale;
+    queries[i] = query[token * query_stride + head * kDim + i % kDim] * scale;
   }
   const Index last_position = context + (first + num_rows - 1) / heads;
   Index begin = blockIdx.z * split_size, end = begin + split_size;
@@ -43,12 +44,11 @@ extern "C" __global__ void orca_attention(const Element *query, const Element *k
   for (int own = 0; own < kOwn; ++own) top[own] = kLowest;
   for (Index tile = begin; tile < end; tile += kTile) {
     const int slots = static_cast<int>(end - tile < kTile ? end - tile : kTile);
+    const int size = (slots + kBlock - 1) / kBlock * kBlock * kDim;
     __syncthreads();
-    for (int i = threadIdx.x; i < (slots + kBlock - 1) / kBlock * kBlock * kDim; i += kThreads) {
-      const Index block = table[(tile + i / kDim) / kBlock] * num_kv_heads + kv_head;
-      const Index from = block * kBlock * kDim + i % (kBlock * kDim);
-      keys[i] = key_pool[from];
-      values[i] = value_pool[from];
+    for (int i = threadIdx.x; i < size; i += kThreads) {
+      const Index block = table[tile / kBlock + i / (kBlock * kDim)] * num_kv_heads + kv_head;
+      held[i] = key_pool[block * kBlock * kDim + i % (kBlock * kDim)];
     }
     __syncthreads();
     for (int own = 0; own < kOwn; ++own) {
@@ -61,35 +61,42 @@ extern "C" __global__ void orca_attention(const Element *query, const Element *k
         const Index distance = here - (tile + slot);
         found[half] = kLowest;
         if (slot < slots && distance >= 0 && (!window || distance < window)) {
-          const Element *key = keys + slot / kBlock * kBlock * kDim + slot % kBlock;
+          const float *key = held + slot / kBlock * kBlock * kDim + slot % kBlock;
           float dot = 0;
-          for (int d = 0; d < kDim; ++d) dot += queries[row * kDim + d] * widen(key[d * kBlock]);
+          for (int d = 0; d < kDim; ++d) dot += queries[row * kDim + d] * key[d * kBlock];
           found[half] = dot;
         }
         most = fmaxf(most, found[half]);
       }
       most = fmaxf(warp_max(most), top[own]);
-      if (most == kLowest) continue;  // this row sees nothing of the tile
       float sum = 0;
       for (int half = 0; half < kTile / kWarp; ++half) {
-        const float weight = expf(found[half] - most);
+        const float weight = found[half] == kLowest ? 0 : expf(found[half] - most);
         scores[row * kTile + half * kWarp + lane] = weight;
         sum += weight;
       }
-      __syncwarp();
       const float shrink = expf(top[own] - most);
       total[own] = total[own] * shrink + warp_sum(sum);
       top[own] = most;
       for (int part = 0; part < kPart; ++part) accumulated[own][part] *= shrink;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += kThreads) {
+      const Index block = table[tile / kBlock + i / (kBlock * kDim)] * num_kv_heads + kv_head;
+      held[i] = value_pool[block * kBlock * kDim + i % (kBlock * kDim)];
+    }
+    __syncthreads();
+    for (int own = 0; own < kOwn; ++own) {
+      const int row = warp * kOwn + own;
+      if (row >= num_rows) break;
       for (int slot = 0; slot < slots; ++slot) {
         const float weight = scores[row * kTile + slot];
         if (weight == 0) continue;  // also what nobody wrote
         for (int part = 0; part < kPart; ++part) {
           const int d = part * kWarp + lane;
-          if (d < kDim) accumulated[own][part] += weight * widen(values[slot * kDim + d]);
+          if (d < kDim) accumulated[own][part] += weight * held[slot * kDim + d];
         }
       }
-      __syncwarp();
     }
   }
   for (int own = 0; own < kOwn; ++own) {
@@ -102,7 +109,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Element *k
       const int d = part * kWarp + lane;
       if (d >= kDim) break;
       if (num_splits == 1) {
-        output[place * kDim + d] = narrow(accumulated[own][part] / total[own]);
+        output[place * kDim + d] = accumulated[own][part] / total[own];
       } else {
         mine[d] = accumulated[own][part];
       }
@@ -112,18 +119,4 @@ extern "C" __global__ void orca_attention(const Element *query, const Element *k
       mine[kDim + 1] = total[own];
     }
   }
-}
-
-// A warp per row: weighs the splits' parts [rows, splits, D + 2] against each other.
-extern "C" __global__ void orca_merge(const float *parts, Element *output, Index num_splits) {
-  const float *own = parts + blockIdx.x * num_splits * (kDim + 2);
-  float top = kLowest, total = 0, accumulated[kPart] = {};
-  for (Index split = 0; split < num_splits; ++split) top = fmaxf(top, own[split * (kDim + 2) + kDim]);
-  for (Index split = 0; split < num_splits; ++split) {
-    const float *part = own + split * (kDim + 2);
-    const float weight = expf(part[kDim] - top);  // 0 for a split that saw nothing
-    total += weight * part[kDim + 1];
-    for (int d = threadIdx.x; d < kDim; d += kWarp) accumulated[d / kWarp] += weight * part[d];
-  }
-  for (int d = threadIdx.x; d < kDim; d += kWarp) output[blockIdx.x * kDim + d] = narrow(accumulated[d / kWarp] / total);
 }

@@ -34,6 +34,24 @@ __device__ inline Element narrow(float value) {
   return half;
 }
 #endif
+
+// Two neighbours as one word, the first in the low half.
+__device__ inline unsigned pair(Element first, Element second) {
+  return first.bits | static_cast<unsigned>(second.bits) << 16;
+}
+__device__ inline unsigned narrow_pair(float first, float second) {
+#ifdef ORCA_EMULATED
+  return pair(narrow(first), narrow(second));
+#else
+  unsigned both;
+#if ORCA_ELEMENT == 160
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+#endif
+  return both;
+#endif
+}
 #endif
 
 constexpr int kWarp = 32;

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from orca_kernels.cuda.modules import Kernel, Launcher, rows_of_tile, supports
+from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
 from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels
 
@@ -62,21 +62,25 @@ class CudaKernels(ReferenceKernels):
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         """See Kernels.store."""
         rows, heads, dim = key.shape
-        arguments = (
-            key, value, *pools, slots, Index(heads), Index(dim), Index(key.stride(0)),
-            Index(value.stride(0)),
-        )  # fmt: skip
-        self._rows("store", key, rows, arguments)
+        strides = (Index(key.stride(0)), Index(value.stride(0)))
+        if attention_source(key.dtype, dim) == TENSOR_CORES:
+            kernel = Kernel(TENSOR_CORES, "orca_store", key.dtype, dim)
+            self._launcher.launch(
+                kernel, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, Index(heads), *strides)
+            )
+        else:
+            self._rows("store", key, rows, (key, value, *pools, slots, Index(heads), Index(dim), *strides))
 
     def attention(
         self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """See Kernels.attention: one launch for all requests, and one to merge where contexts are split."""
         num_tokens, heads, dim = query.shape
-        if not supports(query.dtype, dim):
+        source = attention_source(query.dtype, dim)
+        if source is None:
             return super().attention(query, pools, batch, scale, window)
         kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
-        tiles, starts, contexts = self._requests_of(batch, heads // kv_heads, rows_of_tile(dim))
+        tiles, starts, contexts = self._requests_of(batch, heads // kv_heads, rows_of_tile(source, dim))
         longest = table_width * BLOCK_SIZE
         # Prompts bring thread blocks enough of their own.
         num_splits = -(-longest // SPLIT_SLOTS) if num_tokens == len(batch.context_length) else 1
@@ -90,11 +94,11 @@ class CudaKernels(ReferenceKernels):
             Index(split_size), Index(num_splits), Real(scale),
         )  # fmt: skip
         grid = (len(tiles), kv_heads, num_splits)
-        kernel = Kernel("attention.cu", "orca_attention", query.dtype, dim)
+        kernel = Kernel(source, "orca_attention", query.dtype, dim)
         self._launcher.launch(kernel, grid, ATTENTION_THREADS, arguments)
         if num_splits > 1:
             merged = (parts, output, Index(num_splits))
-            merge = Kernel("attention.cu", "orca_merge", query.dtype, dim)
+            merge = Kernel("merge.cu", "orca_merge", query.dtype, dim)
             self._launcher.launch(merge, (num_tokens * heads, 1, 1), WARP, merged)
         return output
 

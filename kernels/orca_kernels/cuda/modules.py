@@ -17,9 +17,8 @@ import torch
 SOURCES = Path(__file__).parent
 ELEMENTS = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 160}
 """ORCA_ELEMENT of element.cuh."""
-SHARED_BYTES = 48 << 10
-"""Shared memory that a thread block may declare on every device."""
-
+TENSOR_CORES = "tensor_core_attention.cu"
+"""The source of attention for 16-bit elements, which keeps keys and values in an order of its own."""
 
 Grid = tuple[int, int, int]
 """Thread blocks in x, y and z."""
@@ -27,7 +26,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of a source, compiled for one element type and, in attention.cu, one head dimension."""
+    """A function of a source, compiled for one element type and, in sources of attention, one head dimension."""
 
     source: str
     name: str
@@ -54,16 +53,17 @@ def program(source: str) -> str:
     return text.replace('#include "element.cuh"', (SOURCES / "element.cuh").read_text(encoding="utf-8"))
 
 
-def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention's shared memory suffices (attention.cu: keys, values, queries, scores)."""
-    if dtype not in ELEMENTS or head_dim % 16:
-        return False
-    tile = 64 if dtype.itemsize * head_dim <= 256 else 32
-    return 2 * tile * head_dim * dtype.itemsize + 4 * rows_of_tile(head_dim) * (head_dim + tile) <= SHARED_BYTES
+def attention_source(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Returns the source that computes attention for this element type and head dimension, None if none can."""
+    if head_dim % 16 or head_dim > 256:
+        return None
+    return "attention.cu" if dtype == torch.float32 else TENSOR_CORES
 
 
-def rows_of_tile(head_dim: int) -> int:
-    """kRows of attention.cu."""
+def rows_of_tile(source: str, head_dim: int) -> int:
+    """Rows of a thread block: a row is a token and a query head that shares the key/value head."""
+    if source == TENSOR_CORES:
+        return 64
     return 8 if head_dim > 128 else 16
 
 
