@@ -116,19 +116,20 @@ class AttentionItem {
   void weigh(int64_t row, int64_t tile, int slots) {
     float *scores = &scratch_.scores[row * kTile];
     uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
+    const int end = (slots + kLanes - 1) / kLanes * kLanes;
     int first, last;
     visible(row, tile, slots, first, last);
     if (last <= first) {
-      std::fill_n(weights, kTile / kWidth, 0);
+      std::fill_n(weights, end / kWidth, 0);
       return;
     }
     std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
-    std::fill(scores + last, scores + kTile, -std::numeric_limits<float>::infinity());
+    std::fill(scores + last, scores + end, -std::numeric_limits<float>::infinity());
     Floats tops = load(scores);
-    for (int place = kLanes; place < kTile; place += kLanes) tops = larger(tops, load(scores + place));
+    for (int place = kLanes; place < end; place += kLanes) tops = larger(tops, load(scores + place));
     const float before = scratch_.top[row], top = std::max(before, largest(tops) * shape_.scale);
     Floats sums{};
-    for (int place = 0; place < kTile; place += kLanes) {
+    for (int place = 0; place < end; place += kLanes) {
       const Floats found = exponential(load(scores + place) * shape_.scale - top);
       store(reinterpret_cast<T *>(weights) + place, found);
       sums += found;
@@ -171,7 +172,8 @@ class AttentionItem {
 
   // Up to eight rows of one key/value head: every key and value that is loaded serves all of them.
   void grouped(int64_t first_row, int count, int64_t tile, int slots) {
-    if (position(first_row + count - 1) < tile) return;
+    slots = static_cast<int>(std::min<int64_t>(slots, position(first_row + count - 1) + 1 - tile));
+    if (slots <= 0) return;
     if (shape_.window && position(first_row) - shape_.window >= tile + slots - 1) return;
     const uint32_t *queries[kGroup];
     for (int row = 0; row < kGroup; ++row) {
