@@ -62,7 +62,7 @@ class LinearMap(Protocol):
         """Returns GeLU (tanh approximation) of y."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns residual + y."""
+        """Returns residual + y; residual may be overwritten, use what is returned."""
 
 
 class Kernels(Protocol):

@@ -48,4 +48,4 @@ def test_a_cubin_comes_out(nvrtc, kernel, architecture):
     assert kernel.name.encode() in cubin
     if kernel.source == TENSOR_CORES:
         assert "registers" in log
-        assert all(int(size) <= 8 for size in re.findall(r"(\d+) bytes stack frame", log)), "arrays are registers"
+        assert all(int(size) <= 64 for size in re.findall(r"(\d+) bytes stack frame", log)), "arrays are registers"

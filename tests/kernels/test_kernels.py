@@ -143,11 +143,15 @@ def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
     )
     residual = torch.randn(2 * outputs, num_rows).to(dtype).t()[:, ::2]  # not dense
     y = x.double() @ weight.double().t()
-    close(kernels.linear(weight.clone(), None)(x), y, dtype)
+    plain = kernels.linear(weight.clone(), None)
+    close(plain(x), y, dtype)
+    expected = residual.double() + y
+    close(plain.add(x, residual.clone()), expected, dtype)
     y = y + bias.double()
     with_bias = kernels.linear(weight.clone(), bias.clone())
     close(with_bias(x), y, dtype)
-    close(with_bias.add(x, residual), residual.double() + y, dtype)
+    expected = residual.double() + y  # before add, which may overwrite it
+    close(with_bias.add(x, residual), expected, dtype)
     gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
     close(with_bias.gelu_tanh(x), gelu, dtype)
 

@@ -4,10 +4,8 @@
 // token and a query head that shares the key/value head. With several splits each writes its part, and orca_merge puts
 // the parts together (split-K, for long contexts). ORCA_HEAD_DIM is D, up to 256: what a thread block shares fits into
 // the 48 KiB that every device has.
-#include "element.cuh"
+#include "attention.cuh"
 
-constexpr int kBlock = 16;       // slots per block of the pools
-constexpr int kDim = ORCA_HEAD_DIM;
 constexpr int kTile = kDim <= 64 ? 64 : 32;  // slots in shared memory at a time
 constexpr int kRows = kDim > 128 ? 8 : 16;                      // rows of a thread block
 constexpr int kWarps = 4;                                       // each has kRows / kWarps rows
@@ -19,7 +17,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
                                           const Index *starts, const Index *contexts, const Index *block_table,
                                           const int *tiles, float *output, float *parts, Index num_heads,
                                           Index num_kv_heads, Index table_width, Index query_stride, Index window,
-                                          Index split_size, Index num_splits, float scale) {
+                                          Index split_size, Index most_splits, float scale) {
   __shared__ float held[kTile * kDim];  // a tile's keys, then its values
   __shared__ float queries[kRows * kDim], scores[kRows * kTile];
   const int request = tiles[2 * blockIdx.x], warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -34,12 +32,12 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
     queries[i] = query[token * query_stride + head * kDim + i % kDim] * scale;
   }
   const Index last_position = context + (first + num_rows - 1) / heads;
-  Index begin = blockIdx.z * split_size, end = begin + split_size;
-  if (end > last_position + 1) end = last_position + 1;
-  if (window) {
-    const Index seen = context + first / heads - window + 1;
-    if (seen > begin) begin = seen / kTile * kTile;
-  }
+  const bool increment = starts[request + 1] - start == 1;  // a prompt has thread blocks enough without splits
+  const Splits splits =
+      splits_of(context + first / heads, last_position, window, increment ? most_splits : 1, split_size);
+  if (blockIdx.z >= splits.count) return;
+  const Index begin = splits.begin + blockIdx.z * splits.size;
+  const Index end = begin + splits.size < splits.end ? begin + splits.size : splits.end;
   float accumulated[kOwn][kPart] = {}, top[kOwn], total[kOwn] = {};
   for (int own = 0; own < kOwn; ++own) top[own] = kLowest;
   for (Index tile = begin; tile < end; tile += kTile) {
@@ -104,17 +102,17 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
     if (row >= num_rows) break;
     const Index token = start + (first + row) / heads, head = kv_head * heads + (first + row) % heads;
     const Index place = token * num_heads + head;
-    float *mine = parts + (place * num_splits + blockIdx.z) * (kDim + 2);
+    float *mine = parts + ((request * num_heads + head) * most_splits + blockIdx.z) * (kDim + 2);
     for (int part = 0; part < kPart; ++part) {
       const int d = part * kWarp + lane;
       if (d >= kDim) break;
-      if (num_splits == 1) {
+      if (splits.count == 1) {
         output[place * kDim + d] = accumulated[own][part] / total[own];
       } else {
         mine[d] = accumulated[own][part];
       }
     }
-    if (num_splits > 1 && lane == 0) {
+    if (splits.count > 1 && lane == 0) {
       mine[kDim] = top[own];
       mine[kDim + 1] = total[own];
     }

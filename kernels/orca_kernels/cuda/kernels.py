@@ -6,6 +6,7 @@ What they do not know (head dimensions that do not fit) goes to the reference.
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,23 +14,48 @@ import torch
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
 from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
-from orca_kernels.reference import ReferenceKernels
+from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 ROW_THREADS = 256
 ATTENTION_THREADS = 128
 WARP = 32
-SPLIT_SLOTS = 512
-"""Slots of one split of a long context; a multiple of the 64 that a thread block reads at a time."""
+SPLIT_SLOTS, MOST_SPLITS = 256, 16
+"""Slots of one split of a long context, and how many splits there are at most; then each has more slots."""
 
 Index, Real = ctypes.c_longlong, ctypes.c_float
 
 
+class _Requests(NamedTuple):
+    """A batch as attention sees it, on the device."""
+
+    tiles: torch.Tensor
+    """[tiles, 2] int32, request and first row of each."""
+    starts: torch.Tensor
+    contexts: torch.Tensor
+    increments: bool
+    """Whether a request has a single token: contexts of those are split."""
+
+
+class CudaLinear(ReferenceLinear):
+    """Implements `orca_kernels.interface.LinearMap` with cuBLAS."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap.add: the product adds to what is there, and needs no kernel of its own for that."""
+        if self._bias is not None:
+            residual.add_(self._bias)
+        return residual.addmm_(x, self._weight.t())
+
+
 class CudaKernels(ReferenceKernels):
-    """Implements `orca_kernels.interface.Kernels`; linear maps are the reference's, which are cuBLAS there."""
+    """Implements `orca_kernels.interface.Kernels`."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._of_batch: WeakKeyDictionary[RaggedBatch, tuple[torch.Tensor, ...]] = WeakKeyDictionary()
+        self._of_batch: WeakKeyDictionary[RaggedBatch, _Requests] = WeakKeyDictionary()
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CudaLinear:
+        """See Kernels.linear."""
+        return CudaLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -80,40 +106,39 @@ class CudaKernels(ReferenceKernels):
         if source is None:
             return super().attention(query, pools, batch, scale, window)
         kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
-        tiles, starts, contexts = self._requests_of(batch, heads // kv_heads, rows_of_tile(source, dim))
-        longest = table_width * BLOCK_SIZE
-        # Prompts bring thread blocks enough of their own.
-        num_splits = -(-longest // SPLIT_SLOTS) if num_tokens == len(batch.context_length) else 1
-        split_size = SPLIT_SLOTS if num_splits > 1 else longest
+        requests = self._requests_of(batch, heads // kv_heads, rows_of_tile(source, dim))
+        starts, contexts = requests.starts, requests.contexts
+        most_splits = min(-(-table_width * BLOCK_SIZE // SPLIT_SLOTS), MOST_SPLITS) if requests.increments else 1
         output = torch.empty((num_tokens, heads, dim), dtype=query.dtype, device=query.device)
-        size = num_tokens * heads * num_splits * (dim + 2) if num_splits > 1 else 0
+        size = len(contexts) * heads * most_splits * (dim + 2) if most_splits > 1 else 0
         parts = torch.empty(size, dtype=torch.float32, device=query.device)
         arguments = (
-            query, *pools, starts, contexts, batch.block_table, tiles, output, parts,
+            query, *pools, starts, contexts, batch.block_table, requests.tiles, output, parts,
             Index(heads), Index(kv_heads), Index(table_width), Index(query.stride(0)), Index(window or 0),
-            Index(split_size), Index(num_splits), Real(scale),
+            Index(SPLIT_SLOTS), Index(most_splits), Real(scale),
         )  # fmt: skip
-        grid = (len(tiles), kv_heads, num_splits)
+        grid = (len(requests.tiles), kv_heads, most_splits)
         kernel = Kernel(source, "orca_attention", query.dtype, dim)
         self._launcher.launch(kernel, grid, ATTENTION_THREADS, arguments)
-        if num_splits > 1:
-            merged = (parts, output, Index(num_splits))
+        if most_splits > 1:
+            numbers = (Index(heads), Index(window or 0), Index(SPLIT_SLOTS), Index(most_splits))
             merge = Kernel("merge.cu", "orca_merge", query.dtype, dim)
-            self._launcher.launch(merge, (num_tokens * heads, 1, 1), WARP, merged)
+            self._launcher.launch(merge, (len(contexts), heads, 1), WARP, (parts, starts, contexts, output, *numbers))
         return output
 
-    def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> tuple[torch.Tensor, ...]:
-        """Returns on the device [tiles, 2] int32, request and first row of each tile of `rows`; starts; and contexts.
-
-        Made once for a batch, and kept as long: all layers of a model have the same heads.
-        """
+    def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> _Requests:
+        """Cuts the batch into tiles of `rows`, once, and keeps them as long: all layers have the same heads."""
         if batch not in self._of_batch:
-            tiles = -(-np.diff(batch.query_start.numpy()) * heads // rows)
-            request = np.repeat(np.arange(len(tiles)), tiles)
-            place = np.arange(len(request)) - np.repeat(tiles.cumsum() - tiles, tiles)
+            counts = np.diff(batch.query_start.numpy())
+            numbers = -(-counts * heads // rows)
+            request = np.repeat(np.arange(len(numbers)), numbers)
+            place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
             table = torch.from_numpy(np.stack((request, place * rows), axis=1).astype(np.int32))
-            host = (table, batch.query_start, batch.context_length)
-            self._of_batch[batch] = tuple(tensor.to(batch.slots.device, non_blocking=True) for tensor in host)
+            tiles, starts, contexts = (
+                tensor.to(batch.slots.device, non_blocking=True)
+                for tensor in (table, batch.query_start, batch.context_length)
+            )
+            self._of_batch[batch] = _Requests(tiles, starts, contexts, bool((counts == 1).any()))
         return self._of_batch[batch]
 
     def _rows(self, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1) -> None:

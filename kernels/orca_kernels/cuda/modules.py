@@ -7,6 +7,7 @@ cache; kernels run on torch's current stream and on torch's memory.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Launcher(Protocol):
 def program(source: str) -> str:
     """Returns a source with what it includes, so that a compiler needs no path."""
     text = (SOURCES / source).read_text(encoding="utf-8")
-    return text.replace('#include "element.cuh"', (SOURCES / "element.cuh").read_text(encoding="utf-8"))
+    return re.sub(r'#include "(\w+\.cuh)"', lambda found: program(found[1]), text)
 
 
 def attention_source(dtype: torch.dtype, head_dim: int) -> str | None:

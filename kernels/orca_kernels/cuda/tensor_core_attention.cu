@@ -8,10 +8,8 @@
 // at a time, straight into registers. Keys are D / 16 such factors for each 8 slots, values one for each 8 elements.
 // ORCA_HEAD_DIM is D, a multiple of 16. Loops over registers are unrolled: an array with an index that is known only at
 // run time would lie in memory.
-#include "element.cuh"
+#include "attention.cuh"
 
-constexpr int kBlock = 16;  // slots per block of the pools
-constexpr int kDim = ORCA_HEAD_DIM;
 constexpr int kSteps = kDim / 16;          // products along D for a score
 constexpr int kAcross = kDim / 8;          // products across D for an output
 constexpr int kFragments = kBlock * kDim / 4;  // of a head's block: 8 bytes each
@@ -60,12 +58,13 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
                                           const Index *starts, const Index *contexts, const Index *block_table,
                                           const int *tiles, Element *output, float *parts, Index num_heads,
                                           Index num_kv_heads, Index table_width, Index query_stride, Index window,
-                                          Index split_size, Index num_splits, float scale) {
+                                          Index split_size, Index most_splits, float scale) {
   __shared__ float merged[kWarpRows * (kDim + 2)];  // a row's output, top and total
   const int request = tiles[2 * blockIdx.x], warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = lane / 4, member = lane % 4;  // this lane has rows `group` and `group + 8`, columns from 2 `member`
   const int heads = static_cast<int>(num_heads) / static_cast<int>(num_kv_heads), kv_head = blockIdx.y;
-  const Index start = starts[request], context = contexts[request];
+  const Index start = starts[request];
+  const int context = static_cast<int>(contexts[request]), reach = static_cast<int>(window);
   const Index *table = block_table + request * table_width;
   int first = tiles[2 * blockIdx.x + 1], left = static_cast<int>(starts[request + 1] - start) * heads - first;
   const bool together = left <= kWarpRows;  // the warps share these rows
@@ -76,7 +75,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
   const int num_rows = left < 0 ? 0 : left < kWarpRows ? left : kWarpRows;
 
   unsigned queries[kSteps][4] = {};
-  Index position[2] = {-1, -1};  // what is no row sees nothing
+  int position[2] = {-1, -1};  // what is no row sees nothing
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + group + 8 * half;
@@ -91,19 +90,19 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
     }
   }
 
-  const Index last_position = context + (first + num_rows - 1) / heads;
-  Index begin = blockIdx.z * split_size, end = begin + split_size;
-  if (end > last_position + 1) end = last_position + 1;
-  if (num_rows == 0) end = begin;
-  if (window) {
-    const Index seen = context + first / heads - window + 1;
-    if (seen > begin) begin = seen / kBlock * kBlock;
-  }
-  if (together) begin += warp * kBlock;
+  const int last_position = context + (first + num_rows - 1) / heads;
+  const bool increment = starts[request + 1] - start == 1;  // a prompt has thread blocks enough without splits
+  const Splits splits =
+      splits_of(context + first / heads, last_position, reach, increment ? most_splits : 1, split_size);
+  if (blockIdx.z >= splits.count) return;
+  const int begin = splits.begin + blockIdx.z * splits.size + (together ? warp * kBlock : 0);
+  int end = splits.begin + (blockIdx.z + 1) * splits.size;
+  if (end > splits.end) end = splits.end;
+  if (num_rows == 0) end = 0;
   float accumulated[kAcross][4] = {}, top[2] = {kLowest, kLowest}, total[2] = {};
-  const Index stride = together ? kWarps * kBlock : kBlock;
+  const int stride = together ? kWarps * kBlock : kBlock;
   Index next = begin < end ? table[begin / kBlock] : 0;
-  for (Index slot = begin; slot < end; slot += stride) {
+  for (int slot = begin; slot < end; slot += stride) {
     const Index block = (next * num_kv_heads + kv_head) * kFragments + lane;
     if (slot + stride < end) next = table[(slot + stride) / kBlock];  // its latency passes meanwhile
     const Fragment *keys = key_pool + block, *values = value_pool + block;
@@ -114,8 +113,8 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
       for (int step = 0; step < kSteps; ++step) multiply(scores[half], queries[step], keys[(half * kSteps + step) * kWarp]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const Index distance = position[i / 2] - (slot + half * 8 + member * 2 + i % 2);
-        const bool seen = distance >= 0 && (!window || distance < window);
+        const int distance = position[i / 2] - (slot + half * 8 + member * 2 + i % 2);
+        const bool seen = distance >= 0 && (!reach || distance < reach);
         scores[half][i] = seen ? scores[half][i] * (scale * kLog2e) : kLowest;
         most[i / 2] = fmaxf(most[i / 2], scores[half][i]);
       }
@@ -150,7 +149,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
     unsigned filled[2];  // slots that hold no token may hold anything, and no weight makes a NaN zero
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Index here = slot + half * 8 + member * 2;
+      const int here = slot + half * 8 + member * 2;
       filled[half] = (here <= last_position ? 0xffffu : 0) | (here + 1 <= last_position ? 0xffff0000u : 0);
     }
 #pragma unroll
@@ -199,21 +198,21 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
     if (group + 8 * half >= num_rows) continue;
     const Index place = (start + row / heads) * num_heads + kv_head * heads + row % heads;
     const float share = 1 / total[half];
-    float *mine = parts + (place * num_splits + blockIdx.z) * (kDim + 2);
+    float *mine = parts + ((request * num_heads + kv_head * heads + row % heads) * most_splits + blockIdx.z) * (kDim + 2);
 #pragma unroll
     for (int n = 0; n < kAcross; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int d = n * 8 + member * 2 + i;
         const float own = accumulated[n][2 * half + i];
-        if (num_splits == 1) {
+        if (splits.count == 1) {
           output[place * kDim + d] = narrow(own * share);
         } else {
           mine[d] = own;
         }
       }
     }
-    if (num_splits > 1 && member == 0) {
+    if (splits.count > 1 && member == 0) {
       mine[kDim] = top[half] / kLog2e;  // orca_merge counts in powers of e
       mine[kDim + 1] = total[half];
     }

@@ -32,7 +32,7 @@ class LlamaAttention(nn.Module):
         queries, keys = config.num_heads * size, config.num_kv_heads * size
         self.head_dim = size
         self.kernels = kernels
-        self.heads = [part.stop - part.start for part in (heads, kv_heads, kv_heads)]
+        self.heads = [part.stop - part.start for part in (heads, kv_heads)]
         self.qkv = Linear.read(
             kernels,
             hidden,
@@ -57,10 +57,13 @@ class LlamaAttention(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Returns residual [S, H] plus the block's output, or its `last` rows; `rotation` is cosine and sine [S, D]."""
-        query, key, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
+        num_queries, num_keys = self.heads
+        turned, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split((num_queries + num_keys, num_keys), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = self.kernels.rotate(query, *rotation), self.kernels.rotate(key, *rotation)
+            query, key = self.query_norm(turned[:, :num_queries]), self.key_norm(turned[:, num_queries:])
+            turned = torch.cat((query, key), dim=1)
+        turned = self.kernels.rotate(turned, *rotation)
+        query, key = turned[:, :num_queries], turned[:, num_queries:]
         if last is not None:
             query, residual, batch = query[last.tokens], residual[last.tokens], last.ragged
         output: torch.Tensor = self.out(self.attention(query, key, value, batch), residual)
