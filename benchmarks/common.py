@@ -96,17 +96,22 @@ def rates(dtype: str, device: str = "cpu") -> tuple[float, float]:
     return big.nbytes / read, 2 * rows * width * 4 * width / product
 
 
-def floor_seconds(trace: Sequence[TracedRequest], batch_size: int, dtype: str, device: str = "cpu") -> float:
+def floor_seconds(
+    trace: Sequence[TracedRequest], batch_size: int, dtype: str, device: str = "cpu"
+) -> tuple[float, float]:
     """Seconds that no engine of this batch size can be under for the 110 M models, by the two rates; no attention.
 
-    A prompt gives the first token. In the last layer only keys and values of its tokens are needed, 2 of 12 H^2.
+    Of an iteration of increments the first counts the reading of the weights, the second their products where these
+    take longer. A prompt gives the first token; in the last layer only keys and values of its tokens are needed, 2 of
+    12 H^2.
     """
     bandwidth, rate = rates(dtype, device)
     parameters = LAYERS * 12 * HIDDEN**2
-    weights = (parameters + VOCABULARY * HIDDEN) * getattr(torch, dtype).itemsize
+    used = parameters + VOCABULARY * HIDDEN
+    read, products = used * getattr(torch, dtype).itemsize / bandwidth, 2 * used * batch_size / rate
     iterations = sum(request.output_length - 1 for request in trace) / batch_size
-    of_prompts = 2 * (parameters - 10 * HIDDEN**2) * sum(request.input_length for request in trace)
-    return iterations * weights / bandwidth + of_prompts / rate
+    of_prompts = 2 * (parameters - 10 * HIDDEN**2) * sum(request.input_length for request in trace) / rate
+    return iterations * read + of_prompts, iterations * max(read, products) + of_prompts
 
 
 def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) -> Any:

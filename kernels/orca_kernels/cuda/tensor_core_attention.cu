@@ -10,14 +10,15 @@
 // run time would lie in memory.
 #include "attention.cuh"
 
-constexpr int kSteps = kDim / 16;          // products along D for a score
-constexpr int kAcross = kDim / 8;          // products across D for an output
-constexpr int kFragments = kBlock * kDim / 4;  // of a head's block: 8 bytes each
+constexpr int kSteps = kDim / 16;              // products along D for a score
+constexpr int kAcross = kDim / 8;              // products across D for an output
+constexpr int kFragments = kBlock * kDim / 4;  // of a head's block
 constexpr int kWarps = 4;
 constexpr int kWarpRows = 16;
 constexpr int kStoreThreads = 256;
 constexpr float kLog2e = 1.442695041f;
 
+// What a lane holds of a second factor.
 struct alignas(8) Fragment {
   unsigned word[2];
 };
