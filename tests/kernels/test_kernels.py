@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
 from orca_kernels.cuda.kernels import CudaKernels
+from orca_kernels.cuda.modules import CupyLauncher
 from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
 from support.cuda_emulator import EmulatedLauncher
+from support.on_device import OnDevice
 from support.ragged import ragged
 
 CPU = torch.device("cpu")
-NAMES = ("reference", *library.TARGETS, "cuda-emulated")
+NAMES = ("reference", *library.TARGETS, "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else []))
 ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
 
@@ -28,7 +30,9 @@ def kernels(request, tmp_path_factory) -> Kernels:
     if request.param == "reference":
         return ReferenceKernels()
     if request.param == "cuda-emulated":
-        return CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda")))
+        return OnDevice(CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda"))), CPU)
+    if request.param == "cuda":
+        return OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
     if not library.TARGETS[request.param] <= library._processor_flags():
         pytest.skip(f"this processor is below {request.param}")
     path = tmp_path_factory.mktemp("library") / "kernels.so"

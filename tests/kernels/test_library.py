@@ -90,3 +90,10 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(library.BuildError, match="orca-kernels: "):
         library.load()
+
+
+def test_an_old_gpu_gets_plain_torch(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with caplog.at_level(logging.WARNING):
+        assert type(kernels_for(torch.device("cuda"))) is ReferenceKernels
+    assert "older than Ampere" in caplog.text

@@ -1,5 +1,6 @@
 // Runs CUDA sources on a CPU: every thread of a thread block is a fiber, and fibers change places at barriers and
-// shuffles, as warps do. Slow and exact: for tests of the kernels' logic where there is no GPU.
+// shuffles, as warps do; between those they run in an order drawn anew each time, so that a barrier that is missing
+// shows. Slow and exact: for tests of the kernels' logic where there is no GPU.
 #pragma once
 
 #include <setjmp.h>
@@ -10,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -83,9 +86,14 @@ inline void run_block(int count) {
     fibers[i].context.uc_link = nullptr;
     makecontext(&fibers[i].context, enter, 0);
   }
+  static std::mt19937 generator;
+  std::vector<int> order(count);
+  std::iota(order.begin(), order.end(), 0);
   for (bool left = true; left;) {
     left = false;
-    for (current = 0; current < count; ++current) {
+    std::shuffle(order.begin(), order.end(), generator);
+    for (const int next : order) {
+      current = next;
       if (fibers[current].done) continue;
       left = true;
       if (fibers[current].waits) continue;

@@ -31,7 +31,9 @@ class _Requests(NamedTuple):
     tiles: torch.Tensor
     """[tiles, 2] int32, request and first row of each."""
     starts: torch.Tensor
+    """[R + 1] int64, the batch's query_start."""
     contexts: torch.Tensor
+    """[R] int64, the batch's context_length."""
     increments: bool
     """Whether a request has a single token: contexts of those are split."""
 
@@ -133,7 +135,8 @@ class CudaKernels(ReferenceKernels):
             numbers = -(-counts * heads // rows)
             request = np.repeat(np.arange(len(numbers)), numbers)
             place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
-            table = torch.from_numpy(np.stack((request, place * rows), axis=1).astype(np.int32))
+            order = np.argsort(-place, kind="stable")  # those that see most first: no long one is left at the end
+            table = torch.from_numpy(np.stack((request, place * rows), axis=1)[order].astype(np.int32))
             tiles, starts, contexts = (
                 tensor.to(batch.slots.device, non_blocking=True)
                 for tensor in (table, batch.query_start, batch.context_length)

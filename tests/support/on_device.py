@@ -1,0 +1,70 @@
+"""`OnDevice`: kernels of another device behind tensors on the host, so that the same tests compare them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from orca_kernels.interface import Kernels, LinearMap, Pools, RaggedBatch
+
+
+class OnDevice:
+    """Implements `orca_kernels.interface.Kernels`: copies arguments there, strides and all, and results back."""
+
+    def __init__(self, kernels: Kernels, device: torch.device) -> None:
+        self._kernels = kernels
+        self._device = device
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        return _Map(self, self._kernels.linear(self.moved(weight), None if bias is None else self.moved(bias)))
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+        return self._kernels.layer_norm(self.moved(x), self.moved(weight), self.moved(bias), epsilon).cpu()
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        return self._kernels.rms_norm(self.moved(x), self.moved(weight), epsilon).cpu()
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_and_multiply(self.moved(gate_up)).cpu()
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        return self._kernels.rotate(self.moved(x), self.moved(cosine), self.moved(sine)).cpu()
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+        there = Pools(*map(self.moved, pools))
+        self._kernels.store(self.moved(key), self.moved(value), there, self.moved(slots))
+        for host, device in zip(pools, there, strict=True):
+            host.copy_(device)
+
+    def attention(
+        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        there = replace(
+            batch,
+            positions=self.moved(batch.positions),
+            slots=self.moved(batch.slots),
+            block_table=self.moved(batch.block_table),
+        )
+        return self._kernels.attention(self.moved(query), Pools(*map(self.moved, pools)), there, scale, window).cpu()
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device that lies there as the original does here."""
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+        return copy.copy_(tensor)
+
+
+class _Map:
+    """Implements `orca_kernels.interface.LinearMap`."""
+
+    def __init__(self, device: OnDevice, there: LinearMap) -> None:
+        self._device = device
+        self._there = there
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._there(self._device.moved(x)).cpu()
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        return self._there.gelu_tanh(self._device.moved(x)).cpu()
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._there.add(self._device.moved(x), self._device.moved(residual)).cpu()
