@@ -13,6 +13,17 @@ constexpr int kOwn = kRows / kWarps;
 constexpr int kPart = (kDim + kWarp - 1) / kWarp;  // elements of an output row that a lane keeps
 constexpr int kThreads = kWarps * kWarp;
 
+// Copies a head's blocks of `slots` slots, listed in `blocks`, to what a thread block shares, once nobody reads that.
+__device__ inline void hold(float *held, const float *pool, const Index *blocks, int slots, Index num_kv_heads,
+                            Index kv_head) {
+  constexpr int kSize = kBlock * kDim;
+  __syncthreads();
+  for (int i = threadIdx.x; i < (slots + kBlock - 1) / kBlock * kSize; i += kThreads) {
+    held[i] = pool[(blocks[i / kSize] * num_kv_heads + kv_head) * kSize + i % kSize];
+  }
+  __syncthreads();
+}
+
 extern "C" __global__ void orca_attention(const float *query, const float *key_pool, const float *value_pool,
                                           const Index *starts, const Index *contexts, const Index *block_table,
                                           const int *tiles, float *output, float *parts, Index num_heads,
@@ -42,13 +53,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
   for (int own = 0; own < kOwn; ++own) top[own] = kLowest;
   for (Index tile = begin; tile < end; tile += kTile) {
     const int slots = static_cast<int>(end - tile < kTile ? end - tile : kTile);
-    const int size = (slots + kBlock - 1) / kBlock * kBlock * kDim;
-    __syncthreads();
-    for (int i = threadIdx.x; i < size; i += kThreads) {
-      const Index block = table[tile / kBlock + i / (kBlock * kDim)] * num_kv_heads + kv_head;
-      held[i] = key_pool[block * kBlock * kDim + i % (kBlock * kDim)];
-    }
-    __syncthreads();
+    hold(held, key_pool, table + tile / kBlock, slots, num_kv_heads, kv_head);
     for (int own = 0; own < kOwn; ++own) {
       const int row = warp * kOwn + own;
       if (row >= num_rows) break;
@@ -78,12 +83,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
       top[own] = most;
       for (int part = 0; part < kPart; ++part) accumulated[own][part] *= shrink;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < size; i += kThreads) {
-      const Index block = table[tile / kBlock + i / (kBlock * kDim)] * num_kv_heads + kv_head;
-      held[i] = value_pool[block * kBlock * kDim + i % (kBlock * kDim)];
-    }
-    __syncthreads();
+    hold(held, value_pool, table + tile / kBlock, slots, num_kv_heads, kv_head);
     for (int own = 0; own < kOwn; ++own) {
       const int row = warp * kOwn + own;
       if (row >= num_rows) break;
