@@ -37,14 +37,14 @@ MAPS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (768, 32_000))
 ROWS = (8, 32, 272)
 
 
-def least(works: Sequence[Callable[[], object]]) -> list[float]:
+def least(works: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Microseconds of each piece of work, taken in turn."""
     best = [float("inf")] * len(works)
     for number in range(PASSES + 1):
         for index, work in enumerate(works):
             begin = time.perf_counter()
             work()
-            if torch.cuda.is_available():
+            if device.type == "cuda":
                 torch.cuda.synchronize()
             if number:  # the first pass wakes the libraries
                 best[index] = min(best[index], (time.perf_counter() - begin) * 1e6)
@@ -80,7 +80,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
             for pools in layers:  # noqa: B023
                 kernels.attention(query, pools, batch, 0.125, None)  # noqa: B023
 
-        ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)]))
+        ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)], device))
         read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
         flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
         print(
@@ -104,7 +104,7 @@ def linear(dtype: torch.dtype) -> None:
         for rows in ROWS:
             x = torch.randn(rows, inputs, dtype=dtype)
             works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (ours, packed, plain)]
-            own, onednn, torchs = (value / copies for value in least(works))
+            own, onednn, torchs = (value / copies for value in least(works, torch.device("cpu")))
             print(
                 f"linear {inputs} x {outputs}, {rows} rows: {own:.0f} us ({weights[0].nbytes / own / 1e3:.1f} GB/s, "
                 f"{2 * rows * inputs * outputs / own / 1e3:.0f} GFLOP/s), oneDNN packed {onednn:.0f} us, "

@@ -9,7 +9,7 @@ from orca_kernels.interface import Kernels, LinearMap, Pools, RaggedBatch
 
 
 class OnDevice:
-    """Implements `orca_kernels.interface.Kernels`: copies arguments there, strides and all, and results back."""
+    """Implements `orca_kernels.interface.Kernels`: copies arguments there, and results and what is overwritten back."""
 
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
         self._kernels = kernels
@@ -28,13 +28,16 @@ class OnDevice:
         return self._kernels.silu_and_multiply(self.moved(gate_up)).cpu()
 
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        return self._kernels.rotate(self.moved(x), self.moved(cosine), self.moved(sine)).cpu()
+        there = self.moved(x)
+        rotated = self._kernels.rotate(there, self.moved(cosine), self.moved(sine)).cpu()
+        whole(x).copy_(whole(there))
+        return rotated
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
         there = Pools(*map(self.moved, pools))
         self._kernels.store(self.moved(key), self.moved(value), there, self.moved(slots))
         for host, device in zip(pools, there, strict=True):
-            host.copy_(device)
+            whole(host).copy_(whole(device))
 
     def attention(
         self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
@@ -48,9 +51,14 @@ class OnDevice:
         return self._kernels.attention(self.moved(query), Pools(*map(self.moved, pools)), there, scale, window).cpu()
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device that lies there as the original does here."""
-        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
-        return copy.copy_(tensor)
+        """A copy on the device, of all that a view is part of: what a kernel writes beside the view is seen, too."""
+        there = whole(tensor).to(self._device, copy=True)
+        return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the memory that a tensor is a view of."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
 
 
 class _Map:

@@ -7,9 +7,9 @@
 #include "attention.cuh"
 
 constexpr int kTile = kDim <= 64 ? 64 : 32;  // slots in shared memory at a time
-constexpr int kRows = kDim > 128 ? 8 : 16;                      // rows of a thread block
-constexpr int kWarps = 4;                                       // each has kRows / kWarps rows
-constexpr int kOwn = kRows / kWarps;
+constexpr int kRows = kDim > 128 ? 8 : 16;   // rows of a thread block
+constexpr int kWarps = 4;
+constexpr int kOwn = kRows / kWarps;               // rows of a warp
 constexpr int kPart = (kDim + kWarp - 1) / kWarp;  // elements of an output row that a lane keeps
 constexpr int kThreads = kWarps * kWarp;
 
