@@ -18,6 +18,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/*
+Who owns a CRD that is on the cluster already and is not this release's, as a phrase; empty otherwise. Helm refuses to
+import another owner's object, so the chart leaves that CRD alone. `helm template` asks no cluster: it renders the CRD.
+*/}}
+{{- define "orca.foreignCrd" -}}
+{{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "orcadeployments.orca-serving.io" }}
+{{- $annotations := .metadata.annotations | default dict }}
+{{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") }}
+{{- if eq $owner "/" }}kubectl{{ else if ne $owner (printf "%s/%s" $.Release.Namespace $.Release.Name) }}the release {{ $owner }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* What the operator may do. Of Secrets it handles only d-admin, which RBAC cannot say: names are not known ahead. */}}
 {{- define "orca.rules" -}}
 - apiGroups: [orca-serving.io]
