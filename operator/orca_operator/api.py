@@ -1,6 +1,7 @@
 """The OrcaDeployment API: the only place that knows its field names (docs/api.md is generated from here).
 
-`crd.py` makes the CustomResourceDefinition from these models; `validation.py` holds the rules over several fields.
+`schema.py` makes structural schemas from these models, `crd.py` the CustomResourceDefinition from those;
+`validation.py` holds the rules over several fields. What is passed on to pods has the types of `pod_api.py`.
 A field that this version accepts but does not act on yet is listed in INACTIVE, and the status says so.
 """
 
@@ -11,14 +12,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from orca_operator import pod_api
+
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Seconds = Annotated[int, Field(ge=1, le=86400)]
-Pod = dict[str, Any]
-"""A part of the pod API, passed on as it is; the API server checks it when the pods are made."""
+Labels = dict[str, Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]]
+"""Labels of Kubernetes; validation.py has the rule for their keys."""
+Annotations = dict[str, str]
 
 
 class Part(BaseModel):
@@ -145,8 +151,8 @@ class Communication(Part):
 class Resources(Part):
     """Kubernetes resource requests and limits."""
 
-    requests: dict[str, Any] = Field({}, description="Requests by resource name.")
-    limits: dict[str, Any] = Field({}, description="Limits by resource name.")
+    requests: dict[str, pod_api.Quantity] = Field({}, description="Requests by resource name.")
+    limits: dict[str, pod_api.Quantity] = Field({}, description="Limits by resource name.")
 
 
 class PodSettings(Part):
@@ -154,17 +160,27 @@ class PodSettings(Part):
 
     image: Text | None = Field(None, description="Image; the operator's default if unset.")
     resources: Resources = Field(Resources(), description="Requests and limits; GPUs are added.")
-    node_selector: dict[str, str] = Field({}, description="Labels that the node must have.")
-    affinity: Pod = Field({}, description="See the pod API.")
-    tolerations: list[Pod] = Field([], description="See the pod API; added to ORCA's own.")
+    node_selector: Labels = Field({}, description="Labels that the node must have.")
+    affinity: pod_api.Affinity = Field({}, description="Scheduling constraints, see Affinity of the pod API.")
+    tolerations: list[pod_api.Toleration] = Field(
+        [], description="Taints that are tolerated, in addition to ORCA's own; see Toleration of the pod API."
+    )
     priority_class_name: Text | None = Field(None, description="See the pod API.")
     runtime_class_name: Text | None = Field(None, description="See the pod API, such as nvidia.")
-    volumes: list[Pod] = Field([], description="More volumes.")
-    volume_mounts: list[Pod] = Field([], description="Where they are mounted.")
-    init_containers: list[Pod] = Field([], description="Run before ORCA's own.")
-    env: list[Pod] = Field([], description="More environment; wins over ORCA's own.")
-    labels: dict[str, str] = Field({}, description="More labels on the pods.")
-    annotations: dict[str, str] = Field({}, description="More annotations on the pods.")
+    volumes: list[pod_api.Volume] = Field([], description="Additional volumes, see Volume of the pod API.")
+    volume_mounts: list[pod_api.VolumeMount] = Field(
+        [], description="Where volumes are mounted, see VolumeMount of the pod API."
+    )
+    init_containers: list[pod_api.Container] = Field(
+        [], description="Containers that run before ORCA's own, see Container of the pod API."
+    )
+    env: list[pod_api.EnvVar] = Field(
+        [],
+        description="Additional environment variables, which override ORCA's own; see EnvVar of the pod API. Names "
+        "consist of letters, digits, -, _ and ., and do not begin with a digit.",
+    )
+    labels: Labels = Field({}, description="Additional labels of the pods.")
+    annotations: Annotations = Field({}, description="Additional annotations of the pods.")
 
 
 class MasterSettings(PodSettings):
@@ -191,8 +207,8 @@ class ServiceSettings(Part):
     """The Service that clients use."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="See the Service API.")
-    annotations: dict[str, str] = Field({}, description="More annotations.")
-    labels: dict[str, str] = Field({}, description="More labels.")
+    annotations: Annotations = Field({}, description="Additional annotations.")
+    labels: Labels = Field({}, description="Additional labels.")
 
 
 class Auth(Part):
@@ -226,7 +242,7 @@ class Monitoring(Part):
     """Scraping by Prometheus."""
 
     enabled: bool = Field(False, description="Make a PodMonitor where the cluster serves that kind.")
-    labels: dict[str, str] = Field({}, description="Labels by which a Prometheus selects it.")
+    labels: Labels = Field({}, description="Labels by which a Prometheus selects it.")
 
 
 class Restart(Part):

@@ -6,6 +6,7 @@ servers before 1.25, which refuse the rules under server-side apply. A test hold
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -14,53 +15,28 @@ from typing import Any
 
 import yaml
 
-from orca_operator.api import INACTIVE, Spec, Status
+from orca_operator.api import INACTIVE
+from orca_operator.derive_pod_api import derive
 from orca_operator.diagnose import DESCRIPTIONS
 from orca_operator.names import GROUP, KIND, PLURAL, VERSION
+from orca_operator.schema import spec_schema, status_schema
 from orca_operator.status import CONDITIONS
+from orca_operator.structural import PRESERVE
 from orca_operator.validation import RULES, where
 
-KEPT = (
+CLOSED_KEYS = (
     "description", "type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "required",
+    "maxItems", "maxProperties", "anyOf",
 )  # fmt: skip
-MAX_ITEMS = 64
-MAX_PROPERTIES = 64
-"""Bounds keep the API server's estimate of the rules' cost low (CEL cost limits)."""
-
-
-def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Returns a pydantic JSON schema as a structural schema of the Kubernetes API."""
-    if "$ref" in schema:
-        outer = {key: value for key, value in schema.items() if key != "$ref"}
-        return structural(definitions[schema["$ref"].rpartition("/")[2]] | outer, definitions)
-    if "anyOf" in schema:  # optional: the null is left out
-        (only,) = (entry for entry in schema["anyOf"] if entry.get("type") != "null")
-        outer = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
-        return structural(only | outer, definitions)
-    found: dict[str, Any] = {key: schema[key] for key in KEPT if key in schema}
-    if isinstance(found.get("default"), dict):  # the defaults of its fields fill it
-        found["default"] = {}
-    elif found.get("default") in ([], ""):
-        del found["default"]
-    if schema.get("type") == "array":
-        found["items"] = structural(schema["items"], definitions)
-        found["maxItems"] = 1000 if "properties" in found["items"] else MAX_ITEMS
-    if "properties" in schema:
-        found["properties"] = {name: structural(entry, definitions) for name, entry in schema["properties"].items()}
-    elif schema.get("type") == "object":
-        values = schema.get("additionalProperties")
-        if isinstance(values, dict) and values.get("type") == "string":
-            found |= {"additionalProperties": {"type": "string"}, "maxProperties": MAX_PROPERTIES}
-        else:
-            found["x-kubernetes-preserve-unknown-fields"] = True
-    return found
+"""Keys of a structural schema that plain JSON schema has, too."""
+POD_API = "operator/orca_operator/pod_api.json"
+OVERRIDES = frozenset({"affinity", "env", "initContainers", "tolerations", "volumeMounts", "volumes"})
+"""Fields of the pod API, whose own fields docs/api.md leaves to `kubectl explain`."""
 
 
 def crd(with_rules: bool = True) -> dict[str, Any]:
     """Returns the CustomResourceDefinition."""
-    spec, status = _schema(Spec), _schema(Status)
-    _quantities(spec)
-    status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    spec, status = copy.deepcopy(spec_schema()), status_schema()
     whole: dict[str, Any] = {
         "description": "A model served by an ORCA engine: one engine master and one StatefulSet per inter-layer "
         "partition.",
@@ -77,8 +53,8 @@ def crd(with_rules: bool = True) -> dict[str, Any]:
     if with_rules:
         for rule in RULES:
             target = whole if rule.path is None else spec
-            if rule.path:
-                target = spec["properties"][rule.path]
+            for name in filter(None, (rule.path or "").split(".")):
+                target = target["properties"][name]
             validation = {"rule": rule.cel, "message": f"{where(rule)} {rule.message}"}
             target.setdefault("x-kubernetes-validations", []).append(validation)
     columns = [
@@ -130,23 +106,6 @@ def crd(with_rules: bool = True) -> dict[str, Any]:
     }
 
 
-def _schema(model: type[Spec] | type[Status]) -> dict[str, Any]:
-    raw = model.model_json_schema(by_alias=True)
-    return structural(raw, raw.get("$defs", {}))
-
-
-def _quantities(spec: dict[str, Any]) -> None:
-    """Resource maps hold numbers or strings, as everywhere in Kubernetes."""
-    for pod in ("master", "worker"):
-        for name in ("requests", "limits"):
-            entry = spec["properties"][pod]["properties"]["resources"]["properties"][name]
-            entry.pop("x-kubernetes-preserve-unknown-fields")
-            entry["additionalProperties"] = {
-                "anyOf": [{"type": "integer"}, {"type": "string"}],
-                "x-kubernetes-int-or-string": True,
-            }
-
-
 def page() -> str:
     """Returns docs/api.md."""
     whole = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -179,9 +138,9 @@ def page() -> str:
 def _fields(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     for name, entry in schema.get("properties", {}).items():
         yield f"{prefix}{name}", entry
-        yield from _fields(entry, f"{prefix}{name}.")
-        if "items" in entry:
-            yield from _fields(entry["items"], f"{prefix}{name}[].")
+        if name not in OVERRIDES:
+            yield from _fields(entry, f"{prefix}{name}.")
+            yield from _fields(entry.get("items", {}), f"{prefix}{name}[].")
 
 
 def _type(entry: dict[str, Any]) -> str:
@@ -200,7 +159,7 @@ def _default(entry: dict[str, Any]) -> str:
 
 def values_schema() -> dict[str, Any]:
     """Returns values.schema.json of charts/orca-model: its values are the fields of the spec, and two of its own."""
-    values = _closed(_schema(Spec))
+    values = _closed(spec_schema())
     values["properties"] |= {
         "nameOverride": {"type": "string"},
         "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -210,19 +169,23 @@ def values_schema() -> dict[str, Any]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A structural schema as plain JSON schema that refuses unknown fields."""
-    found = {key: value for key, value in schema.items() if key in KEPT}
+    """A structural schema as plain JSON schema that refuses the unknown fields that an API server would drop."""
+    closed = {key: value for key, value in schema.items() if key in CLOSED_KEYS}
     if "items" in schema:
-        found["items"] = _closed(schema["items"])
+        closed["items"] = _closed(schema["items"])
+    if "additionalProperties" in schema:
+        closed["additionalProperties"] = _closed(schema["additionalProperties"])
     if "properties" in schema:
-        found["properties"] = {name: _closed(entry) for name, entry in schema["properties"].items()}
-        found["additionalProperties"] = False
-    return found
+        closed["properties"] = {name: _closed(entry) for name, entry in schema["properties"].items()}
+        if not schema.get(PRESERVE):
+            closed["additionalProperties"] = False
+    return closed
 
 
 def files() -> dict[str, str]:
     """Returns everything that is made from the API, by path below the repository's root."""
     return {
+        POD_API: derive(),
         "crds/orcadeployment.yaml": dump(crd()),
         "charts/orca/files/orcadeployment.yaml": dump(crd()),
         "charts/orca/files/orcadeployment-legacy.yaml": dump(crd(with_rules=False)),
@@ -236,6 +199,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--legacy"]:
         Path(arguments[1]).write_text(dump(crd(with_rules=False)))
         return 0
+    (Path(arguments[0]) / POD_API).write_text(derive())  # the others are made from this file
     for name, text in files().items():
         path = Path(arguments[0]) / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,8 +209,9 @@ def main(arguments: list[str]) -> int:
 
 def dump(manifest: dict[str, Any]) -> str:
     """Returns YAML with the note where it comes from."""
+    repeated = json.loads(json.dumps(manifest))  # else YAML would write shared parts as aliases
     return "# Made by `make crds` from operator/orca_operator/api.py\n" + yaml.safe_dump(
-        manifest, sort_keys=False, width=120
+        repeated, sort_keys=False, width=120
     )
 
 

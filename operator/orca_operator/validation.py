@@ -1,7 +1,8 @@
-"""Rules over several fields, each in two forms: CEL for the API server, Python for servers that do not enforce CEL.
+"""`parse`: the operator's own check of a spec, the same as the API server's, for servers that do not enforce CEL.
 
-`parse` applies the schema and the Python form; crd.py writes the CEL form into the CRD. A test compares both forms on
-one table of specs.
+Types, bounds, patterns and the keys of lists come from the CRD's own schema (schema.py, structural.py). Rules beyond a
+schema are here, each in two forms: crd.py writes the CEL form into the CRD, `parse` applies the Python form. The tests
+let the API server's code and `parse` judge one table of specs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic.alias_generators import to_snake
 
 from orca_operator.api import Spec
 from orca_operator.names import LONGEST_NAME
+from orca_operator.schema import spec_schema
+from orca_operator.structural import admitted, problems
 
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DOMAIN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+KEY_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = f"^({DOMAIN}/)?{KEY_NAME}$"
+ANNOTATION_KEY = f"^({DOMAIN.replace('a-z', 'A-Za-z')}/)?{KEY_NAME}$"
+RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-{KEY_NAME}|{DOMAIN}/{KEY_NAME})$"
+LONGEST_DOMAIN = 253
 
 
 class InvalidSpecError(Exception):
@@ -32,6 +41,33 @@ class Rule:
     field: str
     message: str
     holds: Callable[[str, Spec], bool]
+
+
+def _keys(path: str, pattern: str, words: str) -> Rule:
+    """The rule that every key of a map matches a pattern: a schema has no words for that."""
+
+    def holds(name: str, spec: Spec) -> bool:
+        value: Any = spec
+        for part in path.split("."):
+            value = getattr(value, to_snake(part))
+        return all(re.search(rf"{pattern[:-1]}\Z", key) and key.find("/") <= LONGEST_DOMAIN for key in value)
+
+    cel = f"self.all(key, key.matches('{pattern}') && key.indexOf('/') <= {LONGEST_DOMAIN})"
+    return Rule(path, cel, path, words, holds)
+
+
+def _map_rules() -> tuple[Rule, ...]:
+    label = "must have keys of the form [DOMAIN/]NAME, with up to 63 letters, digits, -, _ and . in NAME"
+    resource = "must name cpu, memory, ephemeral-storage, hugepages-SIZE or an extended resource DOMAIN/NAME"
+    pods = ("master", "worker")
+    labels = [f"{pod}.{field}" for pod in pods for field in ("labels", "nodeSelector")]
+    annotations = [f"{pod}.annotations" for pod in pods]
+    resources = [f"{pod}.resources.{field}" for pod in pods for field in ("requests", "limits")]
+    return (
+        *(_keys(path, LABEL_KEY, label) for path in [*labels, "service.labels", "monitoring.labels"]),
+        *(_keys(path, ANNOTATION_KEY, label) for path in [*annotations, "service.annotations"]),
+        *(_keys(path, RESOURCE_NAME, resource) for path in resources),
+    )
 
 
 RULES = (
@@ -119,17 +155,17 @@ RULES = (
         "float16 is for GPUs: use bfloat16 or float32 with the gloo backend",
         lambda name, spec: spec.communication.backend == "nccl" or spec.model.dtype != "float16",
     ),
+    *_map_rules(),
 )
 
 
 def parse(name: str, spec: Mapping[str, Any]) -> Spec:
     """Returns the spec of the OrcaDeployment `name`; raises InvalidSpecError that names the first wrong field."""
-    try:
-        parsed = Spec.model_validate(spec)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "spec"
-        raise InvalidSpecError(f"spec.{field}: {first['msg']}, got {first['input']!r}"[:1000]) from error
+    schema = spec_schema()
+    stored = admitted(spec, schema)
+    for problem in problems(stored, schema, "spec"):
+        raise InvalidSpecError(problem[:1000])
+    parsed = Spec.model_validate(stored)
     for rule in RULES:
         if not rule.holds(name, parsed):
             raise InvalidSpecError(f"{where(rule)} {rule.message}")

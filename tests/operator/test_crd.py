@@ -1,7 +1,8 @@
-"""The CRD: the committed files are fresh, the schema is structural, and the API's own fields are all in it."""
+"""The CRD: made files are fresh, a current API server takes them, and the API's own fields are all in the schema."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 from orca_operator.api import INACTIVE, Part, Spec, Status, inactive_fields
-from orca_operator.crd import crd, files, values_schema
+from orca_operator.crd import OVERRIDES, crd, files, values_schema
+from orca_operator.derive_pod_api import first_sentence
+from orca_operator.structural import admitted
+from support.crdcheck import judge
 from support.orcadeployments import MINIMAL, ROOT, example, merged
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -25,28 +29,73 @@ def test_valid_for_a_current_cluster():
     kubernetes_validate.validate(crd(), "1.36", strict=True)
 
 
-def nodes(schema: dict[str, Any], path: str = ""):
+def nodes(schema: dict[str, Any], path: str = "", pod_api: bool = True):
+    """Yields every node with its path; without `pod_api`, none below the pod overrides."""
     yield path, schema
+    if not pod_api and path.rpartition(".")[2] in OVERRIDES:
+        return
     for name, child in schema.get("properties", {}).items():
-        yield from nodes(child, f"{path}.{name}")
+        yield from nodes(child, f"{path}.{name}", pod_api)
     if "items" in schema:
-        yield from nodes(schema["items"], f"{path}[]")
+        yield from nodes(schema["items"], f"{path}[]", pod_api)
+    if "additionalProperties" in schema:
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}", pod_api)
+
+
+INT_OR_STRING = [{"type": "integer"}, {"type": "string"}]
 
 
 def test_the_schema_is_structural_and_bounded():
     for path, node in nodes(SCHEMA):
-        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
-        assert not {"$ref", "anyOf", "allOf", "oneOf", "title"} & set(node), path
+        int_or_string = node.get("x-kubernetes-int-or-string")
+        assert "type" in node or int_or_string, path
+        assert not {"$ref", "allOf", "oneOf", "title"} & set(node), path
+        assert node.get("anyOf") == (INT_OR_STRING if int_or_string else None), path
         assert not ("properties" in node and "additionalProperties" in node), path
         assert node.get("default", "") is not None, path
-        if path.startswith(".spec") and node["type"] == "array":
+        keys = node.get("x-kubernetes-list-map-keys", [])
+        assert set(keys) <= set(node.get("items", {}).get("required", [])), path
+    for path, node in nodes(SCHEMA, pod_api=False):
+        if path.startswith(".spec") and node.get("type") == "array":
             assert "maxItems" in node, path
 
 
 def test_every_field_has_a_description():
-    for path, node in nodes(SCHEMA):
-        if path.count(".") >= 2 and "[]" not in path.rpartition(".")[2]:
+    for path, node in nodes(SCHEMA, pod_api=False):
+        if path.count(".") >= 2 and not path.endswith(("[]", "{}")):
             assert node.get("description"), path
+
+
+@pytest.mark.parametrize("pod", ["master", "worker"])
+def test_kubectl_explains_the_pod_overrides(pod):
+    settings = SCHEMA["properties"]["spec"]["properties"][pod]["properties"]
+    for name in OVERRIDES:
+        assert settings[name]["description"]
+        entry = settings[name].get("items", settings[name])
+        for field, child in entry["properties"].items():
+            assert child.get("description"), f"{name}.{field}"
+    assert settings["env"]["items"]["properties"]["name"]["type"] == "string"
+
+
+def test_the_crd_is_at_most_200_kib():
+    """kubectl's annotation of the last applied object holds 256 KiB."""
+    assert len(json.dumps(crd())) <= 200 * 1024
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith("yaml")])
+def test_a_current_server_takes_every_copy_of_the_crd_and_the_examples(name):
+    """The API server evaluates rules on defaults before the defaults of fields fill them, and estimates their cost."""
+    made = yaml.safe_load((ROOT / name).read_text())
+    examples = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "examples").glob("*.yaml"))]
+    verdicts = judge(made, examples)
+    assert len(verdicts) >= 5
+    assert [verdict.errors for verdict in verdicts] == [[]] * len(verdicts)
+
+
+def test_defaults_are_written_out_and_equal_those_of_the_fields():
+    for path, node in nodes(SCHEMA):
+        if isinstance(node.get("default"), dict):
+            assert node["default"] == admitted({}, node), path
 
 
 def field_names(model: type[Part]) -> set[str]:
@@ -77,6 +126,24 @@ def test_the_charts_schema_refuses_what_it_does_not_know():
         jsonschema.validate({**MINIMAL, "modle": {}}, values_schema())
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": [{"name": "A", "vale": "1"}]}, "vale"),
+        ({"resources": {"limits": {"memory": "lots"}}}, "lots"),
+        ({"labels": {"team": "a team"}}, "a team"),
+    ],
+)
+def test_the_charts_schema_checks_pod_overrides(settings, words):
+    with pytest.raises(jsonschema.ValidationError, match=words):
+        jsonschema.validate({**MINIMAL, "worker": settings}, values_schema())
+
+
+def test_the_charts_schema_takes_later_fields_where_the_crd_keeps_them():
+    settings = {"volumes": [{"name": "a", "future": {}}], "affinity": {"future": 1}, "labels": {"example.com/a": "b"}}
+    jsonschema.validate({**MINIMAL, "worker": settings}, values_schema())
+
+
 def test_inactive_fields_are_found():
     assert inactive_fields(Spec.model_validate(example("llama-70b")["spec"])) == []
     busy = merged(
@@ -88,3 +155,16 @@ def test_inactive_fields_are_found():
         startupTimeoutSeconds=5,
     )
     assert set(inactive_fields(Spec.model_validate(busy))) == set(INACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Name of it. Must be unique.", "Name of it"),
+        ("Some field, e.g. Kubernetes. More.", "Some field, e.g. Kubernetes"),
+        ("One line\n\nAnother paragraph.", "One line"),
+        ("From metadata.name and status.podIP. See there.", "From metadata.name and status.podIP"),
+    ],
+)
+def test_descriptions_are_first_sentences(text, sentence):
+    assert first_sentence(text) == sentence

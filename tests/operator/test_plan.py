@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.observe import Observed, label
@@ -21,6 +21,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(deployment_names, shapes, st.integers(0, 1000))
 def test_every_name_fits(name, shape, replicas):
     spec = merged(MINIMAL, parallelism=shape, replicas=replicas)
@@ -35,6 +36,7 @@ def test_every_name_fits(name, shape, replicas):
     assert len(f"{last}-0123456789") <= 63, "the label controller-revision-hash of its pods"
 
 
+@settings(deadline=None)
 @given(deployment_names, deployment_names, st.integers(0, 63), st.integers(0, 63))
 def test_names_of_children_are_distinct(one, other, left, right):
     children = {names.partition(one, "abcdef", left), names.master(one, "abcdef"), names.boot(one, "abcdef"), one,
@@ -58,6 +60,7 @@ specs = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(specs)
 def test_a_steady_state_is_left_alone(spec):
     """What is in place is planned again as it is: no deletion, no call to the master."""
@@ -69,6 +72,7 @@ def test_a_steady_state_is_left_alone(spec):
     assert manifests(actions) == manifests(plan(found, Observed()))
 
 
+@settings(deadline=None)
 @given(specs, specs)
 def test_from_any_state_to_any_other(before, after):
     """After the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""

@@ -1,124 +1,167 @@
-"""One table of specs for every rule; the Python form and the CEL form must agree on each of them."""
+"""One table of specs, two judges: the API server's own code under the generated CRD, and the operator's `parse`.
+
+They must accept and refuse the same specs, name the same field, and end with the same defaults.
+"""
 
 from __future__ import annotations
 
+import copy
+import random
+import re
 from typing import Any
 
-import celpy
 import pytest
 from orca_operator.api import Spec
 from orca_operator.crd import crd
+from orca_operator.schema import spec_schema
+from orca_operator.structural import admitted, problems
 from orca_operator.validation import RULES, InvalidSpecError, parse, where
-from support.orcadeployments import MINIMAL, merged
+from support.crdcheck import judge, resource
+from support.orcadeployments import MINIMAL
+from support.spec_table import RULES as RULE_ROWS
+from support.spec_table import TABLE
 
-HUB = {"uri": "hf://a/b"}
-FILE = MINIMAL["model"]
-
-# (name, spec, the field that is blamed or None)
-TABLE: list[tuple[str, dict[str, Any], str | None]] = [
-    ("demo", MINIMAL, None),
-    ("a" * 36, MINIMAL, None),
-    ("a" * 37, MINIMAL, "metadata.name"),
-    ("a.b", MINIMAL, "metadata.name"),
-    ("1a", MINIMAL, "metadata.name"),
-    ("a-", MINIMAL, "metadata.name"),
-    ("demo", {"model": {"uri": "pvc://claim/../x"}}, "spec.model.uri"),
-    ("demo", {"model": {"uri": "pvc://claim/x"}}, None),
-    ("demo", {"model": {**FILE, "cache": {"sizeLimit": "1Gi"}}}, "spec.model.cache"),
-    ("demo", {"model": {**HUB, "cache": {"sizeLimit": "1Gi"}}}, None),
-    ("demo", {"model": {**FILE, "revision": "main"}}, "spec.model.revision"),
-    ("demo", {"model": {**HUB, "revision": "main"}}, None),
-    ("demo", {"model": {**FILE, "secretRef": {"name": "x"}}}, "spec.model.secretRef"),
-    ("demo", {"model": {**HUB, "secretRef": {"name": "x"}}}, None),
-    ("demo", merged(MINIMAL, scheduler={"maxBatchSize": 32, "tokenBudget": 31}), "spec.scheduler.tokenBudget"),
-    ("demo", merged(MINIMAL, scheduler={"maxBatchSize": 32, "tokenBudget": 32}), None),
-    ("demo", merged(MINIMAL, autoscaling={"minReplicas": 3, "maxReplicas": 2}), "spec.autoscaling.minReplicas"),
-    ("demo", merged(MINIMAL, autoscaling={"minReplicas": 2, "maxReplicas": 2}), None),
-    ("demo", merged(MINIMAL, rolloutStrategy={"maxSurge": 0, "maxUnavailable": 0}), "spec.rolloutStrategy.maxSurge"),
-    ("demo", merged(MINIMAL, rolloutStrategy={"maxSurge": 1, "maxUnavailable": 0}), None),
-    ("demo", merged(MINIMAL, startupTimeoutSeconds=1801), "spec.startupTimeoutSeconds"),
-    ("demo", merged(MINIMAL, startupTimeoutSeconds=1801, progressDeadlineSeconds=1801), None),
-    (
-        "demo",
-        merged(MINIMAL, communication={"backend": "gloo", "rdmaResource": "a/b"}),
-        "spec.communication.rdmaResource",
-    ),
-    ("demo", merged(MINIMAL, communication={"rdmaResource": "a/b"}), None),
-    ("demo", {"model": {**FILE, "dtype": "float16"}, "communication": {"backend": "gloo"}}, "spec.model.dtype"),
-    ("demo", {"model": {**FILE, "dtype": "float16"}}, None),
-]
+UNKNOWN = [
+    ({"modle": {}}, "spec.modle"),
+    ({"worker": {"env": [{"name": "A", "vale": "1"}]}}, "spec.worker.env[0].vale"),
+    ({"worker": {"tolerations": [{"key": "a", "efect": "x"}]}}, "spec.worker.tolerations[0].efect"),
+    ({"worker": {"volumeMounts": [{"name": "a", "mountPath": "/a", "ro": 1}]}}, "spec.worker.volumeMounts[0].ro"),
+    ({"worker": {"resources": {"limit": {}}}}, "spec.worker.resources.limit"),
+]  # fmt: skip
+"""Fields that the server drops (`kubectl apply` refuses them before)."""
+KEPT = [
+    {"volumes": [{"name": "a", "futureSource": {"x": [1]}, "emptyDir": {"futureField": True}}]},
+    {"affinity": {"futureAffinity": {"a": {}}, "nodeAffinity": {"future": 1}}},
+    {"initContainers": [{"name": "a", "future": 1, "resources": {"future": {}}, "env": [{"name": "A", "future": 1}]}]},
+]  # fmt: skip
+"""Fields of later versions of Kubernetes, which both pass on."""
 
 
-def defaulted(spec: dict[str, Any]) -> dict[str, Any]:
-    """As the API server stores it: defaults filled in, unset optional fields absent."""
-    return Spec.model_validate(spec).model_dump(by_alias=True, exclude_none=True)
+@pytest.mark.parametrize(("name", "spec", "field"), TABLE, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_operator(name, spec, field):
+    assert blamed(name, spec, field) == (field or "")
 
 
-def holds_in_cel(rule, name: str, spec: dict[str, Any]) -> bool:
-    """Evaluates the rule's CEL form where the API server would."""
-    whole = {"metadata": {"name": name}, "spec": defaulted(spec)}
-    value: Any = whole if rule.path is None else whole["spec"]
-    if rule.path:
-        if rule.path not in value:
-            return True  # rules of absent objects are not evaluated
-        value = value[rule.path]
-    environment = celpy.Environment()
-    program = environment.program(environment.compile(rule.cel))
-    return bool(program.evaluate({"self": celpy.json_to_cel(value)}))
-
-
-@pytest.mark.parametrize(("name", "spec", "field"), TABLE)
-def test_both_forms_agree(name, spec, field):
-    parsed = Spec.model_validate(spec)
-    for rule in RULES:
-        assert rule.holds(name, parsed) == holds_in_cel(rule, name, spec), where(rule)
-    if field is None:
+def blamed(name: str, spec: dict[str, Any], field: str | None) -> str:
+    """The field that the operator refuses, its own words if it is another one, "" if it accepts."""
+    try:
         parse(name, spec)
-    else:
-        with pytest.raises(InvalidSpecError, match=rf"^{field} "):
-            parse(name, spec)
+    except InvalidSpecError as refusal:
+        return named([str(refusal)], field)
+    return ""
+
+
+def named(errors: list[str], field: str | None) -> str:
+    """The field if a message names it, else the messages."""
+    if field and any(re.search(rf"(^|[ :]){re.escape(field)}[ :]", error) for error in errors):
+        return field
+    return "; ".join(errors)
+
+
+def test_the_server_judges_every_row_like_the_operator():
+    verdicts = judge(crd(), [resource(name, spec) for name, spec, _ in TABLE])[1:]
+    lines, differences = [], []
+    for (name, spec, field), verdict in zip(TABLE, verdicts, strict=True):
+        both = named(verdict.errors, field), blamed(name, spec, field)
+        lines.append(f"{both[0] or 'accepted':60}{both[1] or 'accepted':60}{name} {spec}"[:240])
+        if both != (field or "", field or "") or verdict.accepted != (field is None):
+            differences.append(lines[-1])
+    print(f"{'API server':60}{'operator':60}spec", *lines, sep="\n")  # pytest -s shows it
+    assert not differences
+
+
+def test_the_server_stores_every_row_like_the_operator():
+    """Unknown fields, nulls and defaults, of valid and invalid specs. Rules change nothing that is stored."""
+    verdicts = judge(crd(with_rules=False), [resource(name, spec) for name, spec, _ in TABLE])[1:]
+    for (name, spec, field), verdict in zip(TABLE, verdicts, strict=True):
+        stored = verdict.defaulted["spec"]
+        assert admitted(spec, spec_schema()) == stored
+        if field is None:
+            parsed = parse(name, spec)
+            assert parsed == parse(name, stored)
+            assert without_absent(parsed.model_dump(by_alias=True)) == without_absent(stored)
+
+
+def without_absent(value: Any) -> Any:
+    """Leaves out optional fields that are unset, and empty lists and strings, which are no defaults in the CRD."""
+    if isinstance(value, dict):
+        return {key: without_absent(entry) for key, entry in value.items() if entry not in (None, [], "")}
+    return value
+
+
+def test_every_default_of_the_models_is_one_of_the_server():
+    stored = judge(crd(), [resource("demo", MINIMAL)])[1].defaulted["spec"]
+    assert without_absent(Spec.model_validate(MINIMAL).model_dump(by_alias=True)) == stored
 
 
 def test_every_rule_has_a_row_that_breaks_it_alone():
+    broken = [
+        [rule for rule in RULES if not rule.holds(name, Spec.model_validate(admitted(spec, spec_schema())))]
+        for name, spec, _ in RULE_ROWS
+    ]
     for rule in RULES:
-        breaking = [
-            row
-            for row in TABLE
-            if [other for other in RULES if not other.holds(row[0], Spec.model_validate(row[1]))] == [rule]
-        ]
-        assert breaking, where(rule)
+        assert [rule] in broken, where(rule)
 
 
 def test_every_rule_is_in_the_crd_and_not_in_the_legacy_one():
-    def found(node: Any) -> list[str]:
+    def written(node: Any) -> list[str]:
         rules = [entry["rule"] for entry in node.get("x-kubernetes-validations", [])]
         for child in node.get("properties", {}).values():
-            rules += found(child)
+            rules += written(child)
         return rules
 
     schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    assert sorted(found(schema)) == sorted(rule.cel for rule in RULES)
+    assert sorted(written(schema)) == sorted(rule.cel for rule in RULES)
     legacy = crd(with_rules=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    assert found(legacy) == []
+    assert written(legacy) == []
 
 
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [
-        ({}, "spec.model"),
-        ({"model": {}}, "spec.model.uri"),
-        ({"model": {"uri": "http://x/y"}}, "spec.model.uri"),
-        ({"model": {"uri": "hf://only"}}, "spec.model.uri"),
-        ({"model": {**FILE, "dtype": "int8"}}, "spec.model.dtype"),
-        (merged(MINIMAL, replicas=-1), "spec.replicas"),
-        (merged(MINIMAL, parallelism={"tensorParallelSize": 0}), "spec.parallelism.tensorParallelSize"),
-        (merged(MINIMAL, scheduler={"kvSlots": 15}), "spec.scheduler.kvSlots"),
-        (merged(MINIMAL, worker={"sharedMemorySize": "much"}), "spec.worker.sharedMemorySize"),
-        (merged(MINIMAL, communication={"backend": "mpi"}), "spec.communication.backend"),
-        (merged(MINIMAL, drainTimeoutSeconds=0), "spec.drainTimeoutSeconds"),
-        (merged(MINIMAL, master={"apiProcesses": -1}), "spec.master.apiProcesses"),
-    ],
-)
-def test_what_the_schema_refuses_is_named(spec, field):
-    with pytest.raises(InvalidSpecError, match=rf"^{field}: "):
-        parse("demo", spec)
+def test_unknown_fields_are_refused_by_kubectl_and_dropped_from_what_is_stored():
+    specs = [{**MINIMAL, **settings} for settings, _ in UNKNOWN]
+    verdicts = judge(crd(), [resource("demo", spec) for spec in specs])[1:]
+    for spec, (_, path), verdict in zip(specs, UNKNOWN, verdicts, strict=True):
+        assert verdict.errors == [f'unknown field "{path}"']
+        assert admitted(spec, spec_schema()) == verdict.defaulted["spec"]
+        assert f"'{path.rpartition('.')[2]}':" not in str(parse("demo", spec).model_dump(by_alias=True))
+
+
+@pytest.mark.parametrize("settings", KEPT, ids=lambda settings: next(iter(settings)))
+def test_unknown_fields_are_kept_where_kubernetes_adds_some(settings):
+    spec = {**MINIMAL, "worker": settings}
+    (field,) = settings
+    assert parse("demo", spec).model_dump(by_alias=True)["worker"][field] == settings[field]
+    verdict = judge(crd(), [resource("demo", spec)])[1]
+    assert verdict.accepted, verdict.errors
+    assert verdict.defaulted["spec"]["worker"][field] == settings[field]
+
+
+def test_both_agree_on_specs_that_were_damaged_at_random():
+    """Rows with up to three values replaced by values of other types; without rules, which assume the schema."""
+    rng = random.Random(14)
+    values = [None, True, "", "x", -1, 0, 3, 1.5, 2.0, [], {}, [None], [{}], {"a": None}, {"a": 1}, "8Gi", "NoExecute"]
+    originals = [spec for _, spec, _ in TABLE if spec] + [{**MINIMAL, "worker": settings} for settings in KEPT]
+    specs = []
+    for _ in range(500):
+        spec = copy.deepcopy(rng.choice(originals))
+        for _ in range(rng.randint(1, 3)):
+            place = rng.choice(list(containers(spec)))
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            place[key] = copy.deepcopy(rng.choice(values))
+        specs.append({**MINIMAL, **spec} if rng.random() < 0.7 else spec)
+    verdicts = judge(crd(with_rules=False), [resource("demo", spec) for spec in specs])[1:]
+    num_accepted = 0
+    for spec, verdict in zip(specs, verdicts, strict=True):
+        errors = [error for error in verdict.errors if not error.startswith("unknown field")]
+        stored = admitted(spec, spec_schema())
+        assert bool(errors) == any(problems(stored, spec_schema(), "spec")), (spec, errors)
+        assert errors or stored == verdict.defaulted["spec"], spec
+        num_accepted += not errors
+    assert 20 < num_accepted < 480
+
+
+def containers(value: Any) -> Any:
+    """Yields every dictionary and list in a value, itself included, that is not empty."""
+    if value and isinstance(value, dict | list):
+        yield value
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from containers(child)

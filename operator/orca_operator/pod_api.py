@@ -1,0 +1,70 @@
+"""The part of the pod API that an OrcaDeployment passes on, as structural schemas (pod_api.json; derive_pod_api.py).
+
+`Container`, `EnvVar` and the others are the types that api.py gives its fields: plain dictionaries, whose schema in the
+CRD is the one of the pod API. `validation.parse` checks a spec against that same schema.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
+
+REFERENCE = "x-pod-api"
+"""Stands for a schema of this module until `schema.py` puts it in."""
+OPEN = frozenset({"Affinity", "Container", "Volume"})
+"""Definitions below which unknown fields are kept: later versions of Kubernetes add some there."""
+KEYS: dict[str, list[str]] = {
+    "Container": ["name"],
+    "EnvVar": ["name"],
+    "Volume": ["name"],
+    "VolumeMount": ["mountPath"],
+}
+"""What tells the entries of a list apart, as in the pod API."""
+DESCRIBED_LEVELS = 3
+"""Fields below have no description: the CRD must stay below 200 KiB."""
+
+Affinity = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Affinity"})]
+Container = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Container"})]
+EnvVar = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "EnvVar"})]
+Quantity = Annotated[Any, WithJsonSchema({REFERENCE: "Quantity"})]
+Toleration = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Toleration"})]
+Volume = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Volume"})]
+VolumeMount = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "VolumeMount"})]
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Returns a fresh structural schema of a definition, references resolved."""
+    return _resolved({"$ref": name}, name in OPEN, DESCRIBED_LEVELS)
+
+
+@functools.cache
+def _definitions() -> dict[str, dict[str, Any]]:
+    text = (resources.files("orca_operator") / "pod_api.json").read_text()
+    definitions: dict[str, dict[str, Any]] = json.loads(text)
+    return definitions
+
+
+def _resolved(node: dict[str, Any], keep_unknown: bool, levels: int) -> dict[str, Any]:
+    """Resolves references below `node`; descriptions end `levels` fields below."""
+    if "$ref" in node:
+        outer = {key: value for key, value in node.items() if key != "$ref"}
+        return _resolved(_definitions()[node["$ref"]] | outer, keep_unknown, levels)
+    dropped = {"x-kubernetes-list-map-keys"} | ({"description"} if levels < 0 else set())
+    resolved = {key: value for key, value in node.items() if key not in dropped}
+    if "items" in node:
+        resolved["items"] = _resolved(node["items"], keep_unknown, levels)
+        keys = node.get("x-kubernetes-list-map-keys", [])
+        if keys and set(keys) <= set(resolved["items"].get("required", [])):  # structural schemas require this
+            resolved |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys}
+    if "properties" in node:
+        fields = node["properties"].items()
+        resolved["properties"] = {name: _resolved(child, keep_unknown, levels - 1) for name, child in fields}
+    if "additionalProperties" in node:
+        resolved["additionalProperties"] = _resolved(node["additionalProperties"], keep_unknown, levels)
+    elif node.get("type") == "object" and (keep_unknown or "properties" not in node):
+        resolved["x-kubernetes-preserve-unknown-fields"] = True
+    return resolved

@@ -1,0 +1,81 @@
+"""Structural schemas of spec and status, made from the models in api.py.
+
+The CRD, the chart's values.schema.json and the operator's own check of a spec (validation.py) all use them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from orca_operator import pod_api
+from orca_operator.api import Spec, Status
+from orca_operator.structural import defaulted
+
+COPIED = (
+    "description", "type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "required",
+)  # fmt: skip
+MAX_ITEMS = 64
+MAX_PROPERTIES = 64
+"""Bounds keep the API server's estimate of the rules' cost low (CEL cost limits)."""
+
+
+@functools.cache
+def spec_schema() -> dict[str, Any]:
+    """Returns the schema of `spec`; callers must not change it."""
+    return _model_schema(Spec)
+
+
+def status_schema() -> dict[str, Any]:
+    """Returns the schema of `status`."""
+    status = _model_schema(Status)
+    status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    return status
+
+
+def _model_schema(model: type[Spec] | type[Status]) -> dict[str, Any]:
+    raw = model.model_json_schema(by_alias=True)
+    return structural(raw, raw.get("$defs", {}))
+
+
+def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Returns a pydantic JSON schema as a structural schema of the Kubernetes API."""
+    if "$ref" in schema:
+        outer = {key: value for key, value in schema.items() if key != "$ref"}
+        return structural(definitions[schema["$ref"].rpartition("/")[2]] | outer, definitions)
+    if "anyOf" in schema:  # optional: null is left out
+        (only,) = (entry for entry in schema["anyOf"] if entry.get("type") != "null")
+        outer = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+        return structural(only | outer, definitions)
+    converted = {key: schema[key] for key in COPIED if key in schema}
+    if pod_api.REFERENCE in schema:
+        converted = pod_api.schema(schema[pod_api.REFERENCE]) | converted
+    elif schema.get("type") == "array":
+        converted |= _list(schema["items"], definitions)
+    elif "properties" in schema:
+        fields = schema["properties"].items()
+        converted["properties"] = {name: structural(entry, definitions) for name, entry in fields}
+    elif schema.get("type") == "object":
+        values = structural(schema["additionalProperties"], definitions)
+        converted |= {"additionalProperties": values, "maxProperties": MAX_PROPERTIES}
+    return _with_whole_default(converted)
+
+
+def _list(items: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    converted: dict[str, Any] = {"items": structural(items, definitions)}
+    core = items.get(pod_api.REFERENCE)
+    converted["maxItems"] = 1000 if "properties" in converted["items"] and core is None else MAX_ITEMS
+    if core in pod_api.KEYS:
+        converted |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": pod_api.KEYS[core]}
+    return converted
+
+
+def _with_whole_default(node: dict[str, Any]) -> dict[str, Any]:
+    """Writes the default of an object out in full: the API server holds a default against the rules of its object
+    before the defaults of its fields fill it. Empty lists and strings are no defaults: their absence says the same."""
+    default = node.get("default")
+    if isinstance(default, dict):
+        return node | {"default": defaulted({}, node)}
+    if default in ([], ""):
+        del node["default"]
+    return node

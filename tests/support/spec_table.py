@@ -1,0 +1,234 @@
+"""Specs that an API server and the operator must judge alike: (name, spec, the field that is wrong or None)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.orcadeployments import MINIMAL, merged
+
+Row = tuple[str, dict[str, Any], str | None]
+
+HUB = {"uri": "hf://a/b"}
+FILE = MINIMAL["model"]
+LONG = "a" * 64
+
+
+def demo(field: str | None = None, **changes: Any) -> Row:
+    """A row that adds fields to the smallest spec."""
+    return "demo", merged(MINIMAL, **changes), field
+
+
+def worker(field: str | None = None, **settings: Any) -> Row:
+    """A row about pod settings; `field` is below spec.worker."""
+    return demo(field and f"spec.worker.{field}", worker=settings)
+
+
+FIELDS: list[Row] = [
+    ("demo", {}, "spec.model"),
+    ("demo", {"model": {}}, "spec.model.uri"),
+    ("demo", {"model": {"uri": "http://x/y"}}, "spec.model.uri"),
+    ("demo", {"model": {"uri": "hf://only"}}, "spec.model.uri"),
+    ("demo", {"model": {"uri": "hf://a/b\n"}}, "spec.model.uri"),
+    ("demo", {"model": {**FILE, "dtype": "int8"}}, "spec.model.dtype"),
+    ("demo", {"model": {**FILE, "name": ""}}, "spec.model.name"),
+    ("demo", {"model": {**FILE, "name": "n" * 513}}, "spec.model.name"),
+    ("demo", {"model": {**FILE, "name": "ü" * 512}}, None),
+    ("demo", {"model": "file:///m"}, "spec.model"),
+    demo("spec.replicas", replicas=-1),
+    demo("spec.replicas", replicas=1001),
+    demo("spec.replicas", replicas="2"),
+    demo("spec.replicas", replicas=1.5),
+    demo("spec.replicas", replicas=True),
+    demo(replicas=2.0),
+    demo(replicas=None),
+    demo("spec.suspend", suspend="true"),
+    demo("spec.parallelism.tensorParallelSize", parallelism={"tensorParallelSize": 0}),
+    demo("spec.parallelism", parallelism=[]),
+    demo("spec.scheduler.kvSlots", scheduler={"kvSlots": 15}),
+    demo(scheduler={"kvSlots": 16}),
+    demo("spec.communication.backend", communication={"backend": "mpi"}),
+    demo("spec.communication.env.A", communication={"env": {"A": 1}}),
+    demo(communication={"env": {"A": "1"}}),
+    demo("spec.drainTimeoutSeconds", drainTimeoutSeconds=0),
+    demo("spec.master.apiProcesses", master={"apiProcesses": -1}),
+    demo("spec.imagePullSecrets[0].name", imagePullSecrets=[{}]),
+    demo("spec.imagePullSecrets[0]", imagePullSecrets=[None]),
+    worker("sharedMemorySize", sharedMemorySize="much"),
+]
+"""Types, bounds, patterns and required fields of ORCA's own API."""
+
+SECRET = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+MOUNT = {"name": "a", "mountPath": "/a"}
+PODS: list[Row] = [
+    worker("resources.limits.memory", resources={"limits": {"memory": "lots"}}),
+    worker("resources.limits.memory", resources={"limits": {"memory": "-1Gi"}}),
+    worker("resources.limits.cpu", resources={"limits": {"cpu": -1}}),
+    worker("resources.requests.cpu", resources={"requests": {"cpu": 0.5}}),
+    worker("resources.requests.cpu", resources={"requests": {"cpu": ""}}),
+    worker("resources.requests.cpu", resources={"requests": {"cpu": "1 "}}),
+    worker("resources.limits", resources={"limits": ["cpu"]}),
+    worker(resources={"limits": {"memory": "8Gi", "cpu": 4}, "requests": {"cpu": "1500m", "a.b/c": "1e3"}}),
+    worker(resources={"requests": {"cpu": "+.5", "hugepages-2Mi": "64Mi", "ephemeral-storage": "1E"}}),
+    worker("env[0].name", env=[{"value": "x"}]),
+    worker("env[0].name", env=[{"name": "1A", "value": "x"}]),
+    worker("env[0].name", env=[{"name": "A B", "value": "x"}]),
+    worker("env[0].name", env=[{"name": "A=B", "value": "x"}]),
+    worker("env[0].name", env=[{"name": ""}]),
+    worker("env[0].value", env=[{"name": "A", "value": 1}]),
+    worker("env[1]", env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+    worker("env", env={"A": "1"}),
+    worker("env[0]", env=["A=1"]),
+    worker("env[0].valueFrom.secretKeyRef.key", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s"}}}]),
+    worker(env=[{"name": "A.b-c_1", "value": ""}, SECRET, {"name": "B", "value": None}]),
+    worker(env=[{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]),
+    worker("tolerations[0].operator", tolerations=[{"key": "a", "operator": "Sometimes"}]),
+    worker("tolerations[0].effect", tolerations=[{"key": "a", "effect": "NoStart"}]),
+    worker("tolerations[0].tolerationSeconds", tolerations=[{"key": "a", "tolerationSeconds": "30"}]),
+    worker(
+        tolerations=[{"operator": "Exists"}, {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}]
+    ),
+    worker(tolerations=[{"key": "a", "effect": ""}, {"key": "a", "effect": ""}]),
+    worker("volumes[0].name", volumes=[{"nome": "x"}]),
+    worker("volumes[0].name", volumes=[{"name": "Not_A_Label", "emptyDir": {}}]),
+    worker("volumes[0].name", volumes=[{"name": LONG, "emptyDir": {}}]),
+    worker("volumes[1]", volumes=[{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]),
+    worker("volumes[0].emptyDir.sizeLimit", volumes=[{"name": "a", "emptyDir": {"sizeLimit": "big"}}]),
+    worker("volumes[0].hostPath.path", volumes=[{"name": "a", "hostPath": {"type": "Directory"}}]),
+    worker("volumes[0].configMap.items[0].path", volumes=[{"name": "a", "configMap": {"items": [{"key": "k"}]}}]),
+    worker(
+        "volumes[0].secret.defaultMode", volumes=[{"name": "a", "secret": {"secretName": "s", "defaultMode": "0400"}}]
+    ),
+    worker(volumes=[{"name": "a", "emptyDir": {"sizeLimit": 1024}}, {"name": "b", "configMap": {"name": "c"}}]),
+    worker(volumes=[{"name": "a", "projected": {"sources": [{"secret": {"name": "s"}}]}}]),
+    worker("volumeMounts[0].mountPath", volumeMounts=[{"name": "a"}]),
+    worker("volumeMounts[0].name", volumeMounts=[{"mountPath": "/a"}]),
+    worker("volumeMounts[0].readOnly", volumeMounts=[{**MOUNT, "readOnly": "yes"}]),
+    worker("volumeMounts[1]", volumeMounts=[MOUNT, {"name": "b", "mountPath": "/a"}]),
+    worker(volumeMounts=[{**MOUNT, "readOnly": True, "mountPropagation": "None"}, {**MOUNT, "mountPath": "/b"}]),
+    worker("initContainers[0].name", initContainers=[{"image": "busybox"}]),
+    worker("initContainers[1]", initContainers=[{"name": "a", "image": "i"}, {"name": "a", "image": "i"}]),
+    worker("initContainers[0].command", initContainers=[{"name": "a", "command": "sh -c true"}]),
+    worker("initContainers[0].env[0].name", initContainers=[{"name": "a", "env": [{"name": "1"}]}]),
+    worker("initContainers[0].env[1]", initContainers=[{"name": "a", "env": [{"name": "A"}, {"name": "A"}]}]),
+    worker(
+        "initContainers[0].resources.limits.memory",
+        initContainers=[{"name": "a", "resources": {"limits": {"memory": "lots"}}}],
+    ),
+    worker("initContainers[0].imagePullPolicy", initContainers=[{"name": "a", "imagePullPolicy": "Sometimes"}]),
+    worker(
+        "initContainers[0].startupProbe.httpGet.port",
+        initContainers=[{"name": "a", "startupProbe": {"httpGet": {"path": "/"}}}],
+    ),
+    worker(
+        initContainers=[
+            {
+                "name": "a",
+                "image": "busybox",
+                "command": ["sh", "-c", "true"],
+                "env": [SECRET],
+                "volumeMounts": [MOUNT],
+                "securityContext": {"capabilities": {"drop": ["ALL"]}},
+                "ports": [{"containerPort": 80}, {"containerPort": 81}],
+                "startupProbe": {"httpGet": {"port": "http"}},
+                "livenessProbe": {"tcpSocket": {"port": 80}},
+            }
+        ]
+    ),
+    worker("affinity.nodeAffinity", affinity={"nodeAffinity": "zone-a"}),
+    worker(
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}},
+    ),
+    worker(
+        "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey",
+        affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {}}]}},
+    ),
+    worker(
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
+        ".operator",
+        affinity={
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Is"}]}]
+                }
+            }
+        },
+    ),
+    worker(
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}}}
+    ),
+    worker("labels.team", labels={"team": "a team"}),
+    worker("labels.team", labels={"team": LONG}),
+    worker("labels.team", labels={"team": 1}),
+    worker("labels.team", labels={"team": "x\n"}),
+    worker(labels={"team": "", "example.com/Team_1": "a.b-c_D", "a" * 253 + "/" + "b" * 63: "x"}),
+    worker("nodeSelector.gpu", nodeSelector={"gpu": True}),
+    worker(nodeSelector={"nvidia.com/gpu.product": "A100-SXM4-80GB"}),
+    worker(annotations={"Example.com/note": "any text\nat all", "a": ""}),
+    demo("spec.monitoring.labels.release", monitoring={"labels": {"release": "-"}}),
+    demo("spec.service.labels.a", service={"labels": {"a": "b/c"}}),
+]
+"""Pod settings: the schemas of the pod API."""
+
+BAD_KEYS = ("", "a b", "-a", "a/b/c", "/a", "a/", f"{LONG}", "a" * 254 + "/b", "a_b/c")
+
+
+def map_rows(path: str, value: Any, bad: tuple[str, ...]) -> list[Row]:
+    """Rows that break the rule on the keys of one map, each alone."""
+    *parents, last = path.split(".")
+    rows = []
+    for key in bad:
+        changes: dict[str, Any] = {last: {key: value}}
+        for name in reversed(parents):
+            changes = {name: changes}
+        rows.append(demo(f"spec.{path}", **changes))
+    return rows
+
+
+RULES: list[Row] = [
+    ("demo", MINIMAL, None),
+    ("a" * 36, MINIMAL, None),
+    ("a" * 37, MINIMAL, "metadata.name"),
+    ("a.b", MINIMAL, "metadata.name"),
+    ("1a", MINIMAL, "metadata.name"),
+    ("a-", MINIMAL, "metadata.name"),
+    ("demo", {"model": {"uri": "pvc://claim/../x"}}, "spec.model.uri"),
+    ("demo", {"model": {"uri": "pvc://claim/x"}}, None),
+    ("demo", {"model": {**FILE, "cache": {"sizeLimit": "1Gi"}}}, "spec.model.cache"),
+    ("demo", {"model": {**HUB, "cache": {"sizeLimit": "1Gi"}}}, None),
+    ("demo", {"model": {**FILE, "revision": "main"}}, "spec.model.revision"),
+    ("demo", {"model": {**HUB, "revision": "main"}}, None),
+    ("demo", {"model": {**FILE, "secretRef": {"name": "x"}}}, "spec.model.secretRef"),
+    ("demo", {"model": {**HUB, "secretRef": {"name": "x"}}}, None),
+    demo("spec.scheduler.tokenBudget", scheduler={"maxBatchSize": 32, "tokenBudget": 31}),
+    demo("spec.scheduler.tokenBudget", scheduler={"maxBatchSize": 2049}),
+    demo(scheduler={"maxBatchSize": 32, "tokenBudget": 32}),
+    demo("spec.autoscaling.minReplicas", autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+    demo("spec.autoscaling.minReplicas", autoscaling={"minReplicas": 3}),
+    demo(autoscaling={"minReplicas": 2, "maxReplicas": 2}),
+    demo("spec.rolloutStrategy.maxSurge", rolloutStrategy={"maxSurge": 0, "maxUnavailable": 0}),
+    demo(rolloutStrategy={"maxSurge": 1, "maxUnavailable": 0}),
+    demo("spec.startupTimeoutSeconds", startupTimeoutSeconds=1801),
+    demo(startupTimeoutSeconds=1801, progressDeadlineSeconds=1801),
+    demo("spec.communication.rdmaResource", communication={"backend": "gloo", "rdmaResource": "a/b"}),
+    demo(communication={"rdmaResource": "a/b"}),
+    demo("spec.model.dtype", model={**FILE, "dtype": "float16"}, communication={"backend": "gloo"}),
+    demo(model={**FILE, "dtype": "float16"}),
+    *map_rows("worker.labels", "x", (*BAD_KEYS, "A.com/b")),
+    *map_rows("master.labels", "x", ("a b",)),
+    *map_rows("worker.nodeSelector", "x", ("a b",)),
+    *map_rows("master.nodeSelector", "x", ("a b",)),
+    *map_rows("service.labels", "x", ("a b",)),
+    *map_rows("monitoring.labels", "x", ("a b",)),
+    *map_rows("worker.annotations", "x", BAD_KEYS),
+    *map_rows("master.annotations", "x", ("a b",)),
+    *map_rows("service.annotations", "x", ("a b",)),
+    *map_rows("worker.resources.limits", "1", ("memroy", "", "a b", "nvidia.com/", "hugepages-")),
+    *map_rows("worker.resources.requests", 1, ("gpu",)),
+    *map_rows("master.resources.limits", "1Gi", ("mem",)),
+    *map_rows("master.resources.requests", 2, ("CPU",)),
+]
+"""Rules beyond a schema: every one has a row that breaks it alone."""
+
+TABLE: list[Row] = RULES + FIELDS + PODS
