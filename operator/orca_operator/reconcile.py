@@ -50,6 +50,7 @@ class _Deployment:
     uid: str = ""
     listed_at: float = float("-inf")
     skipped: tuple[str, ...] = ()
+    refused_generation: int = 0
 
 
 class Reconciler:
@@ -150,7 +151,7 @@ class Reconciler:
             problem,
             deployment.skipped,
         )
-        await self._write_status(resource, make_status(situation, previous, datetime.now(UTC)), previous)
+        await self._write_status(resource, deployment, make_status(situation, previous, datetime.now(UTC)), previous)
         return True
 
     def _list(self, key: Key) -> list[Object]:
@@ -207,8 +208,14 @@ class Reconciler:
             await asyncio.to_thread(self._announcer.announce, resource, "Warning", "KindNotServed", message)
         deployment.skipped = skipped
 
-    async def _write_status(self, resource: Object, status: dict[str, Any], previous: Mapping[str, Any]) -> None:
-        """Patches the status if it changed, and announces a change of the reason of Ready."""
+    async def _write_status(
+        self, resource: Object, deployment: _Deployment, status: dict[str, Any], previous: Mapping[str, Any]
+    ) -> None:
+        """Patches the status if it changed, and announces a change of the reason of Ready.
+
+        Servers before 1.30 refuse any status (422) while the stored spec is invalid under a newer CRD: then the Event,
+        once per generation, is the only place that says why.
+        """
         if status == previous:
             return
         removed = {field: None for field in previous if field not in status}
@@ -218,7 +225,10 @@ class Reconciler:
                 self._cluster.patch_status, metadata["namespace"], metadata["name"], status | removed
             )
         except ClusterError as error:
-            if error.status != 404:  # deleted meanwhile
-                raise
-            return
+            if error.status == 404:  # deleted meanwhile
+                return
+            if error.status == 422 and deployment.refused_generation != metadata["generation"]:
+                deployment.refused_generation = metadata["generation"]
+                await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
+            raise
         await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
