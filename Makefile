@@ -22,10 +22,11 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Writes protos/orca_protos anew; a test compares it with engine.proto.
+# Writes the generated files of protos/orca_protos anew; a test compares them with protos/*.proto.
 protos: $(VENV)/dev-installed
-	$(BIN)/python -m grpc_tools.protoc -Iorca_protos=protos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
-		orca_protos/engine.proto
+	$(BIN)/python -m grpc_tools.protoc -Iorca_protos=protos --python_out=protos --pyi_out=protos \
+		orca_protos/engine.proto orca_protos/engine_link.proto
+	$(BIN)/python -m grpc_tools.protoc -Iorca_protos=protos --grpc_python_out=protos orca_protos/engine.proto
 
 # Writes crds/ and docs/api.md anew from operator/orca_operator/api.py; a test compares them.
 crds: $(VENV)/dev-installed

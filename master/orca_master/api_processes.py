@@ -1,7 +1,8 @@
 """`ApiProcesses`: the endpoint as several processes around the one that schedules (`--api-processes`).
 
 Each has a listening socket of its own on the same port; the kernel shares connections out between them (SO_REUSEPORT).
-The master holds the sockets, so that a process that ends unasked is replaced without a refused connection.
+The master holds the sockets, so that a process that ends unasked is replaced without a refused connection. A process
+that breaks the protocol of its link (engine_server.py) is killed, and replaced in the same way.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ApiProcesses:
         self._ending = False
         self._running: set[asyncio.subprocess.Process] = set()
         self._keepers = [asyncio.create_task(self._keep(listener)) for listener in listeners]
+        self._killer = asyncio.create_task(self._kill_offenders())
         self.ended = asyncio.gather(*self._keepers)
         """Done when they could not be kept: no process can be started."""
 
@@ -62,12 +64,21 @@ class ApiProcesses:
         self._ending = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             await self._signal(number, EXIT_SECONDS)
+        self._killer.cancel()
 
     async def _signal(self, number: int, seconds: float) -> None:
         for process in self._running:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
         await asyncio.wait(self._keepers, timeout=seconds)
+
+    async def _kill_offenders(self) -> None:
+        """Kills the processes whose links the server has closed; they may not be able or willing to end."""
+        while True:
+            offender = await self._server.offenders.get()
+            for process in self._running:
+                if process.pid == offender and process.returncode is None:
+                    process.kill()
 
     async def _keep(self, listener: socket.socket) -> None:
         """Runs a process on a listener, and another one when it ends unasked."""
@@ -79,7 +90,7 @@ class ApiProcesses:
                 start_new_session=True,  # Ctrl-C reaches the master alone, which then ends them in order
             )  # fmt: skip
             self._running.add(process)
-            if self._ending:  # it was begun before that, and nobody has told it
+            if self._ending:  # `_signal` came before the process was known
                 process.terminate()
             code = await process.wait()
             self._running.discard(process)

@@ -22,7 +22,7 @@ from orca_master.engine_types import EngineObserver, EngineState, Output, Submis
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.in_flight import InFlight
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger
-from orca_master.limits import check_fits
+from orca_master.limits import check_fits, check_values
 from orca_master.lookahead import look_ahead
 from orca_master.membership import Membership
 from orca_master.pipeline import Phase, Pipeline
@@ -152,6 +152,7 @@ class EngineMaster:
 
     def _check_fits(self, request: Request) -> None:
         check_fits(request, self.facts.max_model_len, self.num_slots)
+        check_values(request, self.facts.vocabulary_size)
 
     def _refuse_misfits(self) -> None:
         """Ends waiting requests that exceed limits which were not known, or not in force, when they came."""

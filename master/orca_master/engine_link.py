@@ -1,82 +1,53 @@
-"""What travels between the master and its API processes, over a Unix socket: length-prefixed pickles of these messages.
+"""Frames of the link between the master and its API processes: a length of 4 bytes, then one protobuf message.
 
-Pickle is safe here: both ends are this program, and the socket lies in a folder that only its user may enter.
+The messages are in link_messages.py, their wire form in link_codec.py. Every length is bounded, in both directions:
+of a frame that is read, and of what a peer that does not read makes the sender keep.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import struct
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-from orca_master.endpoint import EndpointConfig
 from orca_master.engine_client import EngineStatus
-from orca_master.engine_types import Output, Submission
+from orca_master.link_messages import LinkError
 
+MAX_FROM_MASTER_BYTES = 64 << 20
+"""Longest frame from the master: the metrics, or MAX_OUTPUTS outputs with their errors or log probabilities."""
+MAX_UNREAD_BYTES = 64 << 20
+"""Written but not read by the peer; beyond it the peer has stopped reading."""
 _LENGTH = struct.Struct("<I")
+_TOKEN_BYTES = 5
+_BIAS_BYTES = _TOKEN_BYTES + 8
+_OTHER_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The master's first message: what to serve."""
-
-    model_path: Path
-    config: EndpointConfig
-    status: EngineStatus
+def max_to_master_bytes(status: EngineStatus) -> int:
+    """Returns the longest frame to the master: a prompt as long as the context, with a bias for every token."""
+    return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """To the master, which gives an Answer of the same number: None, or why the request is refused."""
+def send(writer: asyncio.StreamWriter, body: bytes) -> None:
+    """Writes a frame; raises LinkError if the peer does not read.
 
-    number: int
-    submission: Submission
-
-
-@dataclass(frozen=True, slots=True)
-class AskMetrics:
-    """To the master, which answers with the text exposition."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """To the master: see EngineClient.release."""
-
-    request_id: str
-    ended_as: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """From the master: a value, or the error to raise."""
-
-    number: int
-    value: bytes | None = None
-    error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """From the master: what one iteration had for this process's requests."""
-
-    outputs: list[Output]
-
-
-def send(writer: asyncio.StreamWriter, message: Any) -> None:
-    """Writes a message; one that cannot arrive any more is dropped, the reader of the other direction notices."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    A frame that cannot arrive any more is dropped: the reader of the other direction notices the end of the link.
+    """
+    unread = writer.transport.get_write_buffer_size()
+    if unread > MAX_UNREAD_BYTES:
+        raise LinkError(f"{unread} bytes are unread")
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
-async def receive(reader: asyncio.StreamReader) -> Any:
-    """Waits for the next message; None at the end of the stream."""
+async def receive(reader: asyncio.StreamReader, max_bytes: Callable[[], int]) -> bytes | None:
+    """Waits for the next frame; None at the end of the stream.
+
+    Raises LinkError, before the frame is read, if its length exceeds `max_bytes()` at that time.
+    """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return pickle.loads(await reader.readexactly(length))
+        if length > max_bytes():
+            raise LinkError(f"a message of {length} bytes, the limit is {max_bytes()}")
+        return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

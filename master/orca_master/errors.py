@@ -33,3 +33,7 @@ class RequestTimeoutError(Exception):
 
 class EngineUnavailableError(Exception):
     """No pipeline serves: still loading, or a worker was lost (HTTP 503)."""
+
+
+class EngineError(Exception):
+    """A fault inside the engine (HTTP 500); the master's log has its cause."""

@@ -1,9 +1,13 @@
-"""Which requests can never be served, however long they wait."""
+"""Requests that can never be served, however long they wait."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
 from orca_master.errors import RequestError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.openai_types import MAX_LOGPROBS
 from orca_master.request import Request
 
 
@@ -21,3 +25,45 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
             f"this server has {num_slots}: lower max_tokens or raise --kv-slots",
             "max_tokens",
         )
+
+
+def check_values(request: Request, vocabulary_size: int) -> None:
+    """Raises RequestError for values that no worker can compute with.
+
+    The endpoint checks the same and more where a request arrives (openai_types.py, generation.py). This check does not
+    rely on it: an API process is not trusted (docs/contracts.md, section 9), and a value that a message to the workers
+    cannot carry would end the pipeline for everybody.
+    """
+    sampling = request.sampling
+    _check_tokens("prompt", request.prompt, vocabulary_size)
+    _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocabulary_size)
+    if sampling.min_tokens:  # only then do the workers know the stop tokens
+        _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
+    if not request.prompt:
+        raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+    for field, value, least, most in (
+        ("max_tokens", request.max_gen_tokens, 1, math.inf),
+        ("temperature", sampling.temperature, 0, math.inf),
+        ("top_p", sampling.top_p, 0, 1),
+        ("min_p", sampling.min_p, 0, 1),
+        ("presence_penalty", sampling.presence_penalty, -math.inf, math.inf),
+        ("frequency_penalty", sampling.frequency_penalty, -math.inf, math.inf),
+        ("repetition_penalty", sampling.repetition_penalty, 0, math.inf),
+        *(("logit_bias", value, -math.inf, math.inf) for _, value in sampling.logit_bias),
+        ("seed", sampling.seed, 0, 2**64 - 1),
+        ("n", sampling.choice, 0, 2**32 - 1),
+        ("top_k", sampling.top_k, 0, 2**32 - 1),
+        ("min_tokens", sampling.min_tokens, 0, 2**32 - 1),
+        ("logprobs", sampling.logprobs or 0, 0, MAX_LOGPROBS),
+    ):
+        if not least <= value <= most:  # nor is NaN
+            raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
+
+
+def _check_tokens(field: str, tokens: Collection[int], vocabulary_size: int) -> None:
+    if not tokens:
+        return
+    least, most = min(tokens), max(tokens)
+    if least < 0 or most >= vocabulary_size:
+        wrong = least if least < 0 else most
+        raise RequestError(f"{field}: token id {wrong} is not between 0 and {vocabulary_size - 1}", field)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_link import Submit, send
+from orca_master.engine_link import send
 from orca_master.engine_server import EngineServer
 from orca_master.engine_types import EngineState, Output, Submission
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.link_codec import encode_to_master
+from orca_master.link_messages import Submit
 from orca_master.remote_engine import RemoteEngine, connect
 from orca_master.request import FinishReason, SamplingParameters
 from orca_protos import engine_pb2 as pb
@@ -149,7 +151,7 @@ def test_requests_of_a_process_that_is_gone_are_let_go(tmp_path):
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
         waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
         _reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
-        send(writer, Submit(0, submission("other")))
+        send(writer, encode_to_master(Submit(0, submission("other"))))
         await until(lambda: len(engine.receivers) == 2)
         writer.close()
         await until(lambda: engine.released == [("other", "abort")])

@@ -1,0 +1,249 @@
+from orca_protos import engine_pb2 as _engine_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EndedAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENDED_AS_NOT_COUNTED: _ClassVar[EndedAs]
+    ENDED_AS_STOP: _ClassVar[EndedAs]
+    ENDED_AS_ABORT: _ClassVar[EndedAs]
+
+class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_STATE_UNSPECIFIED: _ClassVar[EngineState]
+    ENGINE_STATE_LOADING: _ClassVar[EngineState]
+    ENGINE_STATE_SERVING: _ClassVar[EngineState]
+    ENGINE_STATE_RECOVERING: _ClassVar[EngineState]
+    ENGINE_STATE_FAILED: _ClassVar[EngineState]
+    ENGINE_STATE_STOPPED: _ClassVar[EngineState]
+
+class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_KIND_ENGINE: _ClassVar[ErrorKind]
+    ERROR_KIND_REQUEST: _ClassVar[ErrorKind]
+    ERROR_KIND_QUEUE_FULL: _ClassVar[ErrorKind]
+    ERROR_KIND_ENGINE_UNAVAILABLE: _ClassVar[ErrorKind]
+    ERROR_KIND_REQUEST_TIMEOUT: _ClassVar[ErrorKind]
+    ERROR_KIND_MODEL_NOT_FOUND: _ClassVar[ErrorKind]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+ENDED_AS_NOT_COUNTED: EndedAs
+ENDED_AS_STOP: EndedAs
+ENDED_AS_ABORT: EndedAs
+ENGINE_STATE_UNSPECIFIED: EngineState
+ENGINE_STATE_LOADING: EngineState
+ENGINE_STATE_SERVING: EngineState
+ENGINE_STATE_RECOVERING: EngineState
+ENGINE_STATE_FAILED: EngineState
+ENGINE_STATE_STOPPED: EngineState
+ERROR_KIND_ENGINE: ErrorKind
+ERROR_KIND_REQUEST: ErrorKind
+ERROR_KIND_QUEUE_FULL: ErrorKind
+ERROR_KIND_ENGINE_UNAVAILABLE: ErrorKind
+ERROR_KIND_REQUEST_TIMEOUT: ErrorKind
+ERROR_KIND_MODEL_NOT_FOUND: ErrorKind
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_ERROR: FinishReason
+
+class ToMaster(_message.Message):
+    __slots__ = ("submit", "release", "ask_metrics")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    release: Release
+    ask_metrics: AskMetrics
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("number", "submission")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    submission: Submission
+    def __init__(self, number: _Optional[int] = ..., submission: _Optional[_Union[Submission, _Mapping]] = ...) -> None: ...
+
+class AskMetrics(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("request_id", "ended_as")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    ended_as: EndedAs
+    def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    max_gen_tokens: int
+    sampling: SamplingParameters
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SamplingParameters(_message.Message):
+    __slots__ = ("temperature", "top_p", "seed", "choice", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    seed: int
+    choice: int
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: LogitBias
+    min_tokens: int
+    logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Union[LogitBias, _Mapping]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+
+class LogitBias(_message.Message):
+    __slots__ = ("token", "value")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    token: _containers.RepeatedScalarFieldContainer[int]
+    value: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class FromMaster(_message.Message):
+    __slots__ = ("hello", "answer", "outputs", "status")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    answer: Answer
+    outputs: Outputs
+    status: EngineStatus
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("model_path", "config", "status")
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    model_path: bytes
+    config: EndpointConfig
+    status: EngineStatus
+    def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
+
+class EndpointConfig(_message.Message):
+    __slots__ = ("model_names", "chat_template", "request_timeout", "drain_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes")
+    MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    API_KEYS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_PATH_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    LOG_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    VLLM_METRICS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    model_names: _containers.RepeatedScalarFieldContainer[str]
+    chat_template: bytes
+    request_timeout: float
+    drain_timeout: float
+    api_keys: _containers.RepeatedScalarFieldContainer[str]
+    root_path: str
+    allowed_origins: _containers.RepeatedScalarFieldContainer[str]
+    log_requests: bool
+    vllm_metrics: bool
+    num_processes: int
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ...) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    state: EngineState
+    failure: str
+    draining: bool
+    vocabulary_size: int
+    max_model_len: int
+    num_slots: int
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("number", "value", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    value: bytes
+    error: Error
+    def __init__(self, number: _Optional[int] = ..., value: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message", "field")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    kind: ErrorKind
+    message: str
+    field: str
+    def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
+class Outputs(_message.Message):
+    __slots__ = ("request_id", "token", "detail")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: _containers.RepeatedScalarFieldContainer[str]
+    token: _containers.RepeatedScalarFieldContainer[int]
+    detail: _containers.RepeatedCompositeFieldContainer[OutputDetail]
+    def __init__(self, request_id: _Optional[_Iterable[str]] = ..., token: _Optional[_Iterable[int]] = ..., detail: _Optional[_Iterable[_Union[OutputDetail, _Mapping]]] = ...) -> None: ...
+
+class OutputDetail(_message.Message):
+    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    without_token: bool
+    finish_reason: FinishReason
+    error: str
+    logprobs: _engine_pb2.Logprobs
+    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
