@@ -16,6 +16,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from orca_master.engine_types import Output
 from orca_master.link_codec import decode_from_master, encode_from_master
@@ -65,8 +66,8 @@ def main() -> None:
             for _ in range(rounds):
                 for name, (encode, decode) in formats.items():
                     data = encode(message)
-                    times[name][0].append(microseconds(lambda encode=encode: encode(message)))
-                    times[name][1].append(microseconds(lambda decode=decode, data=data: decode(data)))
+                    times[name][0].append(microseconds(partial(encode, message)))
+                    times[name][1].append(microseconds(partial(decode, data)))
             for name, (encode, _) in formats.items():
                 encoding, decoding = (statistics.median(values) for values in times[name])
                 size = len(encode(message))

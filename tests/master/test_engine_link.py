@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import pickle
+import re
+import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from orca_master import engine_link
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_link import send
+from orca_master.engine_link import max_to_master_bytes, receive, send
 from orca_master.engine_server import EngineServer
 from orca_master.engine_types import EngineState, Output, Submission
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
-from orca_master.link_codec import encode_to_master
-from orca_master.link_messages import Submit
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
+from orca_master.link_codec import decode_from_master, encode_from_master, encode_to_master
+from orca_master.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
 from orca_master.remote_engine import RemoteEngine, connect
 from orca_master.request import FinishReason, SamplingParameters
 from orca_protos import engine_pb2 as pb
 
 MODEL = Path("/models/m")
+PICKLE = pickle.dumps(Release("a", None))
 CONFIG = EndpointConfig(("m",), api_keys=frozenset({"secret"}))
 BOUND = 20.0
 
@@ -32,6 +40,7 @@ class FakeEngine(EngineClient):
         self.receivers: dict[str, Callable[[Output], object]] = {}
         self.released: list[tuple[str, str | None]] = []
         self.refusals: dict[str, Exception] = {}
+        self.submitted: list[str] = []
 
     @property
     def status(self) -> EngineStatus:
@@ -39,6 +48,7 @@ class FakeEngine(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.receivers[submission.request_id] = receive
+        self.submitted.append(submission.request_id)
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         refusal = self.refusals.get(submission.request_id)
         taken.set_exception(refusal) if refusal else taken.set_result(None)
@@ -57,6 +67,35 @@ class FakeEngine(EngineClient):
 
 def submission(request_id: str) -> Submission:
     return Submission(request_id, (1, 2, 3), 8, SamplingParameters(logprobs=1), frozenset({7}))
+
+
+class RawPeer:
+    """A connection that sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @staticmethod
+    async def connect(path: Path) -> RawPeer:
+        peer = RawPeer(*await asyncio.open_unix_connection(path))
+        assert isinstance(await peer.receive(), Hello)
+        return peer
+
+    def send(self, *messages: ToMaster) -> None:
+        for message in messages:
+            send(self.writer, encode_to_master(message))
+
+    async def receive(self) -> FromMaster:
+        frame = await receive(self.reader, lambda: 2**20)
+        assert frame is not None
+        return decode_from_master(frame)
+
+    async def answer(self, number: int) -> Answer:
+        """The answer of that number; what comes before is passed over."""
+        while True:
+            message = await self.receive()
+            if isinstance(message, Answer) and message.number == number:
+                return message
 
 
 def run(tmp_path: Path, play: Callable[[FakeEngine, EngineServer, RemoteEngine], Awaitable[None]]) -> FakeEngine:
@@ -185,3 +224,166 @@ def test_a_master_that_is_gone_leaves_nobody_waiting(tmp_path):
 def test_no_master_at_all(tmp_path):
     with pytest.raises(EngineUnavailableError, match="No such file"):
         asyncio.run(connect(tmp_path / "socket"))
+
+
+BREACHES = {
+    "undecodable": struct.pack("<I", 3) + b"abc",
+    "a pickle": struct.pack("<I", len(PICKLE)) + PICKLE,
+    "empty": struct.pack("<I", 0),
+    "of another kind": struct.pack("<I", 4) + pb.Logprobs(index=1, token=[1]).SerializeToString()[:4],
+    "too long": struct.pack("<I", 2**32 - 1),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES)
+def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplog, breach):
+    """Its requests are cancelled and its id is known; other processes notice nothing."""
+
+    async def play(engine: FakeEngine, server: EngineServer, remote: RemoteEngine) -> None:
+        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        peer = await RawPeer.connect(tmp_path / "socket")
+        peer.send(Submit(0, submission("other")))
+        await until(lambda: len(engine.receivers) == 2)
+        peer.writer.write(breach)
+        assert await server.offenders.get() == os.getpid()
+        await until(lambda: engine.released == [("other", "abort")])
+        with contextlib.suppress(ConnectionError):
+            while await peer.reader.read(100):
+                pass
+        engine.tell("mine", 4)
+        assert (await waiting).token == 4
+
+    run(tmp_path, play)
+    assert caplog.text.count("is closed: ") == 1
+    assert f"the link to API process {os.getpid()} is closed: " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_the_limit_of_a_message_follows_the_model():
+    """It admits the longest prompt with a bias for every token, whatever their sizes."""
+    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008)
+    longest = replace(
+        submission("x" * 100),
+        prompt=(2**32 - 1,) * 3000,
+        sampling=SamplingParameters(logit_bias=tuple((2**32 - 1, 1.5) for _ in range(5000))),
+    )
+    size = len(encode_to_master(Submit(2**64 - 1, longest)))
+    assert 0.4 < size / max_to_master_bytes(status) < 1
+    assert max_to_master_bytes(replace(status, vocabulary_size=0, max_model_len=0)) < 100_000
+
+
+def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):
+    """A process cannot release, or take the place of, another one's request; unknown ids do nothing."""
+
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        await until(lambda: "mine" in engine.receivers)
+        peer = await RawPeer.connect(tmp_path / "socket")
+        peer.send(Release("mine", "abort"), Release("nobody's", None), Submit(1, submission("mine")))
+        refused = await peer.answer(1)
+        assert type(refused.error) is RequestError
+        peer.send(Submit(2, submission("theirs")), Submit(3, submission("theirs")))
+        assert (await peer.answer(2)).error is None
+        assert type((await peer.answer(3)).error) is RequestError
+        peer.send(Release("theirs", "stop"), Release("theirs", "stop"), AskMetrics(4))
+        assert (await peer.answer(4)).value == b"some text"
+        assert engine.submitted == ["mine", "theirs"]
+        assert engine.released == [("theirs", "stop")]
+        engine.tell("mine", 4)
+        assert (await waiting).token == 4
+
+    run(tmp_path, play)
+
+
+def test_ended_requests_need_no_release(tmp_path):
+    """A process that never releases leaves nothing behind in the master."""
+
+    async def play(engine: FakeEngine, _: EngineServer, __: RemoteEngine) -> None:
+        engine.refusals = {"refused": QueueFullError("full")}
+        peer = await RawPeer.connect(tmp_path / "socket")
+        peer.send(Submit(0, submission("finished")), Submit(1, submission("refused")))
+        assert isinstance((await peer.answer(1)).error, QueueFullError)
+        engine.tell("finished", 4, FinishReason.STOP)
+        assert sorted(engine.released) == [("finished", None), ("refused", None)]
+        assert not engine.receivers
+        peer.send(Submit(2, submission("finished")))
+        assert (await peer.answer(2)).error is None, "the id is free again"
+
+    run(tmp_path, play)
+
+
+def test_a_process_that_does_not_read_is_cut_off(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(engine_link, "MAX_UNREAD_BYTES", 1000)
+
+    async def play(engine: FakeEngine, server: EngineServer, _: RemoteEngine) -> None:
+        peer = await RawPeer.connect(tmp_path / "socket")
+        peer.writer.transport.pause_reading()
+        peer.send(Submit(0, submission("deaf")))
+        await until(lambda: "deaf" in engine.receivers)
+        while "deaf" in engine.receivers:
+            engine.tell("deaf", 4, error="x" * 10_000)
+            await asyncio.sleep(0)
+        assert await server.offenders.get() == os.getpid()
+
+    engine = run(tmp_path, play)
+    assert engine.released == [("deaf", "abort")]
+    assert re.search(r"is closed: \d+ bytes are unread", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "field", "message"),
+    [
+        (EngineState.LOADING, {"max_gen_tokens": 10**30}, "max_tokens", "is not between 0 and"),
+        (EngineState.SERVING, {"max_gen_tokens": 10**30}, "max_tokens", "exceed the model's context of 64 tokens"),
+        (EngineState.SERVING, {"sampling": SamplingParameters(min_tokens=4294967296)}, "min_tokens", "4294967295"),
+        (EngineState.LOADING, {"prompt": (1,) * 10**5}, None, "the limit is "),
+    ],
+)
+def test_a_request_that_the_link_cannot_carry_is_refused_alone(tmp_path, state, change, field, message):
+    async def play(engine: FakeEngine, server: EngineServer, remote: RemoteEngine) -> None:
+        engine.state = state
+        server.announce()
+        await until(lambda: remote.status.state is state)
+        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        with pytest.raises(RequestError, match=message) as refused:
+            await anext(remote.generate(replace(submission("large"), **change)))
+        assert refused.value.field == field
+        await until(lambda: "mine" in engine.receivers)
+        engine.tell("mine", 4)
+        assert (await waiting).token == 4
+        assert engine.submitted == ["mine"]
+
+    run(tmp_path, play)
+
+
+def test_a_fault_of_the_engine_is_an_engine_error(tmp_path, caplog):
+    """The API process raises no class that the master names; the cause is in the master's log."""
+
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        engine.refusals = {"a": ZeroDivisionError("by zero")}
+        with pytest.raises(EngineError, match="ZeroDivisionError: by zero"):
+            await anext(remote.generate(submission("a")))
+
+    run(tmp_path, play)
+    assert "ZeroDivisionError: by zero" in caplog.text
+
+
+@pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES)
+def test_a_master_that_breaks_the_protocol_is_gone(tmp_path, caplog, breach):
+    greeting = encode_from_master(Hello(MODEL, CONFIG, FakeEngine().status))
+
+    async def main() -> None:
+        first = [b"", struct.pack("<I", len(greeting)) + greeting]
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(first.pop() + breach)
+
+        async with await asyncio.start_unix_server(serve, tmp_path / "socket"):
+            remote, _ = await connect(tmp_path / "socket")
+            await remote.listen()
+            assert remote.status.unavailable == "stopped: the engine master has ended"
+            with pytest.raises(EngineUnavailableError, match="message"):
+                await connect(tmp_path / "socket")
+
+    asyncio.run(asyncio.wait_for(main(), BOUND))
+    assert caplog.text.count("the link to the master is closed: ") == 1

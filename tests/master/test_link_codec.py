@@ -1,0 +1,285 @@
+"""Messages between master and API processes: every field survives the wire, and no bytes do more than be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_master import errors
+from orca_master.endpoint import EndpointConfig
+from orca_master.engine_client import EngineStatus
+from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.link_codec import (
+    ERROR_CLASSES,
+    decode_from_master,
+    decode_to_master,
+    encode_from_master,
+    encode_to_master,
+)
+from orca_master.link_messages import (
+    Answer,
+    AskMetrics,
+    Hello,
+    LinkError,
+    Outputs,
+    Release,
+    Submit,
+    ValueOutOfRangeError,
+)
+from orca_master.link_requests import MAX_TEXT
+from orca_master.request import FinishReason, SamplingParameters
+from orca_protos import engine_link_pb2 as pb
+from orca_protos import engine_pb2
+
+EXAMPLES = settings(max_examples=60, deadline=None)
+uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+floats = st.floats(allow_nan=False)
+texts = st.text(max_size=50)
+paths = st.binary(max_size=30).map(lambda name: Path(os.fsdecode(name)))
+
+
+def build(cls: type, **values: st.SearchStrategy) -> st.SearchStrategy:
+    """Values for every field of a dataclass or named tuple, also of those with a default."""
+    assert set(values) == set(getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)])
+    return st.builds(cls, **values)
+
+
+sampling = build(
+    SamplingParameters,
+    temperature=floats,
+    top_p=floats,
+    seed=uint64,
+    choice=uint32,
+    top_k=uint32,
+    min_p=floats,
+    presence_penalty=floats,
+    frequency_penalty=floats,
+    repetition_penalty=floats,
+    logit_bias=st.lists(st.tuples(uint32, floats), max_size=4).map(tuple),
+    min_tokens=uint32,
+    logprobs=st.none() | uint32,
+)
+submissions = build(
+    Submission,
+    request_id=texts,
+    prompt=st.lists(uint32, max_size=20).map(tuple),
+    max_gen_tokens=uint64,
+    sampling=sampling,
+    stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
+)
+configs = build(
+    EndpointConfig,
+    model_names=st.lists(texts, max_size=3).map(tuple),
+    chat_template=st.none() | paths,
+    request_timeout=st.none() | floats,
+    drain_timeout=floats,
+    api_keys=st.frozensets(texts, max_size=3),
+    root_path=texts,
+    allowed_origins=st.lists(texts, max_size=3).map(tuple),
+    log_requests=st.booleans(),
+    vllm_metrics=st.booleans(),
+    num_processes=uint32,
+)
+statuses = build(
+    EngineStatus,
+    state=st.sampled_from(EngineState),
+    failure=texts,
+    draining=st.booleans(),
+    vocabulary_size=uint32,
+    max_model_len=uint64,
+    num_slots=uint64,
+)
+float32s = st.floats(allow_nan=False, width=32)
+logprobs = st.builds(
+    engine_pb2.Logprobs,
+    index=uint32,
+    sampled=float32s,
+    token=st.lists(uint32, max_size=3),
+    logprob=st.lists(float32s, max_size=3),
+)
+outputs = build(
+    Output,
+    request_id=texts,
+    token=st.none() | uint32,
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    error=st.none() | texts,
+    logprobs=st.none() | logprobs,
+)
+to_master = st.one_of(
+    build(Submit, number=uint64, submission=submissions),
+    build(Release, request_id=texts, ended_as=st.sampled_from([None, "stop", "abort"])),
+    build(AskMetrics, number=uint64),
+)
+from_master = st.one_of(
+    build(Hello, model_path=paths, config=configs, status=statuses),
+    build(Answer, number=uint64, value=st.none() | st.binary(max_size=50), error=st.none()),
+    build(Outputs, outputs=st.lists(outputs, max_size=5)),
+    statuses,
+)
+
+CARRIED = {
+    Submit: pb.Submit,
+    Release: pb.Release,
+    AskMetrics: pb.AskMetrics,
+    Submission: pb.Submission,
+    SamplingParameters: pb.SamplingParameters,
+    Hello: pb.Hello,
+    EndpointConfig: pb.EndpointConfig,
+    EngineStatus: pb.EngineStatus,
+    Answer: pb.Answer,
+}
+
+
+def fields_of(message: type) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}
+
+
+@EXAMPLES
+@given(to_master)
+def test_a_message_to_the_master_survives_the_wire(message):
+    assert decode_to_master(encode_to_master(message)) == message
+
+
+@EXAMPLES
+@given(from_master)
+def test_a_message_from_the_master_survives_the_wire(message):
+    assert decode_from_master(encode_from_master(message)) == message
+
+
+@pytest.mark.parametrize("cls", CARRIED)
+def test_the_wire_carries_every_field(cls):
+    """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
+    assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls])
+
+
+def test_the_wire_carries_every_field_of_an_output():
+    arrays = fields_of(pb.Outputs) - {"detail"}
+    assert set(Output._fields) == arrays | (fields_of(pb.OutputDetail) - {"index", "without_token"})
+
+
+def test_the_wire_has_every_member_of_an_enumeration():
+    for members, kind, prefix in (
+        (EngineState, pb.EngineState, "ENGINE_STATE_"),
+        (FinishReason, pb.FinishReason, "FINISH_REASON_"),
+    ):
+        assert {f"{prefix}{member.name}" for member in members} | {f"{prefix}UNSPECIFIED"} == set(kind.keys())
+    raised = {cls for cls in vars(errors).values() if isinstance(cls, type) and cls is not errors.ConfigurationError}
+    assert set(ERROR_CLASSES.values()) == raised
+    assert set(ERROR_CLASSES) == set(pb.ErrorKind.values())
+
+
+@EXAMPLES
+@given(st.sampled_from(sorted(ERROR_CLASSES.values(), key=str)), texts, st.none() | texts)
+def test_errors_survive_the_wire(cls, message, field):
+    error = cls(message, field) if cls is errors.RequestError else cls(message)
+    answer = decode_from_master(encode_from_master(Answer(1, error=error)))
+    assert (answer.number, answer.value) == (1, None)
+    assert (type(answer.error), str(answer.error)) == (cls, message)
+    assert getattr(answer.error, "field", None) == (field if cls is errors.RequestError else None)
+
+
+def test_other_errors_become_an_engine_error():
+    """Neither a class of the sender's nor an unknown kind chooses what is raised."""
+    answer = decode_from_master(encode_from_master(Answer(1, error=ZeroDivisionError("by zero"))))
+    assert (type(answer.error), str(answer.error)) == (errors.EngineError, "ZeroDivisionError: by zero")
+    unknown = pb.FromMaster(answer=pb.Answer(number=1, error=pb.Error(kind=99, message="new")))
+    answer = decode_from_master(unknown.SerializeToString())
+    assert (type(answer.error), str(answer.error)) == (errors.EngineError, "new")
+
+
+def test_texts_for_people_are_bounded_and_valid():
+    answer = decode_from_master(encode_from_master(Answer(1, error=errors.QueueFullError("\ud800" + "x" * 10**6))))
+    assert str(answer.error).startswith("\\ud800xxx")
+    assert len(str(answer.error)) < 2 * MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt": (1, 2**32)}, "prompt"),
+        ({"prompt": (-1,)}, "prompt"),
+        ({"max_gen_tokens": 10**30}, "max_tokens"),
+        ({"stop_token_ids": frozenset({2**63})}, "stop_token_ids"),
+        ({"min_tokens": 4294967296}, "min_tokens"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"choice": 2**32}, "n"),
+        ({"top_k": -1}, "top_k"),
+        ({"logprobs": 2**32}, "logprobs"),
+        ({"logit_bias": ((2**32, 1.0),)}, "logit_bias"),
+    ],
+)
+def test_a_value_out_of_range_is_named(change, field):
+    submission = Submission("a", (1,), 1, SamplingParameters(), frozenset())
+    if set(change) <= {field.name for field in dataclasses.fields(Submission)}:
+        submission = replace(submission, **change)
+    else:
+        submission = replace(submission, sampling=replace(submission.sampling, **change))
+    with pytest.raises(ValueOutOfRangeError, match=rf"^{field}: ") as refused:
+        encode_to_master(Submit(0, submission))
+    assert refused.value.field == field
+
+
+def test_an_end_that_is_none_of_the_metrics_is_refused():
+    with pytest.raises(ValueOutOfRangeError, match="ended_as: 'label'"):
+        encode_to_master(Release("a", "label"))
+
+
+@EXAMPLES
+@given(st.binary(max_size=200) | st.tuples(to_master.map(encode_to_master), st.binary(max_size=9)).map(b"".join))
+def test_the_master_takes_any_bytes(data):
+    """They are a message of the closed set, or LinkError."""
+    try:
+        message = decode_to_master(data)
+    except LinkError:
+        return
+    assert isinstance(message, Submit | Release | AskMetrics)
+
+
+@EXAMPLES
+@given(st.binary(max_size=200) | st.tuples(from_master.map(encode_from_master), st.binary(max_size=9)).map(b"".join))
+def test_an_api_process_takes_any_bytes(data):
+    try:
+        message = decode_from_master(data)
+    except LinkError:
+        return
+    assert isinstance(message, Hello | Answer | Outputs | EngineStatus)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.ToMaster(),
+        pb.ToMaster(release=pb.Release(request_id="a", ended_as=77)),
+        pb.ToMaster(
+            submit=pb.Submit(submission=pb.Submission(sampling=pb.SamplingParameters(logit_bias={"token": [1]})))
+        ),
+    ],
+    ids=["empty", "unknown end", "bias without value"],
+)
+def test_what_no_api_process_sends_ends_the_link(message):
+    with pytest.raises(LinkError):
+        decode_to_master(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.FromMaster(),
+        pb.FromMaster(status=pb.EngineStatus(state=0)),
+        pb.FromMaster(outputs=pb.Outputs(request_id=["a"])),
+        pb.FromMaster(outputs=pb.Outputs(request_id=["a"], token=[1], detail=[pb.OutputDetail(index=1)])),
+        pb.FromMaster(
+            outputs=pb.Outputs(request_id=["a"], token=[1], detail=[pb.OutputDetail(index=0, finish_reason=9)])
+        ),
+    ],
+    ids=["empty", "no state", "no token", "details of nothing", "unknown reason"],
+)
+def test_what_no_master_sends_ends_the_link(message):
+    with pytest.raises(LinkError):
+        decode_from_master(message.SerializeToString())
