@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from orca_master.api_processes import api_processes as run_api_processes
+from orca_master.endpoint import EndpointConfig
+from orca_master.engine_client import EngineClient, EngineStatus
+from orca_master.engine_types import EngineState
+from orca_protos.http import listen
+from support import pickle_trap
 from support.checkpoints import with_long_context, with_tokenizer
 from support.served import Served, alive, descendants, eventually, serve, value
 
@@ -124,6 +133,99 @@ def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
     assert value(httpx.get(f"{served.url}/metrics").text, "num_requests_running") == 0
     assert finished(served, "abort") == 1
     assert any("exit code -9: another one takes its place" in line for line in served.log)
+
+
+def test_no_process_reads_a_pickle(model, tmp_path, monkeypatch):
+    """Neither the master nor an API process, for completions, log probabilities, refusals, metrics and ends."""
+    for name, setting in pickle_trap.environment(tmp_path).items():
+        monkeypatch.setenv(name, setting)
+    with serve(model, "--api-processes", "2") as served:
+        body = {**LONG, "max_tokens": 4}
+        answers = [httpx.post(f"{served.url}/v1/completions", json=body, timeout=60) for _ in range(6)]
+        answers.append(httpx.post(f"{served.url}/v1/completions", json={**body, "logprobs": 3}, timeout=60))
+        assert [answer.status_code for answer in answers] == [200] * 7
+        assert len(answers[-1].json()["choices"][0]["logprobs"]["top_logprobs"]) == 4
+        assert httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 10**6}).status_code == 400
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
+            next(stream.iter_lines())
+        assert eventually(lambda: finished(served, "abort") == 1)
+    assert pickle_trap.trapped(tmp_path) == []
+    commands = [" ".join(command) for command in pickle_trap.processes(tmp_path)]
+    expected = {"orca_master.api_process": 2, "orca_master.cli serve": 1, "orca_worker.rank": 1}
+    assert {name: sum(name in command for command in commands) for name in expected} == expected
+
+
+def test_what_breaks_the_protocol_ends_alone(served):
+    """The link of an unknown process is closed; requests through the API processes go on."""
+    (pid, *_) = api_processes(served)
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    path = arguments[arguments.index("--engine") + 1]
+    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(path)
+            link.sendall(b"\x03\0\0\0abc")
+            link.settimeout(30)
+            with contextlib.suppress(ConnectionError):
+                while link.recv(4096):
+                    pass
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    said = f"the link to API process {os.getpid()} is closed: an undecodable message of 3 bytes"
+    assert eventually(lambda: any(said in line for line in served.log))
+    assert not any("Traceback" in line for line in served.log)
+
+
+@pytest.mark.parametrize("min_tokens", [2**32 - 1, 2**32, 10**30])
+def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
+    """The same as without API processes, and the next request is served."""
+    body = {**LONG, "max_tokens": 4}
+    refused = httpx.post(f"{served.url}/v1/completions", json={**body, "min_tokens": min_tokens}, timeout=60)
+    if min_tokens < 2**32:
+        assert refused.status_code == 200
+    else:
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+    seeded = {**body, "seed": -(2**63), "logit_bias": {"5": -100}}
+    assert httpx.post(f"{served.url}/v1/completions", json=seeded, timeout=60).status_code == 200
+
+
+class NoEngine(EngineClient):
+    """An engine that is loading for ever."""
+
+    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0)
+
+    async def submit(self, submission, receive) -> None:
+        raise NotImplementedError
+
+    def release(self, request_id, ended_as) -> None:
+        raise NotImplementedError
+
+    async def metrics(self) -> bytes:
+        raise NotImplementedError
+
+
+def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, monkeypatch, caplog):
+    rogue = Path(__file__).parents[1] / "support" / "rogue_api_process.py"
+    started = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_rogue(program: str, *arguments: str, **options) -> asyncio.subprocess.Process:
+        started.append(await start(program, rogue, *arguments[2:], **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_rogue)
+
+    async def main() -> None:
+        async with asyncio.timeout(120):
+            with listen("127.0.0.1", 0) as listener:
+                async with run_api_processes(NoEngine(), tmp_path, EndpointConfig(("m",)), (listener,)):
+                    while len(started) < 2:
+                        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert started[0].returncode == -signal.SIGKILL
+    assert f"the link to API process {started[0].pid} is closed: a message of 4294967295 bytes" in caplog.text
+    assert "exit code -9: another one takes its place" in caplog.text
 
 
 def test_a_stream_outlasts_sigterm(served):

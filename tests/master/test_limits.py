@@ -1,0 +1,61 @@
+"""Values that no worker can compute with are refused, whoever submits them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from orca_master.errors import RequestError
+from orca_master.limits import check_values
+from orca_master.request import Request, SamplingParameters
+
+VOCABULARY = 100
+
+
+def request(prompt=(0, 99), max_gen_tokens=1, stop=(7,), **sampling) -> Request:
+    return Request("a", 0, prompt, max_gen_tokens, SamplingParameters(**sampling), frozenset(stop))
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        {},
+        {"temperature": 2.0, "top_p": 0.5, "min_p": 1.0, "top_k": 10**9, "seed": 2**64 - 1, "choice": 127},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 100.0, "min_tokens": 2**32 - 1},
+        {"logit_bias": ((99, -100.0), (0, 100.0)), "logprobs": 20},
+        {"stop": (-1, 10**6)},  # as a model's configuration has them; the workers do not learn them
+    ],
+)
+def test_accepted(accepted):
+    check_values(request(**accepted), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("refused", "field"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"prompt": (1, 100)}, "prompt"),
+        ({"prompt": (-1, 1)}, "prompt"),
+        ({"max_gen_tokens": 0}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"min_p": -1.0}, "min_p"),
+        ({"presence_penalty": math.nan}, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"logit_bias": ((100, 1.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, math.nan),)}, "logit_bias"),
+        ({"seed": 2**64}, "seed"),
+        ({"choice": 2**32}, "n"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_tokens": 4294967296}, "min_tokens"),
+        ({"min_tokens": 1, "stop": (100,)}, "stop_token_ids"),
+        ({"min_tokens": 1, "stop": (-1,)}, "stop_token_ids"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+)
+def test_refused(refused, field):
+    with pytest.raises(RequestError, match=field) as error:
+        check_values(request(**refused), VOCABULARY)
+    assert error.value.field == field
