@@ -160,7 +160,9 @@ def test_what_breaks_the_protocol_ends_alone(served):
     (pid, *_) = api_processes(served)
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     path = arguments[arguments.index("--engine") + 1]
-    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+    with httpx.stream(
+        "POST", f"{served.url}/v1/completions", json={**LONG, "max_tokens": 500, "stream": True}, timeout=60
+    ) as stream:
         lines = stream.iter_lines()
         next(lines)
         with socket.socket(socket.AF_UNIX) as link:
@@ -176,15 +178,12 @@ def test_what_breaks_the_protocol_ends_alone(served):
     assert not any("Traceback" in line for line in served.log)
 
 
-@pytest.mark.parametrize("min_tokens", [2**32 - 1, 2**32, 10**30])
+@pytest.mark.parametrize("min_tokens", [2**32, 10**30])
 def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
-    """The same as without API processes, and the next request is served."""
+    """The request alone: the next one is served."""
     body = {**LONG, "max_tokens": 4}
     refused = httpx.post(f"{served.url}/v1/completions", json={**body, "min_tokens": min_tokens}, timeout=60)
-    if min_tokens < 2**32:
-        assert refused.status_code == 200
-    else:
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
     seeded = {**body, "seed": -(2**63), "logit_bias": {"5": -100}}
     assert httpx.post(f"{served.url}/v1/completions", json=seeded, timeout=60).status_code == 200
 
@@ -230,7 +229,8 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
 
 def test_a_stream_outlasts_sigterm(served):
     processes = descendants(served.process.pid)
-    with httpx.stream("POST", f"{served.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+    body = {**LONG, "max_tokens": 500, "stream": True}  # within the drain timeout also on a busy machine
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         served.process.send_signal(signal.SIGTERM)
