@@ -227,7 +227,7 @@ def worker_settings(**changes: Any) -> dict[str, Any]:
     """Worker settings that let many pods share a small node."""
     return {
         "sharedMemorySize": "64Mi",
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "resources": {"requests": {"cpu": "10m", "memory": "1Gi"}},  # K/V memory is sized from this
         "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
         **changes,
     }

@@ -1,32 +1,117 @@
-"""What the control group of this process says about memory, version 1 or 2 (Linux kernel documentation, cgroup-v2)."""
+"""What the control groups of this process say about CPU and memory, version 1 or 2 (kernel documentation: cgroup-v2,
+sched-bwc, cgroup-v1/memory).
+
+A limit of a parent group binds as well, so every function looks at the process's own group and at all groups above it
+that are visible. Inside a container without a cgroup namespace, /proc/self/cgroup names a path of the host while the
+mount shows the container's own group as its root: folders that do not exist are passed over, and the root remains.
+`root` is `/`; tests give a folder with files of their own.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-EVENTS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+ROOT = Path("/")
 UNLIMITED = 1 << 60
-"""Version 1 writes a huge number where there is no limit."""
+"""Version 1 writes a huge number of bytes where there is no limit."""
 
 
-def oom_kills() -> int:
-    """How many processes of this group the kernel has killed for memory; 0 where it does not say."""
-    for path in EVENTS:
-        try:
-            counts = dict(line.split() for line in path.read_text().splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Returns the CPUs that this process may use on average, e.g. 1.5; None without a limit."""
+    quotas = []
+    for folder in _groups("cpu", root):
+        with contextlib.suppress(OSError, ValueError):  # the other version, or "max"
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            quotas.append(quota / period)
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            if quota > 0:  # -1: no limit
+                quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Returns the smallest limit in bytes, None without a limit."""
+    limits = [limit for folder in _groups("memory", root) if (limit := _limit(folder)) is not None]
+    return min(limits, default=None)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Returns the bytes that may still be used before a limit is reached, at least 0; None without a limit."""
+    left = []
+    for folder in _groups("memory", root):
+        limit, used = _limit(folder), _working_set(folder)
+        if limit is not None and used is not None:
+            left.append(max(0, limit - used))
+    return min(left, default=None)
+
+
+def memory_used(root: Path = ROOT) -> int | None:
+    """Returns the working set of this process's own group (in a pod: of its container), None if nothing says."""
+    sizes = (_working_set(folder) for folder in _groups("memory", root))
+    return next((used for used in sizes if used is not None), None)
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """Returns how many processes of this group the kernel has killed for memory; 0 if nothing says."""
+    for folder in _groups("memory", root):
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                return _counters(folder / name)["oom_kill"]
     return 0
 
 
-def memory_limit() -> int | None:
-    """The limit in bytes, None if there is none."""
-    for path in LIMITS:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # another version, or "max"
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """Yields the folders of this process's groups under `controller`, each group before its parent."""
+    mounts = root / "sys" / "fs" / "cgroup"
+    try:
+        lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2, alone or beside version 1
+            places = [mounts, mounts / "unified"]
+        elif controller in controllers.split(","):
+            places = list(dict.fromkeys((mounts / controllers, mounts / controller)))
+        else:
             continue
-        return limit if limit < UNLIMITED else None
+        own = PurePosixPath(path.lstrip("/"))
+        if ".." in own.parts:  # a group outside this namespace, of which only the root is visible
+            own = PurePosixPath()
+        for place in places:
+            for group in (own, *own.parents):
+                if (place / group).is_dir():
+                    yield place / group
+
+
+def _limit(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # the other version, or "max"
+            limit = int((folder / name).read_text())
+            return limit if limit < UNLIMITED else None
     return None
+
+
+def _working_set(folder: Path) -> int | None:
+    """Returns the used bytes without the page cache that the kernel drops first, as the kubelet counts them.
+
+    Files that were read once, like a checkpoint, stay in the page cache and count as used until memory is needed.
+    """
+    for usage, inactive in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            used = int((folder / usage).read_text())
+            droppable = 0
+            with contextlib.suppress(OSError, ValueError):
+                droppable = _counters(folder / "memory.stat").get(inactive, 0)
+            return max(0, used - droppable)
+    return None
+
+
+def _counters(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}

@@ -46,7 +46,9 @@ async def run(
             f"orca worker: error: --listen {address}: no IPv4 address for this host: {error.strerror}", file=sys.stderr
         )
         return 2
-    controller = Controller(store_host, rank_command)
+    # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
+    # listens on TCP, like every pod, may share its cores with workers that its master does not know.
+    controller = Controller(store_host, rank_command, may_pin=address.startswith("unix:"))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -22,10 +23,13 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
 from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
+from orca_worker.cores import Processors, rank_setting
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, ModelError, RankError, RankMemoryError
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rank_process import RANK_COMMAND, RankProcess
+
+logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
 LOAD_SILENCE_SECONDS = 100.0
@@ -35,15 +39,19 @@ MAX_DETAILS = 2000
 
 
 class Controller(WorkerServicer):
-    """One worker. `rank_command` starts a rank; tests put their own in front of it."""
+    """One worker. `rank_command` starts a rank; tests put their own in front of it.
 
-    def __init__(self, store_host: str, rank_command: Sequence[str] = RANK_COMMAND) -> None:
+    `may_pin`: no other program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
+    """
+
+    def __init__(self, store_host: str, rank_command: Sequence[str] = RANK_COMMAND, may_pin: bool = False) -> None:
         self.stopped = asyncio.Event()
         self.highest_epoch = 0
         self.num_streams = 0
         self._leaving = False
         self._store_host = store_host
         self._rank_command = rank_command
+        self._may_pin = may_pin
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._ranks: list[RankProcess] = []
@@ -105,15 +113,25 @@ class Controller(WorkerServicer):
         if request.socket_interface:
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environment.setdefault(name, request.socket_interface)
+        processors = Processors.of_this_process()
         for tensor_rank in range(request.tensor_parallel_size):
+            setting = rank_setting(
+                processors,
+                request.first_device + tensor_rank,
+                request.workers_on_host * request.tensor_parallel_size,
+                self._may_pin and request.device == "cpu",
+                {**os.environ, **environment},
+            )
+            logger.info("rank %d: %s", tensor_rank, setting.description)
+            pinned = ("--cores", ",".join(map(str, setting.cores))) if setting.cores else ()
             # Results and timings are rank 0's to report; the others compute the same iteration.
             on_reply = self._on_reply if tensor_rank == 0 else _ignore
             self._ranks.append(
                 await RankProcess.spawn(
                     tensor_rank,
                     self._store_host,
-                    environment,
-                    self._rank_command,
+                    {**environment, **setting.environment},
+                    (*self._rank_command, *pinned),
                     on_reply,
                     self._on_gone,
                     self._on_fault,

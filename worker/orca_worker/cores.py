@@ -1,20 +1,74 @@
-"""Which cores a rank computes on, where several ranks share a host."""
+"""The processors that each rank of a worker computes on: number of threads, and cores if it is pinned. No torch here.
+
+The controller decides before it starts a rank, so that OMP_NUM_THREADS reaches every OpenMP library of the rank: torch
+may bring one of its own beside the one that the CPU kernels are linked to. A number that the user has set wins.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
-import torch
+from orca_worker.cgroup import cpu_quota
+
+THREADS = "OMP_NUM_THREADS"
 
 
-def take_share(cores: Set[int], index: int, sharers: int) -> None:
-    """Gives the rank `index` of `sharers` its share of `cores`, one OpenMP thread on each.
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What a worker may use: the cores of its affinity mask, and the CPU quota of its control group (None: none)."""
 
-    The calling thread and those that it makes from now on are pinned: ranks do not push each other from core to core,
-    and memory lies on the node that reads it. With fewer cores than ranks nobody is pinned, each has one thread.
+    affinity: Set[int]
+    quota: float | None
+
+    @classmethod
+    def of_this_process(cls) -> Processors:
+        """Reads both."""
+        return cls(os.sched_getaffinity(0), cpu_quota())
+
+    @property
+    def threads(self) -> int:
+        """Threads that can compute at the same time without being throttled (but for a fraction of a CPU)."""
+        return len(self.affinity) if self.quota is None else min(len(self.affinity), math.ceil(self.quota))
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetting:
+    """How one rank is started: environment, the cores it is pinned to (none: not pinned), and both in words."""
+
+    description: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
+
+
+def rank_setting(
+    processors: Processors, rank: int, num_ranks: int, may_pin: bool, environment: Mapping[str, str]
+) -> RankSetting:
+    """Returns the setting of the rank `rank` of the `num_ranks` that share `processors`.
+
+    Each gets an equal part of the threads, the first ones one more if some are left over, and at least one.
+    `may_pin`: the ranks have the cores for themselves, so each is pinned to its part. Then its threads stay on their
+    cores, and its memory on the NUMA node that reads it. Under a quota, or with fewer cores than ranks, none is pinned.
+    `environment`: what the rank would start with otherwise.
     """
-    each = len(cores) // sharers
-    if each:
-        os.sched_setaffinity(0, sorted(cores)[index * each : (index + 1) * each])
-    torch.set_num_threads(max(1, each))
+    if THREADS in environment:
+        return RankSetting(f"{THREADS}={environment[THREADS]} is set")
+    each, left_over = divmod(processors.threads, num_ranks)
+    threads = max(1, each + (rank < left_over))
+    cores: tuple[int, ...] = ()
+    if may_pin and processors.quota is None and each > 0:
+        first = rank * each + min(rank, left_over)
+        cores = tuple(sorted(processors.affinity)[first : first + threads])
+    where = f" on core{'s' * (len(cores) > 1)} {','.join(map(str, cores))}" if cores else ""
+    quota = "no CPU quota" if processors.quota is None else f"CPU quota {processors.quota:g}"
+    description = (
+        f"{_count(threads, 'thread')}{where} (affinity {_count(len(processors.affinity), 'core')}, {quota}, "
+        f"{_count(num_ranks, 'rank')})"
+    )
+    return RankSetting(description, {THREADS: str(threads)}, cores)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

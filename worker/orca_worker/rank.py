@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import os
 import queue
 import socket
@@ -18,11 +19,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.cores import take_share
 from orca_worker.errors import ModelError
 from orca_worker.frames import encode, read_command
 from orca_worker.stage import Stage
@@ -44,7 +44,6 @@ class Rank:
         self._stage: Stage | None = None
         self._last_progress = 0.0
         self._unfinished: Callable[[], pb.RankReply] | None = None
-        self._cores = os.sched_getaffinity(0)
 
     def foresee(self, command: pb.RankCommand) -> Command:
         """Reads a command that came, on the reader's thread; an iteration's activations may come from now on."""
@@ -99,9 +98,6 @@ class Rank:
     def _load(self, request: pb.LoadRequest) -> None:
         try:
             self._stage = None
-            if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # else somebody has settled it
-                sharers = request.workers_on_host * request.tensor_parallel_size
-                take_share(self._cores, request.first_device + self._tensor_rank, sharers)
             self._stage = Stage(request, self._tensor_rank, self._progress)
         except ModelError as error:
             self._reply(pb.RankReply(fault=pb.RankFault(message=str(error), user_error=True)))
@@ -118,11 +114,16 @@ class Rank:
         self._connection.sendall(encode(reply))
 
 
-def run(connection: socket.socket, tensor_rank: int, store_host: str) -> int:
-    """Serves the controller until it is gone or a fault ends this rank; returns the exit code."""
+def run(connection: socket.socket, tensor_rank: int, store_host: str, cores: Sequence[int] = ()) -> int:
+    """Serves the controller until it is gone or a fault ends this rank; returns the exit code.
+
+    `cores`: what the calling thread, and every thread that it starts later, is pinned to; none: not pinned.
+    """
     commands: queue.SimpleQueue[Command | Exception] = queue.SimpleQueue()
     rank = Rank(connection, tensor_rank, store_host)
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
+    if cores:  # after the reader's thread was started: that one waits most of the time, on whichever core is free
+        os.sched_setaffinity(0, cores)
     while True:
         try:
             if commands.empty():
@@ -159,8 +160,11 @@ def run_as_process() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     parser.add_argument("--tensor-rank", type=int, required=True)
     parser.add_argument("--store-host", required=True, help="address on which a rendezvous store listens")
+    parser.add_argument("--cores", default="", help="cores to compute on, separated by commas (not pinned)")
     arguments = parser.parse_args()
-    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, arguments.store_host)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    cores = [int(core) for core in arguments.cores.split(",") if core]
+    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, arguments.store_host, cores)
     sys.stderr.flush()
     os._exit(code)  # threads of gloo or NCCL may wait for a lost neighbour; nothing is left to save
 

@@ -24,7 +24,7 @@ from orca_worker.errors import ModelError, RankError
 from orca_worker.host_copies import HostCopies
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.logit_processing import LogitProcessors
-from orca_worker.memory import blocks_that_fit, free_bytes
+from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models import build
 from orca_worker.models.partition import Share
@@ -128,19 +128,22 @@ class Stage:
 
     def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
         """Runs the largest iteration once; returns how many blocks fit beside it, and the formula."""
+        if self._num_blocks:  # an earlier formation has measured, and the pools take that memory by now
+            return self._num_blocks, f"{self._num_blocks} blocks are allocated already"
         config, element = self._config, self._dtype.itemsize
         num_layers = len(self._model.attentions())
         block_bytes = num_layers * 2 * BLOCK_SIZE * self._kv_heads() * config.head_dim * element
         on_cpu = self._device.type == "cpu"
         num_tokens = min(request.max_tokens, self._max_model_len)
-        if self._num_blocks == 0:
-            self._run_once(min(num_tokens, CPU_WARMUP_TOKENS) if on_cpu else num_tokens)
-        buffers = request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element
-        sharers = self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1
-        blocks, formula = blocks_that_fit(
-            free_bytes(self._device), sharers, request.memory_utilization, buffers, block_bytes
+        self._run_once(min(num_tokens, CPU_WARMUP_TOKENS) if on_cpu else num_tokens)
+        return blocks_that_fit(
+            free_memory(self._device),
+            self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1,
+            request.memory_utilization,
+            request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element,
+            block_bytes,
+            -(-self._max_model_len // BLOCK_SIZE),
         )
-        return self._num_blocks or blocks, formula
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates the pools of every layer, once; the same number again leaves them."""

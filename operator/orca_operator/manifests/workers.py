@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from orca_operator import names
+from orca_operator.api import Spec
 from orca_operator.diagnose import GPU
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import pod_template, resources
 
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
+MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
+"""Environment variable with the container's memory request in bytes; 0 if there is none."""
 MASTER_END_SECONDS = 5
 """From the end of a master's drain to its end."""
 NO_MESH = {"sidecar.istio.io/inject": "false"}
@@ -20,6 +23,18 @@ def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
     """Returns the StatefulSets in the order of the partitions; plan.py sets their replicas."""
     count = context.spec.parallelism.pipeline_parallel_size
     return [_stateful_set(context, partition, count) for partition in range(count)]
+
+
+def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the variable from which a worker sizes its K/V memory (docs/contracts.md, section 2).
+
+    None on GPUs, whose own memory holds keys and values, nor with a memory limit, which a worker reads from its control
+    group.
+    """
+    if spec.communication.backend == "nccl" or "memory" in resources.get("limits", {}):
+        return []
+    request = {"containerName": names.WORKER, "resource": "requests.memory", "divisor": "1"}
+    return [{"name": MEMORY_REQUEST, "valueFrom": {"resourceFieldRef": request}}]
 
 
 def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any]:
@@ -45,6 +60,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
         ],
+        "env": _memory_request(spec, limits),
         "resources": limits,
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }  # fmt: skip
