@@ -20,6 +20,8 @@ from orca_worker.errors import RankError
 
 CAPACITY = 1 << 20
 """Bytes of a buffer; longer tensors go in several rounds."""
+PATH_BYTES = 256
+"""Longest path of shared memory; ours have 20 characters."""
 LINE = 64
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LOST = {-1: "did not come", -2: "is gone"}
@@ -70,19 +72,26 @@ def num_bytes(size: int) -> int:
 
 def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout: float) -> SharedSum | None:
     """Makes a SharedSum with the other ranks of a gloo group, or None if one of them cannot: all ranks get the same."""
-    path = [_make(size) if rank == 0 else ""]
-    dist.broadcast_object_list(path, group=group, group_src=0)
+    path = _same_path(_make(size) if rank == 0 else "", group)
     shared = None
     try:
-        if path[0]:
-            shared = SharedSum(load(), Path(path[0]), rank, size, timeout)
+        if path:
+            shared = SharedSum(load(), Path(path), rank, size, timeout)
     except (BuildError, OSError):
         pass
     ready = torch.tensor(int(shared is not None))
     dist.all_reduce(ready, op=dist.ReduceOp.MIN, group=group)
-    if rank == 0 and path[0]:
-        Path(path[0]).unlink(missing_ok=True)  # it lives as long as it is mapped
+    if rank == 0 and path:
+        Path(path).unlink(missing_ok=True)  # the memory lives as long as it is mapped
     return shared if ready.item() else None
+
+
+def _same_path(path: str, group: dist.ProcessGroup | None) -> str:
+    """Returns rank 0's path on every rank. Its bytes travel as a tensor: torch would send a string as a pickle."""
+    encoded = os.fsencode(path)
+    padded = torch.tensor(list(encoded.ljust(PATH_BYTES, b"\0")), dtype=torch.uint8)
+    dist.broadcast(padded, group=group, group_src=0)
+    return os.fsdecode(bytes(padded.tolist()).rstrip(b"\0"))
 
 
 def _make(size: int) -> str:
