@@ -59,6 +59,25 @@ def test_the_master_is_told_of_its_api_processes(spec, count):
     assert yaml.safe_load(boot["data"]["master.yaml"]).get("api-processes") == count
 
 
+@pytest.mark.parametrize(
+    ("backend", "resources", "there"),
+    [
+        ("gloo", {}, True),  # the default request counts as one
+        ("gloo", {"requests": {"memory": "2Gi"}}, True),
+        ("gloo", {"limits": {"cpu": "1"}}, True),
+        ("gloo", {"requests": {"memory": "2Gi"}, "limits": {"memory": "4Gi"}}, False),
+        ("nccl", {"requests": {"memory": "2Gi"}}, False),
+    ],
+)
+def test_a_cpu_worker_without_a_memory_limit_knows_its_request(backend, resources, there):
+    spec = merged(MINIMAL, communication={"backend": backend}, worker={"resources": resources})
+    (worker,) = (found for found in manifests(spec) if found["kind"] == "StatefulSet")
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    found = [entry for entry in container["env"] if entry["name"] == "ORCA_MEMORY_REQUEST"]
+    field = {"containerName": "worker", "resource": "requests.memory", "divisor": "1"}
+    assert found == [{"name": "ORCA_MEMORY_REQUEST", "valueFrom": {"resourceFieldRef": field}}] * there
+
+
 def pod_specs(spec: dict) -> list[dict]:
     return [
         manifest["spec"]["template"]["spec"]
