@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8, help="requests at a time (8)")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # processes and group are ended all the same
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds the stack, so that all is ended
     try:
         with limited_group(arguments.quota):
             pass
