@@ -20,6 +20,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, EngineState, Output, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
+from orca_master.faults import Evidence, WorkerLostError, closest
 from orca_master.in_flight import InFlight
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger
 from orca_master.limits import check_fits, check_values
@@ -30,7 +31,6 @@ from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request
 from orca_master.scheduler import Proposal, Scheduler, SchedulerConfig
 from orca_master.topology import Topology
-from orca_master.workers import WorkerLostError
 
 logger = logging.getLogger(__name__)
 
@@ -204,26 +204,31 @@ class EngineMaster:
                 lambda timing: self._observer.on_timing(pipeline.id, timing),
             )
         )
-        lost = WorkerLostError(
-            f"an iteration did not return within {self._config.stall_timeout:.0f} s", "EngineStalled"
-        )
+        # Without a worker's own report of a cause the deadline is all that is known.
+        own = [
+            WorkerLostError(
+                f"an iteration did not return within {self._config.stall_timeout:.0f} s",
+                "EngineStalled",
+                evidence=Evidence.GONE,
+            )
+        ]
         try:
             await asyncio.wait({messages, serving.in_flight.stalled}, return_when=asyncio.FIRST_COMPLETED)
             if messages.done():
                 error = messages.exception()
                 lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
+                own = [lost] if error is not None else []
         except asyncio.CancelledError:
-            lost = WorkerLostError("it left the topology, or the engine stops")
+            own = [WorkerLostError("it left the topology, or the engine stops")]
             raise
         finally:
             serving.in_flight.stop()
             messages.cancel()
             await asyncio.gather(messages, return_exceptions=True)
-            self._close(pipeline, str(lost))
+            self._close(pipeline, str(closest([*own, *pipeline.reported])))
+        # The requests are free to go on elsewhere; the cause may still be on its way.
+        lost = closest([*own, *await pipeline.reported_until_conclusive()])
         logger.error("pipeline %s is lost: %s", pipeline.id, lost)
-        words = await pipeline.last_words()
-        if words:
-            lost = WorkerLostError(words, lost.reason, lost.worker)
         if not self._serving and self.state is EngineState.FAILED:
             self.failure = f"pipeline {pipeline.id} is lost: {lost}"
             self._fail_requests(self.failure)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from orca_master.faults import WorkerLostError
 from orca_master.scheduler import Batch
-from orca_master.workers import WorkerLostError
 
 
 class InFlight:

@@ -1,8 +1,7 @@
 """`PipelineKeeper`: one entry of the topology for as long as it is in there.
 
-form → serve → lost → form again … while the engine's `recovery_timeout` allows it: workers that somebody restarts (a
-StatefulSet) come back under the same address. With a recovery timeout of 0 nobody restarts them, and the first failure
-is the last.
+form → serve → lost → form again … if the engine has a `recovery_timeout`: its workers are supervised (by a StatefulSet)
+and come back under the same address. With a recovery timeout of 0, recovery is disabled: the first failure is the last.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
+from orca_master.faults import WorkerLostError
 from orca_master.pipeline import Phase, Pipeline
 from orca_master.topology import PipelineSpec, Topology
-from orca_master.workers import WorkerLostError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Failure:
 class PipelineKeeper:
     """Forms `spec` and hands it to `serve`, which returns why it was lost; again and again.
 
-    `keep` raises ConfigurationError or WorkerLostError only where nothing is to be awaited.
+    `keep` raises ConfigurationError or WorkerLostError only if recovery is disabled.
     """
 
     spec: PipelineSpec
@@ -60,7 +59,7 @@ class PipelineKeeper:
         return self.pipeline.phase.value
 
     async def keep(self) -> None:
-        """Runs until it is cancelled, or until the first failure if nothing is to be awaited."""
+        """Runs until it is cancelled, or until the first failure if recovery is disabled."""
         while True:
             try:
                 await self.pipeline.form()
@@ -80,7 +79,7 @@ class PipelineKeeper:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _note(self, error: Exception) -> None:
-        """Keeps the time of the first failure of a series, and the words of the latest."""
+        """Keeps the time of the first failure of a series, and the message of the latest."""
         lost = error if isinstance(error, WorkerLostError) else None
         reason = "InvalidSpec"
         if lost is not None:

@@ -16,19 +16,19 @@ from typing import Any
 import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
+from orca_protos import faults
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
+from orca_master.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
 from orca_master.request import Request
 from orca_master.scheduler import Batch
 from orca_master.topology import PipelineSpec, Topology
-from orca_master.workers import WorkerConnection, WorkerLostError
+from orca_master.workers import WorkerConnection
 
 logger = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 2.0
 
 
 class Phase(enum.Enum):
@@ -100,17 +100,19 @@ class Pipeline:
         self._run: Any = None
         self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._parts: list[asyncio.Task[None]] = []
+        self._faults = FaultCollector()
+        self._over = False
 
     async def form(self) -> None:
         """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
         topology, config = self._topology, self._config
         self._connections = [WorkerConnection(address) for address in self._spec.workers]
         workers = self._connections
-        described = await _all(worker.describe(config.connect_timeout) for worker in workers)
+        described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         self.phase = Phase.LOADING
-        facts = await _all(
+        facts = await all_workers(
             self._load(
                 worker,
                 pb.LoadRequest(
@@ -133,11 +135,11 @@ class Pipeline:
         )
         self.facts = facts[0]
         self.phase = Phase.FORMING
-        prepared = await _all(
+        prepared = await all_workers(
             worker.prepare(pb.PrepareRequest(epoch=self.epoch, host_store=partition == 0))
             for partition, worker in enumerate(workers)
         )
-        await _all(
+        await all_workers(
             worker.form(
                 pb.FormRequest(
                     epoch=self.epoch,
@@ -174,8 +176,9 @@ class Pipeline:
         warmup = pb.WarmupRequest(
             max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
             memory_utilization=config.memory_utilization,
+            timeout_ms=int(config.stall_timeout * 1000),
         )
-        warmed_up = await _all(worker.warmup(warmup, config.stall_timeout) for worker in self._connections)
+        warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
         scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
         if config.kv_slots is not None:
             self.num_blocks = config.kv_slots // BLOCK_SIZE
@@ -187,7 +190,9 @@ class Pipeline:
             raise ConfigurationError(
                 f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
             )
-        await _all(worker.allocate(pb.AllocateRequest(num_blocks=self.num_blocks)) for worker in self._connections)
+        await all_workers(
+            worker.allocate(pb.AllocateRequest(num_blocks=self.num_blocks)) for worker in self._connections
+        )
 
     def send(self, batch: Batch) -> int:
         """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
@@ -198,26 +203,32 @@ class Pipeline:
     async def serve(
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
-        """Moves messages until a worker is lost, which it raises as WorkerLostError."""
+        """Moves messages until a worker reports a fault or is lost; `reported` says why.
+
+        Raises what `on_result` or `on_timing` raises.
+        """
         self._parts = [
             asyncio.create_task(part)
             for part in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
         ]
-        done, _ = await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
-        for part in done:
-            part.result()
+        broken = asyncio.create_task(self._break())
+        try:
+            done, _ = await asyncio.wait([*self._parts, broken], return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            self._over = True
+            broken.cancel()
 
-    async def last_words(self) -> str:
-        """Returns what all broken streams say, within a bound.
+    @property
+    def reported(self) -> list[WorkerLostError]:
+        """The faults that the workers have reported so far."""
+        return self._faults.errors
 
-        A dead worker breaks several, and the one that names the cause may not be the first.
-        """
-        writer, *readers = self._parts
-        ended, _ = await asyncio.wait(readers, timeout=LAST_WORDS_SECONDS)
-        for part in {writer, *readers} - ended:
-            part.cancel()
-        said = [str(part.exception()) for part in readers if part in ended]
-        return "; ".join(dict.fromkeys(said))
+    async def reported_until_conclusive(self) -> list[WorkerLostError]:
+        """Returns `reported` once the cause is among them, or no more is to be expected (FaultCollector.settle)."""
+        await self._faults.settle(self._parts[1:])
+        return self._faults.errors
 
     async def shutdown(self, reason: str) -> None:
         """Ends the workers and the channels."""
@@ -240,19 +251,40 @@ class Pipeline:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await asyncio.Event().wait()  # the same stream's reader learns the status
 
+    async def _break(self) -> None:
+        await self._faults.broken.wait()
+
     async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
-        async for ack in _messages(self._run, self._connections[0]):
+        async for ack in self._messages(self._run, self._connections[0]):
             for timing in ack.timing:
                 on_timing(timing)
 
     async def _read_results(
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
-        async for result in _messages(self._results, self._connections[-1]):
-            if result.epoch != self.epoch:
-                continue
-            on_timing(result.timing)
-            on_result(result)
+        async for result in self._messages(self._results, self._connections[-1]):
+            if result.epoch == self.epoch and not self._over:  # else the requests have been rewound
+                on_timing(result.timing)
+                on_result(result)
+
+    async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
+        """Yields the messages of a kept-open stream, and reports the faults in it and at its end."""
+        closed = WorkerLostError(f"worker {worker.address} closed its stream", "", worker.address, Evidence.GONE)
+        try:
+            async for message in stream:
+                if not message.HasField("fault"):
+                    yield message
+                elif message.fault.epoch >= self.epoch:  # an older epoch's is of no interest
+                    self._faults.report(self._lost(message.fault))
+        except grpc.aio.AioRpcError as error:
+            fault = faults.from_error(error)
+            current = fault is not None and fault.epoch >= self.epoch
+            closed = self._lost(fault) if fault is not None and current else worker.gone(error)
+        self._faults.report(closed)
+
+    def _lost(self, fault: pb.Fault) -> WorkerLostError:
+        workers = self._spec.workers
+        return lost_worker(fault, workers[min(fault.partition, len(workers) - 1)])
 
 
 def _host(address: str) -> str:
@@ -263,24 +295,3 @@ def _host(address: str) -> str:
 def _place_on_host(address: str, addresses: list[str]) -> int:
     """How many workers of the same host come before this one."""
     return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])
-
-
-async def _messages(stream: Any, worker: WorkerConnection) -> Any:
-    """Yields the messages of a kept-open stream; raises WorkerLostError when it ends."""
-    try:
-        async for message in stream:
-            yield message
-    except grpc.aio.AioRpcError as error:
-        raise worker.translate(error) from error
-    raise WorkerLostError(f"worker {worker.address} closed its stream")
-
-
-async def _all(calls: Any) -> list[Any]:
-    """Awaits calls side by side; raises the first error after the others were cancelled."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
 
-Unary calls carry deadlines. The kept-open streams carry none; keepalive (orca_protos/wire.py) and the iteration's own
-deadline (engine.py) watch them.
+Unary calls carry deadlines (orca_protos/deadlines.py). The kept-open streams carry none; keepalive
+(orca_protos/wire.py) and the deadline of an iteration (engine.py) watch them.
 """
 
 from __future__ import annotations
@@ -13,30 +13,15 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
 from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
-from orca_master.errors import ConfigurationError, EngineUnavailableError
-
-CALL_TIMEOUT = 30.0
-"""Seconds a unary call may take."""
-LOAD_SILENCE_TIMEOUT = 120.0
-"""Seconds a loading worker may stay without progress."""
+from orca_master.errors import ConfigurationError
+from orca_master.faults import Evidence, WorkerLostError, lost_worker
 
 Reply = TypeVar("Reply")
-
-
-class WorkerLostError(EngineUnavailableError):
-    """A worker that did not answer, or whose part of the engine failed.
-
-    `reason` is one of docs/api.md's reasons if the cause is known, `worker` the address.
-    """
-
-    def __init__(self, message: str, reason: str = "", worker: str = "") -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.worker = worker
 
 
 class WorkerConnection:
@@ -56,38 +41,40 @@ class WorkerConnection:
         stream = self._stub.Load(request)
         while True:
             try:
-                progress = await self._call(asyncio.wait_for(stream.read(), LOAD_SILENCE_TIMEOUT))
+                progress = await self._call(asyncio.wait_for(stream.read(), deadlines.LOAD_SILENCE.master))
             except TimeoutError as error:
                 raise WorkerLostError(
-                    f"worker {self.address} made no progress in loading for {LOAD_SILENCE_TIMEOUT:.0f} s"
+                    f"worker {self.address} made no progress in loading for {deadlines.LOAD_SILENCE.master:.0f} s",
+                    worker=self.address,
                 ) from error
             if progress is grpc.aio.EOF:
-                raise WorkerLostError(f"worker {self.address} ended loading without an answer")
+                raise WorkerLostError(f"worker {self.address} ended loading without an answer", worker=self.address)
             if progress.HasField("facts"):
                 facts: pb.ModelFacts = progress.facts
                 return facts
 
     async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
         """Forgets older epochs."""
-        return await self._call(self._stub.Prepare(request, timeout=CALL_TIMEOUT))
+        return await self._call(self._stub.Prepare(request, timeout=deadlines.PREPARE.master))
 
     async def form(self, request: pb.FormRequest) -> pb.Formed:
         """Joins the groups of the epoch; every worker of the pipeline must be asked at the same time."""
-        timeout = CALL_TIMEOUT + request.group_timeout_ms / 1000
+        timeout = deadlines.form(request.group_timeout_ms / 1000).master
         return await self._call(self._stub.Form(request, timeout=timeout))
 
-    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> pb.WarmedUp:
+    async def warmup(self, request: pb.WarmupRequest) -> pb.WarmedUp:
         """Runs the largest iteration once."""
+        timeout = deadlines.warmup(request.timeout_ms / 1000).master
         return await self._call(self._stub.Warmup(request, timeout=timeout))
 
     async def allocate(self, request: pb.AllocateRequest) -> pb.Allocated:
         """Allocates the block pools."""
-        return await self._call(self._stub.Allocate(request, timeout=CALL_TIMEOUT))
+        return await self._call(self._stub.Allocate(request, timeout=deadlines.ALLOCATE.master))
 
     async def shutdown(self, reason: str) -> None:
         """Asks the worker to end; one that is gone already is no error."""
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=2.0)
+            await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=deadlines.SHUTDOWN_SECONDS)
 
     def run(self, epoch: int) -> Any:
         """Opens the hot stream Iteration → Ack."""
@@ -105,11 +92,18 @@ class WorkerConnection:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
+            raise self._translate(error) from error
 
-    def translate(self, error: grpc.aio.AioRpcError) -> Exception:
-        """Returns the typed error behind a gRPC status: INVALID_ARGUMENT is for people to mend."""
-        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            return ConfigurationError(error.details() or "refused by the worker")
-        reason = "WorkerOOMKilled" if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
-        return WorkerLostError(f"worker {self.address}: {error.details() or error.code().name}", reason, self.address)
+    def _translate(self, error: grpc.aio.AioRpcError) -> Exception:
+        """Returns the typed error behind the status of a unary call or a load."""
+        fault = faults.from_error(error)
+        if fault is None:
+            return self.gone(error)
+        if fault.kind == pb.FAULT_KIND_REQUEST:
+            return ConfigurationError(fault.message or "refused by the worker")
+        return lost_worker(fault, self.address)
+
+    def gone(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
+        """Returns the error for a call that ended without a fault: the worker, its host or the network is gone."""
+        words = error.details() or error.code().name
+        return WorkerLostError(f"worker {self.address}: {words}", "", self.address, Evidence.GONE)

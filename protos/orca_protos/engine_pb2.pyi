@@ -1,10 +1,22 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAULT_KIND_UNSPECIFIED: _ClassVar[FaultKind]
+    FAULT_KIND_CAUSE: _ClassVar[FaultKind]
+    FAULT_KIND_CONSEQUENCE: _ClassVar[FaultKind]
+    FAULT_KIND_REQUEST: _ClassVar[FaultKind]
+FAULT_KIND_UNSPECIFIED: FaultKind
+FAULT_KIND_CAUSE: FaultKind
+FAULT_KIND_CONSEQUENCE: FaultKind
+FAULT_KIND_REQUEST: FaultKind
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -126,12 +138,14 @@ class Formed(_message.Message):
     def __init__(self) -> None: ...
 
 class WarmupRequest(_message.Message):
-    __slots__ = ("max_tokens", "memory_utilization")
+    __slots__ = ("max_tokens", "memory_utilization", "timeout_ms")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     memory_utilization: float
-    def __init__(self, max_tokens: _Optional[int] = ..., memory_utilization: _Optional[float] = ...) -> None: ...
+    timeout_ms: int
+    def __init__(self, max_tokens: _Optional[int] = ..., memory_utilization: _Optional[float] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class WarmedUp(_message.Message):
     __slots__ = ("num_blocks", "formula")
@@ -234,15 +248,33 @@ class StageTiming(_message.Message):
     ended_ns: int
     def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
 
+class Fault(_message.Message):
+    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    kind: FaultKind
+    epoch: int
+    partition: int
+    tensor_rank: int
+    out_of_memory: bool
+    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+
 class Ack(_message.Message):
-    __slots__ = ("epoch", "sequence", "timing")
+    __slots__ = ("epoch", "sequence", "timing", "fault")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     timing: _containers.RepeatedCompositeFieldContainer[StageTiming]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., timing: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+    fault: Fault
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., timing: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
 
 class ResultsRequest(_message.Message):
     __slots__ = ("epoch",)
@@ -263,18 +295,20 @@ class Logprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., sampled: _Optional[float] = ..., token: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class IterationResult(_message.Message):
-    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs")
+    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     token: _containers.RepeatedScalarFieldContainer[int]
     timing: StageTiming
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ...) -> None: ...
+    fault: Fault
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("reason",)
@@ -287,31 +321,25 @@ class ShutdownAccepted(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration")
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     ALLOCATE_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadRequest
     prepare: PrepareRequest
     form: FormRequest
     warmup: WarmupRequest
     allocate: AllocateRequest
     iteration: bytes
-    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ...) -> None: ...
-
-class RankFault(_message.Message):
-    __slots__ = ("message", "user_error")
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    USER_ERROR_FIELD_NUMBER: _ClassVar[int]
-    message: str
-    user_error: bool
-    def __init__(self, message: _Optional[str] = ..., user_error: _Optional[bool] = ...) -> None: ...
+    number: int
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class RankReply(_message.Message):
-    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault")
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +348,7 @@ class RankReply(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadProgress
     prepared: Prepared
     formed: Formed
@@ -327,5 +356,6 @@ class RankReply(_message.Message):
     allocated: Allocated
     result: IterationResult
     timing: StageTiming
-    fault: RankFault
-    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[RankFault, _Mapping]] = ...) -> None: ...
+    fault: Fault
+    number: int
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

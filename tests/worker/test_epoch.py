@@ -1,47 +1,117 @@
-"""Why an epoch ended: the cause, and not what it led to elsewhere."""
+"""Faults of an epoch: the cause ends it, a consequence is passed on while the cause may still come, in any order."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import grpc
 import grpc.aio
 import pytest
-from orca_worker import epoch as epoch_module
+from orca_protos import engine_pb2 as pb
+from orca_protos import faults
 from orca_worker.epoch import Epoch
-from orca_worker.errors import RankError
+from orca_worker.errors import FaultError
+
+CAUSE = pb.Fault(message="killed", kind=pb.FAULT_KIND_CAUSE, epoch=7, partition=1, tensor_rank=0)
+OWN = pb.Fault(message="rank 1 is gone", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=7, partition=0, tensor_rank=1)
 
 
-class BrokenStream:
-    """A Run stream to a next controller that ended with an error."""
+class NextHop:
+    """A Run stream to a next controller: Acks from a queue, then an end with `fault`, or without a word."""
 
-    def __aiter__(self) -> BrokenStream:
+    def __init__(self) -> None:
+        self.acks: asyncio.Queue[pb.Ack | pb.Fault | None] = asyncio.Queue()
+
+    def __aiter__(self) -> NextHop:
         return self
 
-    async def __anext__(self) -> None:
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.ABORTED, grpc.aio.Metadata(), grpc.aio.Metadata(), "rank 1 lost its neighbour"
-        )
+    async def __anext__(self) -> pb.Ack:
+        message = await self.acks.get()
+        if isinstance(message, pb.Ack):
+            return message
+        code, metadata = grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata()
+        if message is not None:
+            code, metadata = grpc.StatusCode.ABORTED, grpc.aio.Metadata(*faults.to_metadata(message))
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "Socket closed")
 
 
-async def reason(own_fault_after: float | None) -> str:
-    epoch = Epoch(1, BrokenStream(), alone=False)
-    if own_fault_after is not None:
-        await asyncio.sleep(own_fault_after)
-        epoch.expect_own_fault()
-        await asyncio.sleep(own_fault_after)
-        epoch.end("rank 0 ended")
-    with pytest.raises(RankError) as error:
-        await asyncio.wait_for(epoch.result(), 30)
-    return str(error.value)
+async def end_of(epoch: Epoch) -> tuple[pb.Fault, list[pb.Fault]]:
+    """The fault that ends the results, and those that came before its end."""
+    before = []
+    while True:
+        try:
+            result = await asyncio.wait_for(epoch.result(), 60)
+        except FaultError as error:
+            return error.fault, before
+        before.append(result.fault)
 
 
-def test_a_neighbours_complaint_waits_for_the_own_fault(monkeypatch):
-    """The neighbour may be faster to notice that this worker's rank is gone than its own controller."""
-    monkeypatch.setattr(epoch_module, "OWN_FAULT_SECONDS", 30.0)
-    assert asyncio.run(reason(own_fault_after=0.05)) == "rank 0 ended"
+@pytest.mark.parametrize("events", itertools.permutations(["own consequence", "relayed consequence", "cause"]))
+@pytest.mark.parametrize("cause_is_own", [True, False])
+def test_the_cause_ends_the_epoch_in_any_order(events, cause_is_own):
+    """A neighbour may notice a lost rank before that rank's own controller does."""
+
+    async def run() -> None:
+        hop = NextHop()
+        epoch = Epoch(7, 0, hop, alone=False)
+        relayed = pb.Fault(message="rank 2 lost", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=7, partition=1, tensor_rank=1)
+        for event in events:
+            if event == "own consequence":
+                epoch.report(OWN)
+            elif event == "relayed consequence":
+                hop.acks.put_nowait(pb.Ack(epoch=7, fault=relayed))
+            elif cause_is_own:
+                epoch.report(CAUSE)
+            else:
+                hop.acks.put_nowait(CAUSE)
+            for _ in range(5):  # let the relay take its turn
+                await asyncio.sleep(0)
+        fault, before = await end_of(epoch)
+        assert fault == CAUSE, "origin, kind and epoch of the cause, unchanged"
+        assert [CAUSE.message not in one.message for one in before] == [True] * events.index("cause")
+        told = [ack.fault for ack in iter(lambda: epoch.acks.get_nowait() if not epoch.acks.empty() else None, None)]
+        assert told == before, "consequences go through both streams"
+
+    asyncio.run(run())
 
 
-def test_without_an_own_fault_the_complaint_is_the_reason(monkeypatch):
-    monkeypatch.setattr(epoch_module, "OWN_FAULT_SECONDS", 0.05)
-    assert asyncio.run(reason(own_fault_after=None)) == "next partition: rank 1 lost its neighbour"
+def test_a_next_controller_that_is_gone_is_named():
+    """It says nothing any more: the epoch ends, with that controller as the origin."""
+
+    async def run() -> None:
+        hop = NextHop()
+        epoch = Epoch(7, 0, hop, alone=False)
+        epoch.report(OWN)
+        hop.acks.put_nowait(None)
+        fault, before = await end_of(epoch)
+        assert before == [OWN]
+        assert (fault.kind, fault.partition, fault.epoch) == (pb.FAULT_KIND_CONSEQUENCE, 1, 7)
+        assert not fault.HasField("tensor_rank")
+        assert fault.message == "the controller of partition 1 is gone: Socket closed"
+
+    asyncio.run(run())
+
+
+def test_a_consequence_alone_leaves_the_streams_open():
+    async def run() -> None:
+        epoch = Epoch(7, 0, None, alone=False)
+        epoch.report(OWN)
+        assert (await epoch.result()).fault == OWN
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(epoch.result(), 0.05)
+        epoch.leave("epoch 8 is being formed")
+        fault, _ = await end_of(epoch)
+        assert (fault.kind, fault.message) == (pb.FAULT_KIND_CAUSE, "epoch 8 is being formed")
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_is_gone_ends_the_results():
+    async def run() -> None:
+        epoch = Epoch(7, 2, None, alone=False)
+        epoch.lose_caller()
+        fault, _ = await end_of(epoch)
+        assert (fault.kind, fault.partition) == (pb.FAULT_KIND_CONSEQUENCE, 1)
+
+    asyncio.run(run())

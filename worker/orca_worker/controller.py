@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -19,23 +18,18 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
 from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
 
-from orca_worker.cores import Processors, rank_setting
 from orca_worker.epoch import Epoch
-from orca_worker.errors import EpochError, ModelError, RankError, RankMemoryError
+from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
 from orca_worker.model_config import load_digest, read_model_config
-from orca_worker.rank_process import RANK_COMMAND, RankProcess
+from orca_worker.rank_process import RANK_COMMAND
+from orca_worker.ranks import Ranks
 
-logger = logging.getLogger(__name__)
-
-ANSWER_SECONDS = 30.0
-LOAD_SILENCE_SECONDS = 100.0
 LEAVE_POLL_SECONDS = 0.05
-MAX_DETAILS = 2000
-"""Characters of a status message: it travels in an HTTP/2 header."""
 
 
 class Controller(WorkerServicer):
@@ -54,7 +48,8 @@ class Controller(WorkerServicer):
         self._may_pin = may_pin
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._ranks: list[RankProcess] = []
+        self._ranks = Ranks()
+        self._replacing_ranks = asyncio.Lock()
         self._load: pb.LoadRequest | None = None
         self._facts: pb.ModelFacts | None = None
         self._epoch: Epoch | None = None
@@ -82,7 +77,8 @@ class Controller(WorkerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
         """See engine.proto."""
         if self._leaving:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is about to end")
+            leaving = pb.Fault(message="the worker is about to end", kind=pb.FAULT_KIND_CAUSE)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
         return pb.Description(
             boot_id=self._boot_id,
             pod_uid=os.environ.get("POD_UID", ""),
@@ -103,69 +99,51 @@ class Controller(WorkerServicer):
                 async for progress in self._load_ranks(request):
                     yield progress
             yield pb.LoadProgress(facts=self._facts)
-        except (ModelError, RankError) as error:
+        except (ModelError, FaultError) as error:
             await self._end_ranks()
-            await _abort(context, error)
+            await self._abort(context, error)
+        except EpochError as error:
+            await self._abort(context, error)
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        await self._end_ranks()
-        environment = dict(request.environment)
-        if request.socket_interface:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environment.setdefault(name, request.socket_interface)
-        processors = Processors.of_this_process()
-        for tensor_rank in range(request.tensor_parallel_size):
-            setting = rank_setting(
-                processors,
-                request.first_device + tensor_rank,
-                request.workers_on_host * request.tensor_parallel_size,
-                self._may_pin and request.device == "cpu",
-                {**os.environ, **environment},
+        """Replaces the ranks; yields progress. Raises EpochError if another load replaced these in the meantime."""
+        async with self._replacing_ranks:
+            await self._end_ranks()
+            ranks = self._ranks = await Ranks.spawn(
+                request, self._store_host, self._on_reply, self._on_fault, self._rank_command, self._may_pin
             )
-            logger.info("rank %d: %s", tensor_rank, setting.description)
-            pinned = ("--cores", ",".join(map(str, setting.cores))) if setting.cores else ()
-            # Results and timings are rank 0's to report; the others compute the same iteration.
-            on_reply = self._on_reply if tensor_rank == 0 else _ignore
-            self._ranks.append(
-                await RankProcess.spawn(
-                    tensor_rank,
-                    self._store_host,
-                    {**environment, **setting.environment},
-                    (*self._rank_command, *pinned),
-                    on_reply,
-                    self._on_gone,
-                    self._on_fault,
-                )
-            )
-        for rank in self._ranks:
-            rank.send(pb.RankCommand(load=request))
-        for rank in self._ranks:
-            while not (reply := await rank.answer(LOAD_SILENCE_SECONDS)).load.HasField("facts"):
-                yield reply.load
-            self._facts = reply.load.facts
-        self._load = request
+        try:
+            async for progress in ranks.load(request):
+                if not progress.HasField("facts"):
+                    yield progress
+        except (ModelError, FaultError) as error:
+            if self._ranks is not ranks:
+                raise EpochError("another load has begun") from error
+            raise
+        if self._ranks is not ranks:
+            raise EpochError("another load has begun")
+        self._load, self._facts = request, progress.facts
 
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
         if request.epoch <= self.highest_epoch:
             message = f"epoch {request.epoch} is over: {self.highest_epoch} was seen"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+            await self._abort(context, EpochError(message))
         self.highest_epoch = request.epoch
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
         try:
-            replies = await self._ask(pb.RankCommand(prepare=request), ANSWER_SECONDS)
-        except (ModelError, RankError, EpochError) as error:
-            await self._end_ranks()  # one that does not leave its old epoch: the next Load starts it anew
-            await _abort(context, error)
+            replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
+        except (ModelError, FaultError, EpochError) as error:
+            await self._end_ranks()  # one does not leave its old epoch: the next Load starts new ranks
+            await self._abort(context, error)
         return replies[0].prepared
 
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
         """See engine.proto."""
-        if request.epoch != self.highest_epoch:
-            message = f"epoch {request.epoch} was not prepared: {self.highest_epoch} is the last"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        seconds = ANSWER_SECONDS + request.group_timeout_ms / 1000
+        await self._check_prepared(request.epoch, context)
+        seconds = deadlines.form(request.group_timeout_ms / 1000).worker
         await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
+        await self._check_prepared(request.epoch, context)  # the next epoch may have begun while this one formed
         next_hop = None
         if request.next_hop:
             self._next_channel = grpc.aio.insecure_channel(request.next_hop, options=CHANNEL_OPTIONS)
@@ -174,19 +152,20 @@ class Controller(WorkerServicer):
                 wait_for_ready=True, metadata=metadata
             )
         async with self._formed:
-            self._epoch = Epoch(request.epoch, next_hop, alone=request.world_size == len(self._ranks))
+            alone = request.world_size == len(self._ranks)
+            self._epoch = Epoch(request.epoch, self._partition, next_hop, alone)
             self._formed.notify_all()
         return pb.Formed()
 
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
-        seconds = context.time_remaining() or ANSWER_SECONDS
+        seconds = deadlines.warmup(request.timeout_ms / 1000).worker
         replies = await self._ask_or_abort(context, pb.RankCommand(warmup=request), seconds)
         return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.Allocated:
         """See engine.proto."""
-        await self._ask_or_abort(context, pb.RankCommand(allocate=request), ANSWER_SECONDS)
+        await self._ask_or_abort(context, pb.RankCommand(allocate=request), deadlines.ALLOCATE.worker)
         return pb.Allocated()
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
@@ -198,24 +177,26 @@ class Controller(WorkerServicer):
 
     async def Run(self, request_iterator: Any, context: Any) -> None:
         """See engine.proto. Reads iterations on this task and writes Acks on another."""
-        acks: asyncio.Task[None] | None = None
         self.num_streams += 1
         try:
             epoch = await self._formed_epoch(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
             acks = asyncio.create_task(_write_acks(epoch, context))
-            with epoch.until_over():
-                while (iteration := await context.read()) is not grpc.aio.EOF:
-                    epoch.accept(iteration)
-                    command = pb.RankCommand(iteration=iteration.SerializeToString())
-                    for rank in self._ranks:
-                        rank.send(command)
-                    await epoch.forward(iteration)
-        except (EpochError, RankError) as error:
-            await _abort(context, error)
+            try:
+                with epoch.until_over():
+                    while (iteration := await context.read()) is not grpc.aio.EOF:
+                        epoch.accept(iteration)
+                        self._ranks.send(pb.RankCommand(iteration=iteration.SerializeToString()))
+                        await epoch.forward(iteration)
+            except FaultError as error:
+                epoch.end(error.fault)
+                raise
+            finally:
+                acks.cancel()
+                epoch.lose_caller()
+        except (EpochError, FaultError) as error:
+            await self._abort(context, error)
         finally:
             self.num_streams -= 1
-            if acks is not None:
-                acks.cancel()
 
     async def Results(self, request: pb.ResultsRequest, context: Any) -> AsyncIterator[pb.IterationResult]:
         """See engine.proto."""
@@ -224,8 +205,8 @@ class Controller(WorkerServicer):
             epoch = await self._formed_epoch(str(request.epoch))
             while True:
                 yield await epoch.result()
-        except (EpochError, RankError) as error:
-            await _abort(context, error)
+        except (EpochError, FaultError) as error:
+            await self._abort(context, error)
         finally:
             self.num_streams -= 1
 
@@ -236,13 +217,23 @@ class Controller(WorkerServicer):
         await self._leave_epoch("the worker ends")
         await self._end_ranks()
 
+    @property
+    def _partition(self) -> int:
+        return self._load.partition if self._load else 0
+
+    async def _check_prepared(self, epoch: int, context: Any) -> None:
+        """Aborts a call for another epoch than the one that was prepared last."""
+        if epoch != self.highest_epoch:
+            await self._abort(context, EpochError(f"epoch {epoch} was not prepared: {self.highest_epoch} is the last"))
+
     async def _formed_epoch(self, number: str) -> Epoch:
         """Waits for the epoch to be formed here: a neighbour may have been faster. Raises EpochError."""
         if not number.isdecimal() or int(number) != self.highest_epoch:
             raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest_epoch}")
         async with self._formed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._formed.wait_for(lambda: self._epoch is not None), ANSWER_SECONDS)
+                formed = self._formed.wait_for(lambda: self._epoch is not None)
+                await asyncio.wait_for(formed, deadlines.NEIGHBOUR_FORMED_SECONDS)
         if self._epoch is None or self._epoch.number != int(number):
             raise EpochError(f"epoch {number} was not formed")
         return self._epoch
@@ -251,56 +242,49 @@ class Controller(WorkerServicer):
         if self._epoch is not None:
             self._epoch.reply(reply)
 
-    def _on_gone(self) -> None:
-        if self._epoch is not None:
-            self._epoch.expect_own_fault()
-
-    def _on_fault(self, message: str) -> None:
-        self._facts = None
-        if self._epoch is not None:
-            self._epoch.end(message)
+    def _on_fault(self, fault: pb.Fault) -> None:
+        self._facts = None  # the next Load starts new ranks
+        if self._epoch is not None and self._epoch.number == fault.epoch:
+            self._epoch.report(fault)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        """Asks every rank; raises ModelError, RankError, or EpochError if there is none."""
+        """Asks every rank; raises ModelError, FaultError, or EpochError if there is none."""
         if not self._ranks:
             raise EpochError("nothing is loaded")
-        return list(await asyncio.gather(*(rank.ask(command, timeout) for rank in self._ranks)))
+        return await self._ranks.ask(command, timeout)
 
     async def _ask_or_abort(self, context: Any, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
         try:
             return await self._ask(command, timeout)
-        except (ModelError, RankError, EpochError) as error:
-            await _abort(context, error)
+        except (ModelError, FaultError, EpochError) as error:
+            await self._abort(context, error)
             raise  # unreachable: abort raises
+
+    async def _abort(self, context: Any, error: ModelError | EpochError | FaultError) -> None:
+        """Ends a call with the status that belongs to `error`, and the fault in its trailing metadata."""
+        fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=self.highest_epoch, partition=self._partition)
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        if isinstance(error, EpochError):
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        elif isinstance(error, FaultError):
+            fault = error.fault
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if fault.out_of_memory else grpc.StatusCode.ABORTED
+        details = faults.cut(fault.message, faults.MAX_DETAILS_BYTES)
+        await context.abort(code, details, faults.to_metadata(fault))
 
     async def _leave_epoch(self, reason: str) -> None:
         if self._epoch is not None:
-            self._epoch.end(reason)
+            self._epoch.leave(reason)
         self._epoch = None
         if self._next_channel is not None:
             await self._next_channel.close()
         self._next_channel = None
 
     async def _end_ranks(self) -> None:
-        ranks, self._ranks, self._facts, self._load = self._ranks, [], None, None
-        await asyncio.gather(*(rank.end() for rank in ranks))
+        self._facts = self._load = None
+        await self._ranks.end()
 
 
 async def _write_acks(epoch: Epoch, context: Any) -> None:
     while True:
         await context.write(await epoch.acks.get())
-
-
-async def _abort(context: Any, error: Exception) -> None:
-    """Ends a call with the status that belongs to `error`."""
-    code = {
-        ModelError: grpc.StatusCode.INVALID_ARGUMENT,
-        RankError: grpc.StatusCode.ABORTED,
-        RankMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        EpochError: grpc.StatusCode.FAILED_PRECONDITION,
-    }[type(error)]
-    await context.abort(code, str(error)[:MAX_DETAILS])
-
-
-def _ignore(_: pb.RankReply) -> None:
-    pass

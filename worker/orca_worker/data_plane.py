@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from orca_worker.errors import RankError
+from orca_worker.errors import NeighbourError
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.shared_sum import share_memory
 
@@ -33,7 +33,7 @@ def host_store(host: str) -> TCPStore:
 class DataPlane:
     """The process group of one epoch. Every rank of the pipeline must make it at the same time.
 
-    Raises RankError if they do not meet within `timeout` seconds.
+    Raises NeighbourError if they do not meet within `timeout` seconds.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DataPlane:
             if ranks.size > 1 and backend == "gloo":
                 ranks.shared = share_memory(ranks.group, ranks.rank, ranks.size, timeout)
         except (RuntimeError, dist.DistError) as error:
-            raise RankError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
+            raise NeighbourError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
 
     def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
         """Makes the group of every partition, as each rank must, and returns this rank's."""
@@ -77,7 +77,10 @@ class DataPlane:
         """Starts sending `hidden` to the rank `distance` further on."""
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
-        work = dist.isend(hidden, self._rank + distance)
+        try:
+            work = dist.isend(hidden, self._rank + distance)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         assert work is not None
         self._sends.append((work, hidden))
 
@@ -110,7 +113,7 @@ class DataPlane:
         except RuntimeError as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: RuntimeError) -> RankError:
+    def _lost(self, error: RuntimeError) -> NeighbourError:
         # gloo puts its source file in front and advice behind.
         gist = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
-        return RankError(f"rank {self._rank} lost its neighbour: {gist}")
+        return NeighbourError(f"rank {self._rank} lost its neighbour: {gist}")

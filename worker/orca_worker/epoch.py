@@ -1,7 +1,10 @@
 """`Epoch`: what a controller holds for one set of communicators, from `Form` until it is over.
 
-Iterations pass through to the next controller; Acks and results wait here for the streams that carry
-them. The first fault ends the epoch and with it every stream that belongs to it.
+Iterations pass through to the next controller; Acks and results wait here for the streams that carry them.
+
+A fault of kind CAUSE ends the epoch and every stream that belongs to it. A CONSEQUENCE is passed on in the streams,
+which stay open for the cause: it may be noticed later, here or in another partition. Nobody waits here; the master
+decides how long it wants to know more.
 """
 
 from __future__ import annotations
@@ -14,38 +17,37 @@ from typing import Any
 import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
+from orca_protos import faults
 
-from orca_worker.errors import EpochError, RankError
-
-OWN_FAULT_SECONDS = 0.5
-"""How long a neighbour's complaint waits for a fault of this worker's own, which may be its cause."""
+from orca_worker.errors import EpochError, FaultError
 
 
 class Epoch:
-    """One epoch of one controller. `next_hop` is the Run stream to the next controller, None on the last.
+    """One epoch of the controller of `partition`. `next_hop` is the Run stream to the next one, None on the last.
 
     A partition that is `alone`, first and last, owes no Acks: its results say as much.
     """
 
-    def __init__(self, number: int, next_hop: Any | None, alone: bool) -> None:
+    def __init__(self, number: int, partition: int, next_hop: Any | None, alone: bool) -> None:
         self.number = number
         self.last_sequence = 0
         self.acks: asyncio.Queue[pb.Ack] = asyncio.Queue()
+        self._partition = partition
         self._results: asyncio.Queue[pb.IterationResult | None] = asyncio.Queue()
         self._streams: set[asyncio.Task[Any]] = set()
         self._next_hop = next_hop
         self._alone = alone
         self._timings: list[pb.StageTiming] = []
-        self._own_fault_expected = False
-        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[pb.Fault] = asyncio.get_running_loop().create_future()
         self._relay = asyncio.create_task(self._relay_acks()) if next_hop is not None else None
 
     def accept(self, iteration: pb.Iteration) -> None:
-        """Checks epoch and sequence number; raises EpochError for another epoch, RankError on a gap."""
+        """Checks epoch and sequence number; raises EpochError for another epoch, FaultError on a gap."""
         if iteration.epoch != self.number:
             raise EpochError(f"iteration of epoch {iteration.epoch} in epoch {self.number}")
         if iteration.sequence != self.last_sequence + 1:
-            raise RankError(f"iteration {iteration.sequence} came where {self.last_sequence + 1} was due")
+            message = f"iteration {iteration.sequence} came where {self.last_sequence + 1} was due"
+            raise FaultError(self._own_fault(message, pb.FAULT_KIND_CAUSE))
         self.last_sequence = iteration.sequence
 
     async def forward(self, iteration: pb.Iteration) -> None:
@@ -67,59 +69,85 @@ class Epoch:
         else:
             self._timings.append(reply.timing)
 
-    def expect_own_fault(self) -> None:
-        """A rank of this worker is gone and `end` will say why: what neighbours say about it can wait."""
-        self._own_fault_expected = True
+    def report(self, fault: pb.Fault) -> None:
+        """Takes a fault of this epoch, of a rank or of a later partition: the cause ends the epoch."""
+        if fault.kind != pb.FAULT_KIND_CONSEQUENCE:
+            self.end(fault)
+        elif not self._over.done():
+            self.acks.put_nowait(pb.Ack(epoch=self.number, fault=fault))
+            self._results.put_nowait(pb.IterationResult(epoch=self.number, fault=fault))
 
-    def end(self, reason: str) -> None:
-        """Ends the epoch; the first reason stands."""
+    def leave(self, reason: str) -> None:
+        """Ends the epoch because this controller was told to do something else, which is the cause."""
+        self.end(self._own_fault(reason, pb.FAULT_KIND_CAUSE))
+
+    def lose_caller(self) -> None:
+        """Ends the epoch because the stream of iterations broke off: none can come any more."""
+        caller = f"the controller of partition {self._partition - 1}" if self._partition else "the master"
+        fault = self._own_fault(f"{caller} ended its stream of iterations", pb.FAULT_KIND_CONSEQUENCE)
+        fault.partition = max(self._partition - 1, 0)  # the origin, as far as this controller knows
+        self.end(fault)
+
+    def end(self, fault: pb.Fault) -> None:
+        """Ends the epoch; the first fault stands."""
         if not self._over.done():
-            self._over.set_result(reason)
+            self._over.set_result(fault)
             self._results.put_nowait(None)
             for task in self._streams:
                 task.cancel()
-        if self._relay is not None:
+        if self._relay is not None and self._relay is not asyncio.current_task():
             self._relay.cancel()
 
     async def result(self) -> pb.IterationResult:
-        """Waits for the next result; raises RankError with the reason once the epoch is over."""
+        """Waits for the next result; raises FaultError once the epoch is over."""
         result = None if self._over.done() else await self._results.get()
         if result is None:
             self._results.put_nowait(None)  # whoever else waits
-            raise RankError(self._over.result())
+            raise FaultError(self._over.result())
         return result
 
     @contextlib.contextmanager
     def until_over(self) -> Iterator[None]:
-        """A block of this task that is left with RankError and the reason as soon as the epoch is over."""
+        """A block of this task that is left with FaultError as soon as the epoch is over."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
         try:
             if self._over.done():
-                raise RankError(self._over.result())
+                raise FaultError(self._over.result())
             yield
         except asyncio.CancelledError:
             if self._over.done():
                 task.uncancel()
-                raise RankError(self._over.result()) from None
+                raise FaultError(self._over.result()) from None
             raise
         finally:
             self._streams.discard(task)
 
     async def _relay_acks(self) -> None:
         assert self._next_hop is not None
-        reason = "the next partition's controller closed its stream"
+        gone = f"the controller of partition {self._partition + 1} is gone"
+        # The origin, as far as this controller knows, if the stream ends without a fault.
+        fault = pb.Fault(
+            message=f"{gone}: it closed its stream",
+            kind=pb.FAULT_KIND_CONSEQUENCE,
+            epoch=self.number,
+            partition=self._partition + 1,
+        )
         try:
             async for ack in self._next_hop:
+                if ack.HasField("fault"):
+                    self.report(ack.fault)
+                    continue
                 self._timings.extend(ack.timing)
                 self.acks.put_nowait(self._ack(ack.sequence))
         except grpc.aio.AioRpcError as error:
-            reason = f"next partition: {error.details() or error.code().name}"
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._over), OWN_FAULT_SECONDS)
-        if not self._own_fault_expected:
-            self.end(reason)
+            fault.message = f"{gone}: {error.details() or error.code().name}"
+            fault = faults.from_error(error) or fault
+        self.end(fault)  # without later partitions no cause but one of this partition can be added
+
+    def _own_fault(self, message: str, kind: pb.FaultKind) -> pb.Fault:
+        return pb.Fault(message=message, kind=kind, epoch=self.number, partition=self._partition)
 
     def _ack(self, sequence: int) -> pb.Ack:
         timings, self._timings = self._timings, []

@@ -1,19 +1,40 @@
-"""Errors of a worker, each with the gRPC status in which it reaches the master."""
+"""Errors of a worker, and the `Fault` in which each reaches the master."""
 
 from __future__ import annotations
 
+from orca_protos import engine_pb2 as pb
+
 
 class ModelError(Exception):
-    """A model, shape or option that does not fit; people can mend it (INVALID_ARGUMENT)."""
+    """A model, shape or option that does not fit; the user must change it (FAULT_KIND_REQUEST, INVALID_ARGUMENT)."""
 
 
 class RankError(Exception):
-    """A rank or neighbour that failed or fell silent; the epoch is over (ABORTED)."""
+    """A failure of this rank (FAULT_KIND_CAUSE)."""
 
 
-class RankMemoryError(RankError):
-    """A rank that the kernel killed because the container's memory was used up (RESOURCE_EXHAUSTED)."""
+class NeighbourError(RankError):
+    """Another rank that was lost, noticed while exchanging tensors with it (FAULT_KIND_CONSEQUENCE)."""
 
 
 class EpochError(Exception):
     """A message of an epoch that is not the current one (FAILED_PRECONDITION)."""
+
+
+class FaultError(Exception):
+    """A fault of a rank, or of another partition, inside the controller (ABORTED or RESOURCE_EXHAUSTED)."""
+
+    def __init__(self, fault: pb.Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def kind_of(error: BaseException) -> pb.FaultKind:
+    """Returns the kind of fault that an error is where it was raised."""
+    if isinstance(error, FaultError):
+        return error.fault.kind
+    if isinstance(error, ModelError):
+        return pb.FAULT_KIND_REQUEST
+    if isinstance(error, NeighbourError):
+        return pb.FAULT_KIND_CONSEQUENCE
+    return pb.FAULT_KIND_CAUSE

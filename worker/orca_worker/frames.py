@@ -9,9 +9,17 @@ import asyncio
 import socket
 import struct
 
+from google.protobuf.message import DecodeError
 from orca_protos import engine_pb2 as pb
+from orca_protos.wire import MAX_MESSAGE_BYTES
 
 _LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 1024
+"""The largest message of the control protocol, and what a frame adds to it."""
+
+
+class FrameError(Exception):
+    """Bytes that are no frame: an oversize length, or a body that cannot be decoded."""
 
 
 def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
@@ -21,21 +29,35 @@ def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
 
 
 def read_command(connection: socket.socket) -> pb.RankCommand | None:
-    """Blocks for the next command; None at the end of the stream."""
+    """Blocks for the next command; None at the end of the stream. Raises FrameError, or ConnectionError on a reset."""
     header = _read_exactly(connection, _LENGTH.size)
     if header is None:
         return None
-    body = _read_exactly(connection, _LENGTH.unpack(header)[0])
-    return None if body is None else pb.RankCommand.FromString(body)
+    body = _read_exactly(connection, _checked_length(header))
+    if body is None:
+        return None
+    try:
+        return pb.RankCommand.FromString(body)
+    except DecodeError as error:
+        raise FrameError(f"a command of {len(body)} bytes cannot be decoded") from error
 
 
 async def read_reply(reader: asyncio.StreamReader) -> pb.RankReply | None:
-    """Waits for the next reply; None at the end of the stream."""
+    """Waits for the next reply; None at the end of the stream. Raises FrameError."""
     try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        length = _checked_length(await reader.readexactly(_LENGTH.size))
         return pb.RankReply.FromString(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+    except DecodeError as error:
+        raise FrameError(f"a reply of {length} bytes cannot be decoded") from error
+
+
+def _checked_length(header: bytes) -> int:
+    length: int = _LENGTH.unpack(header)[0]
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes exceeds the bound of {MAX_FRAME_BYTES}")
+    return length
 
 
 def _read_exactly(connection: socket.socket, size: int) -> bytes | None:

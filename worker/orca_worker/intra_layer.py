@@ -6,11 +6,14 @@ row-parallel maps, columns of the logits gathered to rank 0. With one rank all o
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
+from orca_worker.errors import NeighbourError
 from orca_worker.shared_sum import SharedSum
 
 
@@ -39,7 +42,8 @@ class IntraLayer:
         if self.shared is not None and self.shared.takes(x):
             return self.shared.sum(x)
         if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+            with self._naming_the_loss():
+                dist.all_reduce(x, group=self.group)
         return x
 
     def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -48,7 +52,8 @@ class IntraLayer:
             # Token ids are whole numbers below 2**24, which float32 holds, and so sums with zeros, exactly.
             return self.shared.sum(tokens.float()).long()
         if self.size > 1:
-            dist.broadcast(tokens, group=self.group, group_src=0)
+            with self._naming_the_loss():
+                dist.broadcast(tokens, group=self.group, group_src=0)
         return tokens
 
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
@@ -58,9 +63,19 @@ class IntraLayer:
         widest = -(-total // self.size)
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(padded, parts, group=self.group, group_dst=0)
+        with self._naming_the_loss():
+            dist.gather(padded, parts, group=self.group, group_dst=0)
         if parts is None:
             return x
         starts = [total * rank // self.size for rank in range(self.size + 1)]
         widths = [end - start for start, end in pairwise(starts)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    @contextlib.contextmanager
+    def _naming_the_loss(self) -> Iterator[None]:
+        """Raises NeighbourError where a collective breaks: gloo and NCCL raise RuntimeError."""
+        try:
+            yield
+        except RuntimeError as error:
+            gist = str(error).splitlines()[0]
+            raise NeighbourError(f"rank {self.rank} of this worker lost another: {gist}") from error

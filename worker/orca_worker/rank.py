@@ -1,9 +1,9 @@
 """A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
 
 Started by the controller as `python -m orca_worker.rank --fd N --tensor-rank I`. A thread reads the
-socket, so that the end of the controller ends this process at once, even while a kernel runs or a
-neighbour is awaited. A model that does not fit is reported and the rank stays; any other error is
-reported as a fault and ends it.
+socket, so that the end of the controller ends this process at once, even while a kernel runs or the
+main thread waits for a neighbour. A model that does not fit is reported and the rank stays; any other
+error, on either thread, is reported as a fault and ends the process with a non-zero code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
-from orca_worker.errors import ModelError
+from orca_worker.errors import ModelError, RankError, kind_of
 from orca_worker.frames import encode, read_command
 from orca_worker.stage import Stage
 
 PROGRESS_INTERVAL = 0.5
 """Seconds between two messages about a load."""
-
+LOCK_SECONDS = 1.0
+"""How long one thread waits to report its fault while the other one writes a reply."""
 
 Command = pb.RankCommand | pb.Iteration
 
@@ -39,14 +41,18 @@ class Rank:
 
     def __init__(self, connection: socket.socket, tensor_rank: int, store_host: str) -> None:
         self._connection = connection
+        self._writing = threading.Lock()
         self._tensor_rank = tensor_rank
+        self._partition = 0
+        self._epoch = 0
+        self._number = 0  # of the command that is being executed
         self._store_host = store_host
         self._stage: Stage | None = None
         self._last_progress = 0.0
         self._unfinished: Callable[[], pb.RankReply] | None = None
 
-    def foresee(self, command: pb.RankCommand) -> Command:
-        """Reads a command that came, on the reader's thread; an iteration's activations may come from now on."""
+    def decode(self, command: pb.RankCommand) -> Command:
+        """Decodes a command on the reader thread, and posts the receive of an iteration's activations early."""
         if command.WhichOneof("command") != "iteration" or self._stage is None:
             return command
         iteration = pb.Iteration.FromString(command.iteration)
@@ -54,27 +60,31 @@ class Rank:
         return iteration
 
     def handle(self, command: Command) -> None:
-        """Runs one command; raises whatever makes this rank useless.
+        """Runs one command; raises the error that ends this rank.
 
-        Of an iteration the answer may come with `finish`, so that the next one is started before it is waited for.
+        The reply to an iteration may be left to `finish`, so that the next iteration starts before the reply is ready.
         """
         if isinstance(command, pb.Iteration):
             assert self._stage is not None
             started = self._stage.execute(command)
             self.finish()
+            self._number = 0
             self._unfinished = started
             if not self._stage.runs_ahead:
                 self.finish()
             return
         self.finish()
+        self._number = command.number
         kind = command.WhichOneof("command")
         if kind == "load":
+            self._partition = command.load.partition
             self._load(command.load)
             return
         stage = self._stage
         if stage is None:
-            raise RuntimeError(f"{kind} came before load")
+            raise RankError(f"{kind} came before load")
         if kind == "prepare":
+            self._epoch = command.prepare.epoch
             host = self._store_host if command.prepare.host_store else None
             address = stage.prepare(command.prepare.epoch, host)
             self._reply(pb.RankReply(prepared=pb.Prepared(store_address=address)))
@@ -88,6 +98,8 @@ class Rank:
             stage.allocate(command.allocate.num_blocks)
             gc.freeze()  # collections need not look at what stands by now
             self._reply(pb.RankReply(allocated=pb.Allocated()))
+        else:
+            raise RankError(f"command {kind} is unknown")
 
     def finish(self) -> None:
         """Waits for the iteration that was started last, and answers it."""
@@ -100,7 +112,7 @@ class Rank:
             self._stage = None
             self._stage = Stage(request, self._tensor_rank, self._progress)
         except ModelError as error:
-            self._reply(pb.RankReply(fault=pb.RankFault(message=str(error), user_error=True)))
+            self._reply(pb.RankReply(fault=self._fault(error)))
             return
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
 
@@ -110,8 +122,32 @@ class Rank:
             self._last_progress = now
             self._reply(pb.RankReply(load=pb.LoadProgress(loaded_bytes=loaded_bytes)))
 
+    def report(self, error: BaseException) -> None:
+        """Logs the error that ends this rank and tells the controller, unless the other thread is stuck in a reply."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        if not self._writing.acquire(timeout=LOCK_SECONDS):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._connection.sendall(encode(pb.RankReply(fault=self._fault(error))))
+        finally:
+            self._writing.release()
+
+    def _fault(self, error: BaseException) -> pb.Fault:
+        message = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+        return pb.Fault(
+            message=cut(message, MAX_MESSAGE_BYTES),
+            kind=kind_of(error),
+            epoch=self._epoch,
+            partition=self._partition,
+            tensor_rank=self._tensor_rank,
+        )
+
     def _reply(self, reply: pb.RankReply) -> None:
-        self._connection.sendall(encode(reply))
+        reply.number = self._number
+        with self._writing:
+            self._connection.sendall(encode(reply))
 
 
 def run(connection: socket.socket, tensor_rank: int, store_host: str, cores: Sequence[int] = ()) -> int:
@@ -119,7 +155,7 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str, cores: Seq
 
     `cores`: what the calling thread, and every thread that it starts later, is pinned to; none: not pinned.
     """
-    commands: queue.SimpleQueue[Command | Exception] = queue.SimpleQueue()
+    commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
     rank = Rank(connection, tensor_rank, store_host)
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
     if cores:  # after the reader's thread was started: that one waits most of the time, on whichever core is free
@@ -128,30 +164,33 @@ def run(connection: socket.socket, tensor_rank: int, store_host: str, cores: Seq
         try:
             if commands.empty():
                 rank.finish()
-            command = commands.get()
-            if isinstance(command, Exception):
-                raise command
-            rank.handle(command)
+            rank.handle(commands.get())
         except ConnectionError:
             return 0  # the controller is gone
         except Exception as error:
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-            with contextlib.suppress(ConnectionError):
-                connection.sendall(encode(pb.RankReply(fault=pb.RankFault(message=message))))
+            rank.report(error)
             return 1
 
 
-def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Command | Exception]) -> None:
+def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Command]) -> None:
+    """The reader thread: ends the process with code 0 when the controller is gone, with code 1 on an error."""
+    code = 1
     try:
-        while (command := read_command(connection)) is not None:
-            try:
-                commands.put(rank.foresee(command))
-            except Exception as error:
-                commands.put(error)
+        while (command := _next_command(connection)) is not None:
+            commands.put(rank.decode(command))
+        code = 0
+    except BaseException as error:
+        rank.report(error)
     finally:
-        # A controller that was killed with results unread resets the connection instead of closing it.
-        os._exit(0)
+        os._exit(code)
+
+
+def _next_command(connection: socket.socket) -> pb.RankCommand | None:
+    """Blocks for the next command; None if the controller is gone."""
+    try:
+        return read_command(connection)
+    except ConnectionError:
+        return None  # a controller that was killed with results unread resets the connection instead of closing it
 
 
 def run_as_process() -> None:

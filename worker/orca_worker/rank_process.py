@@ -2,59 +2,67 @@
 
 The rank is a fresh interpreter (exec, never fork), so no gRPC state is copied. Its standard error is
 passed on, and the last lines are kept for the message of a fault.
+
+Every cold command gets a number, and the rank's answers echo it. An answer to a number that nobody waits for any longer
+(its call was cancelled, or timed out) is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
 from orca_worker.cgroup import memory_limit, oom_kills
-from orca_worker.errors import ModelError, RankError, RankMemoryError
-from orca_worker.frames import encode, read_reply
+from orca_worker.errors import FaultError, ModelError
+from orca_worker.frames import FrameError, encode, read_reply
 
 RANK_COMMAND = (sys.executable, "-m", "orca_worker.rank")
 LAST_LINES = 5
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """torch asks for huge pages: reading scattered K/V blocks costs a fifth less time on the CPU."""
+ANSWERS = {"load": "load", "prepare": "prepared", "form": "formed", "warmup": "warmed_up", "allocate": "allocated"}
+"""The kind of reply that answers each kind of cold command."""
 
 
 class RankProcess:
     """One rank, made by `spawn`.
 
-    `on_reply` gets results and timings; `on_gone` is called when the rank's socket closes, `on_fault` with
-    the reason as soon as it is known.
+    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never one of kind REQUEST).
     """
 
     def __init__(
         self,
+        partition: int,
         tensor_rank: int,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_reply: Callable[[pb.RankReply], None],
-        on_gone: Callable[[], None],
-        on_fault: Callable[[str], None],
+        on_fault: Callable[[pb.Fault], None],
     ) -> None:
+        self._partition = partition
         self._tensor_rank = tensor_rank
         self._process = process
         self._writer = writer
         self._on_reply = on_reply
-        self._on_gone = on_gone
         self._on_fault = on_fault
-        self._answers: asyncio.Queue[pb.RankReply] = asyncio.Queue()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Queue[pb.RankReply]] = {}
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._fault = ""
-        self._error_type = RankError
+        self._fault: pb.Fault | None = None
+        self._ending = False
+        self._epoch = 0
         self._oom_kills = oom_kills()
         self._tasks = [
             asyncio.create_task(self._read(reader)),
@@ -64,13 +72,13 @@ class RankProcess:
     @classmethod
     async def spawn(
         cls,
+        partition: int,
         tensor_rank: int,
         store_host: str,
         environment: Mapping[str, str],
         command: Sequence[str],
         on_reply: Callable[[pb.RankReply], None],
-        on_gone: Callable[[], None],
-        on_fault: Callable[[str], None],
+        on_fault: Callable[[pb.Fault], None],
     ) -> RankProcess:
         """Starts a rank process with `environment` on top of this one's."""
         ours, theirs = socket.socketpair()
@@ -83,35 +91,57 @@ class RankProcess:
                 env={**HUGE_PAGES, **os.environ, **environment},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(tensor_rank, process, reader, writer, on_reply, on_gone, on_fault)
+        return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault)
 
     def send(self, command: pb.RankCommand) -> None:
         """Puts a command into the rank's local queue. Never blocks."""
-        if not self._fault:
+        if self._fault is None:
             self._writer.write(encode(command))
 
     async def ask(self, command: pb.RankCommand, timeout: float) -> pb.RankReply:
-        """Sends a cold command and returns its answer.
+        """Sends a cold command and returns its last answer; see `answers`."""
+        async with contextlib.aclosing(self.answers(command, timeout)) as answers:
+            async for reply in answers:
+                last = reply
+        return last
 
-        Raises ModelError if the rank refuses it, RankError if it fails or stays silent for `timeout` seconds.
+    async def answers(self, command: pb.RankCommand, timeout: float) -> AsyncGenerator[pb.RankReply, None]:
+        """Sends a cold command and yields its answers: progress if it is a load, and the last one.
+
+        Raises ModelError if the rank refuses the command, FaultError if the rank fails. A rank that stays silent for
+        `timeout` seconds, or gives an answer of another kind, has failed: it is killed.
         """
-        self.send(command)
-        return await self.answer(timeout)
-
-    async def answer(self, timeout: float) -> pb.RankReply:
-        """Returns the next answer to a cold command; raises as `ask` does."""
-        if self._fault:
-            raise self._error_type(self._fault)
+        kind = command.WhichOneof("command")
+        if kind == "prepare":
+            self._epoch = command.prepare.epoch
+        number = next(self._numbers)
+        queue = self._waiting[number] = asyncio.Queue()
         try:
-            reply = await asyncio.wait_for(self._answers.get(), timeout)
-        except TimeoutError as error:
-            raise RankError(f"rank {self._tensor_rank} gave no answer within {timeout:.0f} s") from error
-        if reply.HasField("fault"):
-            raise (ModelError if reply.fault.user_error else self._error_type)(reply.fault.message)
-        return reply
+            numbered = pb.RankCommand(number=number)
+            numbered.MergeFrom(command)
+            self.send(numbered)
+            while True:
+                if self._fault is not None:
+                    raise FaultError(self._fault)
+                try:
+                    reply = await asyncio.wait_for(queue.get(), timeout)
+                except TimeoutError:
+                    reply = self._kill(f"gave no answer to {kind} within {timeout:.0f} s")
+                if reply.WhichOneof("reply") == "fault":
+                    if reply.fault.kind == pb.FAULT_KIND_REQUEST:
+                        raise ModelError(reply.fault.message)
+                    raise FaultError(reply.fault)
+                if reply.WhichOneof("reply") != ANSWERS[kind]:
+                    raise FaultError(self._kill(f"answered {kind} with {reply.WhichOneof('reply')}").fault)
+                yield reply
+                if kind != "load" or reply.load.HasField("facts"):
+                    return
+        finally:
+            del self._waiting[number]
 
     async def end(self) -> None:
-        """Ends the process within a bound and waits for it."""
+        """Ends the process within a bound and waits for it. Its end is no fault."""
+        self._ending = True
         self._writer.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
@@ -123,23 +153,30 @@ class RankProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (reply := await read_reply(reader)) is not None:
-            kind = reply.WhichOneof("reply")
-            if kind in ("result", "timing"):
-                self._on_reply(reply)
-                continue
-            if kind == "fault" and not reply.fault.user_error:
-                self._fail(reply.fault.message)
-            self._answers.put_nowait(reply)
-        self._on_gone()
+        try:
+            while (reply := await read_reply(reader)) is not None:
+                self._take(reply)
+        except FrameError as error:
+            self._kill(f"sent {error}")
+            return
         code = await self._process.wait()
         died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            self._error_type = RankMemoryError
+        out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
+        if out_of_memory:
             died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # let the last lines arrive
-        self._fail("; ".join((f"rank {self._tensor_rank} ended: {died}", *self._last_lines)))
-        self._answers.put_nowait(pb.RankReply(fault=pb.RankFault(message=self._fault)))
+        self._fail(self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory))
+
+    def _take(self, reply: pb.RankReply) -> None:
+        kind = reply.WhichOneof("reply")
+        if kind in ("result", "timing"):
+            self._on_reply(reply)
+        elif kind == "fault" and reply.fault.kind != pb.FAULT_KIND_REQUEST:
+            self._fail(reply.fault)
+        elif reply.number == 0 or kind is None:
+            self._kill(f"sent {kind or 'a reply of an unknown kind'} without a question")
+        elif reply.number in self._waiting:
+            self._waiting[reply.number].put_nowait(reply)
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -148,7 +185,31 @@ class RankProcess:
             self._last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
 
-    def _fail(self, message: str) -> None:
-        if not self._fault:
-            self._fault = message
-            self._on_fault(message)
+    def _own_fault(self, message: str, out_of_memory: bool = False) -> pb.Fault:
+        """Returns what the controller itself says about this rank."""
+        # A rank that its controller ends, because of another rank or another model, is not what went wrong.
+        kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
+        return pb.Fault(
+            message=cut(f"rank {self._tensor_rank} {message}", MAX_MESSAGE_BYTES),
+            kind=kind,
+            epoch=self._epoch,
+            partition=self._partition,
+            tensor_rank=self._tensor_rank,
+            out_of_memory=out_of_memory,
+        )
+
+    def _kill(self, message: str) -> pb.RankReply:
+        """Kills a rank that cannot be trusted any longer; returns the fault as its reply."""
+        self._fail(self._own_fault(message))
+        if self._process.returncode is None:
+            self._process.kill()
+        return pb.RankReply(fault=self._fault)
+
+    def _fail(self, fault: pb.Fault) -> None:
+        """Takes the fault that ends this rank; the first stands, and fails every question."""
+        if self._fault is None:
+            self._fault = fault
+            if not self._ending:
+                self._on_fault(fault)
+            for queue in self._waiting.values():
+                queue.put_nowait(pb.RankReply(fault=fault))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from orca_kernels.cpu.library import BuildError, load
 
-from orca_worker.errors import RankError
+from orca_worker.errors import NeighbourError
 
 CAPACITY = 1 << 20
 """Bytes of a buffer; longer tensors go in several rounds."""
@@ -55,12 +55,12 @@ class SharedSum:
         return x.dtype in self._functions and x.is_contiguous()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' x, in place; raises RankError if one is lost."""
+        """Returns the sum of all ranks' x, in place; raises NeighbourError if one is lost."""
         done = self._functions[x.dtype](
             x.data_ptr(), x.numel(), self._address, self._rank, self._size, CAPACITY, self._round, self._timeout
         )
         if done < 0:
-            raise RankError(f"rank {self._rank} of this worker lost another: it {LOST[done]}")
+            raise NeighbourError(f"rank {self._rank} of this worker lost another: it {LOST[done]}")
         self._round = done
         return x
 
