@@ -1,0 +1,77 @@
+"""A rank without a model, for tests of the controller: answers cold commands as the JSON that comes first says.
+
+    silent: KIND    gives no answer to commands of this kind
+    wrong: KIND     answers commands of this kind with `allocated`, or `formed` for an allocate
+    hold: COUNT     answers only when COUNT commands have come, in an order drawn with `seed`
+    complains: I    rank I answers an iteration with the loss of a neighbour, and ends
+
+The answers show whose they are: Prepared names its epoch, WarmedUp has as many blocks as it was asked for tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import sys
+
+from orca_protos import engine_pb2 as pb
+from orca_worker.frames import encode, read_command
+from orca_worker.model_config import load_digest
+
+script = json.loads(sys.argv.pop(1))
+parser = argparse.ArgumentParser()
+parser.add_argument("--fd", type=int)
+parser.add_argument("--tensor-rank", type=int)
+parser.add_argument("--store-host")
+arguments = parser.parse_args()
+connection = socket.socket(fileno=arguments.fd)
+
+
+def answer(command):
+    kind = command.WhichOneof("command")
+    if kind == script.get("wrong"):
+        return pb.RankReply(formed=pb.Formed()) if kind == "allocate" else pb.RankReply(allocated=pb.Allocated())
+    if kind == "load":
+        digest = load_digest(command.load) if command.load.model_path else "none"
+        return pb.RankReply(load=pb.LoadProgress(facts=pb.ModelFacts(digest=digest)))
+    if kind == "prepare":
+        return pb.RankReply(prepared=pb.Prepared(store_address=f"store-{command.prepare.epoch}"))
+    if kind == "form":
+        return pb.RankReply(formed=pb.Formed())
+    if kind == "warmup":
+        return pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=command.warmup.max_tokens))
+    return pb.RankReply(allocated=pb.Allocated())
+
+
+held, epoch, partition = [], 0, 0
+while (command := read_command(connection)) is not None:
+    kind = command.WhichOneof("command")
+    if kind == "load":
+        partition = command.load.partition
+    if kind == "prepare":
+        epoch = command.prepare.epoch
+    if kind == "iteration":
+        if script.get("complains") == arguments.tensor_rank:
+            fault = pb.Fault(
+                message="lost its neighbour",
+                kind=pb.FAULT_KIND_CONSEQUENCE,
+                epoch=epoch,
+                partition=partition,
+                tensor_rank=arguments.tensor_rank,
+            )
+            connection.sendall(encode(pb.RankReply(fault=fault)))
+            sys.exit(1)
+        continue
+    if kind == script.get("silent"):
+        continue
+    reply = answer(command)
+    reply.number = command.number
+    held.append(reply)
+    if len(held) >= script.get("hold", 1):
+        if "seed" in script:
+            random.Random(script["seed"]).shuffle(held)
+        for reply in held:
+            connection.sendall(encode(reply))
+        held = []

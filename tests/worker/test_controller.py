@@ -1,0 +1,289 @@
+"""The controller over gRPC, whose ranks follow a script: late answers, silence, faults on their way to the master."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from orca_master.workers import WorkerConnection
+from orca_protos import deadlines, faults
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from orca_protos.wire import EPOCH_KEY
+from orca_worker import ranks as ranks_module
+from orca_worker.controller import Controller
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "scripted_rank.py"
+MODEL = ROOT / "examples" / "demo-model"
+
+
+@contextlib.asynccontextmanager
+async def workers(folder: Path, *scripts: dict[str, object]) -> AsyncIterator[tuple[list[Controller], list[Any]]]:
+    """A controller and a stub for each script, on Unix sockets `folder`/INDEX.sock."""
+    controllers, servers, channels = [], [], []
+    for index, script in enumerate(scripts):
+        controllers.append(Controller("127.0.0.1", (sys.executable, str(SCRIPT), json.dumps(script))))
+        servers.append(grpc.aio.server())
+        add_WorkerServicer_to_server(controllers[-1], servers[-1])
+        servers[-1].add_insecure_port(f"unix:{folder}/{index}.sock")
+        await servers[-1].start()
+        channels.append(grpc.aio.insecure_channel(f"unix:{folder}/{index}.sock"))
+    try:
+        async with asyncio.timeout(200):
+            yield controllers, [WorkerStub(channel) for channel in channels]
+    finally:
+        for channel in channels:
+            await channel.close()
+        for controller, server in zip(controllers, servers, strict=True):
+            await controller.close()
+            await server.stop(0)
+
+
+def load_request(partition: int = 0, partitions: int = 1, ranks: int = 1) -> pb.LoadRequest:
+    return pb.LoadRequest(
+        model_path=str(MODEL),
+        partition=partition,
+        pipeline_parallel_size=partitions,
+        tensor_parallel_size=ranks,
+        device="cpu",
+        workers_on_host=1,
+    )
+
+
+async def load(stub: Any, request: pb.LoadRequest) -> pb.ModelFacts:
+    return [progress async for progress in stub.Load(request)][-1].facts
+
+
+async def form(folder: Path, stubs: list[Any], ranks: int, epoch: int) -> None:
+    """Loads and forms a pipeline."""
+    for partition, stub in enumerate(stubs):
+        await load(stub, load_request(partition, len(stubs), ranks))
+    for stub in stubs:
+        await stub.Prepare(pb.PrepareRequest(epoch=epoch))
+    for partition, stub in enumerate(stubs):
+        next_hop = f"unix:{folder}/{partition + 1}.sock" if partition + 1 < len(stubs) else ""
+        await stub.Form(pb.FormRequest(epoch=epoch, next_hop=next_hop, world_size=len(stubs) * ranks))
+
+
+def rank_pids(controller: Controller) -> list[int]:
+    return [rank._process.pid for rank in controller._ranks._processes]
+
+
+async def fault_at_end(stream: Any) -> pb.Fault:
+    """The fault with which a stream ends; faults on the way do not end it."""
+    try:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        if (fault := faults.from_error(error)) is not None:
+            return fault
+    raise AssertionError("the stream ended without a fault")
+
+
+@pytest.mark.parametrize("answers", [2, 3])
+def test_a_late_answer_is_nobody_elses(tmp_path, answers):
+    """The master gives a Prepare up; its answer comes together with those to the next Prepare and Form."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}) as (controllers, (stub,)):
+            await load(stub, load_request())
+            # From here on the rank answers when `answers` commands have come.
+            (rank,) = controllers[0]._ranks._processes
+            held: list[pb.RankReply] = []
+            take = rank._take
+
+            def hold(reply: pb.RankReply) -> None:
+                held.append(reply)
+                if len(held) == answers - 1:
+                    rank._take = take
+                    for one in held:
+                        take(one)
+
+            rank._take = hold
+            given_up = stub.Prepare(pb.PrepareRequest(epoch=1))
+            while not held:
+                await asyncio.sleep(0.01)
+            given_up.cancel()
+            if answers == 3:
+                again = stub.Prepare(pb.PrepareRequest(epoch=2))
+                while len(held) < 2:
+                    await asyncio.sleep(0.01)
+                again.cancel()
+            prepared = await stub.Prepare(pb.PrepareRequest(epoch=3))
+            assert prepared.store_address == "store-3"
+            assert await stub.Form(pb.FormRequest(epoch=3, world_size=1)) == pb.Formed()
+            assert (await stub.Warmup(pb.WarmupRequest(max_tokens=77))).num_blocks == 77
+
+    asyncio.run(run())
+
+
+CALLS = {
+    "load": lambda stub: load(stub, load_request()),
+    "prepare": lambda stub: stub.Prepare(pb.PrepareRequest(epoch=1)),
+    "form": lambda stub: stub.Form(pb.FormRequest(epoch=1, world_size=1)),
+    "warmup": lambda stub: stub.Warmup(pb.WarmupRequest(max_tokens=5)),
+    "allocate": lambda stub: stub.Allocate(pb.AllocateRequest(num_blocks=5)),
+}
+
+
+@pytest.mark.parametrize("silent", CALLS)
+def test_a_silent_rank_ends_and_the_next_load_starts_another(tmp_path, monkeypatch, silent):
+    async def run() -> None:
+        async with workers(tmp_path, {"silent": silent}) as (controllers, (stub,)):
+            for kind, call in CALLS.items():
+                if kind != silent:
+                    await call(stub)
+                    continue
+                bound = deadlines.Bound(0.5 if kind != "load" else 3.0)
+                for name in ("PREPARE", "ALLOCATE"):
+                    monkeypatch.setattr(deadlines, name, bound)
+                for name in ("form", "warmup"):
+                    monkeypatch.setattr(deadlines, name, lambda _, bound=bound: bound)
+                monkeypatch.setattr(ranks_module, "LOAD_SILENCE", bound)
+                pids = rank_pids(controllers[0])
+                with pytest.raises(grpc.aio.AioRpcError, match=f"rank 0 gave no answer to {kind} within") as error:
+                    await call(stub)
+                break
+            assert error.value.code() is grpc.StatusCode.ABORTED
+            fault = faults.from_error(error.value)
+            assert (fault.kind, fault.tensor_rank) == (pb.FAULT_KIND_CAUSE, 0)
+            assert (await stub.Describe(pb.DescribeRequest())).loaded_digest == ""
+            monkeypatch.undo()
+            controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
+            assert (await load(stub, load_request())).digest
+            assert not set(pids) & set(rank_pids(controllers[0]))
+            for pid in pids:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_cause_reaches_the_master_through_either_stream(tmp_path, victim):
+    """Origin, kind and epoch as the controller of the killed rank saw them, however many partitions lie between."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}, {}, {}) as (controllers, stubs):
+            await form(tmp_path, stubs, 1, epoch=4)
+            acks = stubs[0].Run(metadata=((EPOCH_KEY, "4"),))
+            results = stubs[-1].Results(pb.ResultsRequest(epoch=4))
+            await acks.write(pb.Iteration(epoch=4, sequence=1))
+            assert (await acks.read()).sequence == 1
+            os.kill(rank_pids(controllers[victim])[0], signal.SIGKILL)
+            ends = [await fault_at_end(stream) for stream in (acks, results)]
+            causes = [fault for fault in ends if fault.kind == pb.FAULT_KIND_CAUSE]
+            assert ends[0] in causes, "the relay forwards it unchanged"
+            assert victim < 2 or ends[1] in causes
+            for fault in causes:
+                assert (fault.epoch, fault.partition, fault.tensor_rank) == (4, victim, 0)
+                assert fault.message == "rank 0 ended: killed by SIGKILL"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_complaint_before_the_cause_leaves_room_for_it(tmp_path, partition, victim):
+    """Two ranks in each of two partitions: one complains of its neighbour, whose end is noticed later."""
+
+    async def run() -> None:
+        scripts: list[dict[str, object]] = [{}, {}]
+        scripts[partition] = {"complains": 1 - victim}
+        async with workers(tmp_path, *scripts) as (controllers, stubs):
+            await form(tmp_path, stubs, 2, epoch=4)
+            acks = stubs[0].Run(metadata=((EPOCH_KEY, "4"),))
+            await acks.write(pb.Iteration(epoch=4, sequence=1))
+            while not (ack := await acks.read()).HasField("fault"):
+                pass
+            assert ack.fault.kind == pb.FAULT_KIND_CONSEQUENCE
+            assert (ack.fault.partition, ack.fault.tensor_rank) == (partition, 1 - victim)
+            os.kill(rank_pids(controllers[partition])[victim], signal.SIGKILL)
+            fault = await fault_at_end(acks)
+            assert fault.kind == pb.FAULT_KIND_CAUSE
+            assert (fault.partition, fault.tensor_rank) == (partition, victim)
+
+    asyncio.run(run())
+
+
+def test_the_cause_of_a_cold_call_is_preferred(tmp_path):
+    """One rank's consequence comes first; the other one's end is the answer to the call."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {"silent": "form"}) as (controllers, (stub,)):
+            await load(stub, load_request(ranks=2))
+            await stub.Prepare(pb.PrepareRequest(epoch=1))
+            forming = asyncio.ensure_future(stub.Form(pb.FormRequest(epoch=1, world_size=2)))
+            ranks = controllers[0]._ranks._processes
+            while not all(rank._waiting for rank in ranks):
+                await asyncio.sleep(0.01)
+            complaint = pb.Fault(message="lost", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=1, tensor_rank=0)
+            ranks[0]._take(pb.RankReply(fault=complaint))
+            os.kill(rank_pids(controllers[0])[1], signal.SIGKILL)
+            with pytest.raises(grpc.aio.AioRpcError, match="rank 1 ended: killed by SIGKILL"):
+                await forming
+
+    asyncio.run(run())
+
+
+def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
+    """As both apply them: the deadline of each call, and how long the controller waits for its ranks."""
+    worker: dict[str, float] = {}
+    master: dict[str, float] = {}
+
+    class Ranks:
+        def __len__(self) -> int:
+            return 1
+
+        async def ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
+            kind = command.WhichOneof("command")
+            worker[kind] = timeout
+            return [pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=1))]
+
+        async def end(self) -> None:
+            pass
+
+    class Stub:
+        """Notes the deadlines of calls, and passes them on to `controller`."""
+
+        def __init__(self, controller: Controller) -> None:
+            self._controller = controller
+
+        def __getattr__(self, name: str) -> Any:
+            def call(request: Any, timeout: float) -> Any:
+                master[name.lower()] = timeout
+                return getattr(self._controller, name)(request, None)
+
+            return call
+
+    async def run() -> None:
+        controller = Controller("127.0.0.1")
+        controller._ranks = Ranks()
+        connection = WorkerConnection(f"unix:{tmp_path}/none.sock")
+        connection._stub = Stub(controller)
+        await connection.prepare(pb.PrepareRequest(epoch=1))
+        await connection.form(pb.FormRequest(epoch=1, world_size=1, group_timeout_ms=300_000))
+        await connection.warmup(pb.WarmupRequest(max_tokens=1, timeout_ms=300_000))
+        await connection.allocate(pb.AllocateRequest(num_blocks=1))
+        await connection.close()
+
+    asyncio.run(run())
+    assert set(worker) == set(master) == {"prepare", "form", "warmup", "allocate"}
+    for name, bound in worker.items():
+        assert bound + deadlines.MARGIN_SECONDS <= master[name]
+    assert worker["form"] > 300, "the ranks' own bound for each other lies below"
+    assert worker["warmup"] >= 300
+    assert deadlines.LOAD_SILENCE.worker < deadlines.LOAD_SILENCE.master
+    assert deadlines.COLD_FAULTS_SECONDS < deadlines.FAULTS_SECONDS
+    assert deadlines.COLD_FAULTS_SECONDS < deadlines.MARGIN_SECONDS

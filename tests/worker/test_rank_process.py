@@ -1,0 +1,149 @@
+"""Every answer of a rank belongs to its question, and a rank that cannot be trusted is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from orca_protos import engine_pb2 as pb
+from orca_worker.errors import FaultError
+from orca_worker.rank_process import RankProcess
+
+SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
+COMMANDS = {
+    "load": pb.RankCommand(load=pb.LoadRequest()),
+    "prepare": pb.RankCommand(prepare=pb.PrepareRequest(epoch=3)),
+    "form": pb.RankCommand(form=pb.FormRequest(epoch=3)),
+    "warmup": pb.RankCommand(warmup=pb.WarmupRequest(max_tokens=5)),
+    "allocate": pb.RankCommand(allocate=pb.AllocateRequest(num_blocks=5)),
+}
+
+
+@dataclass
+class Faults:
+    """What a rank's controller is told."""
+
+    told: list[pb.Fault] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, Faults]]:
+    faults = Faults()
+    command = (sys.executable, str(SCRIPT), json.dumps(script))
+    rank = await RankProcess.spawn(2, 1, "127.0.0.1", {}, command, lambda _: None, faults.told.append)
+    try:
+        yield rank, faults
+    finally:
+        await rank.end()
+
+
+def warmup(tokens: int) -> pb.RankCommand:
+    return pb.RankCommand(warmup=pb.WarmupRequest(max_tokens=tokens))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_question_gets_its_own_answer(seed):
+    """Of many at once, answered in any order, while some of them are given up."""
+
+    async def run() -> None:
+        count, drawn = 30, random.Random(seed)
+        async with scripted(hold=count, seed=seed) as (rank, faults):
+            asked = [asyncio.create_task(rank.ask(warmup(index + 1), 100)) for index in range(count - 1)]
+            await asyncio.sleep(0)  # each has sent its question
+            given_up = set(drawn.sample(range(count - 1), 12))
+            for index in given_up:
+                asked[index].cancel()
+            last = await rank.ask(warmup(count), 100)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for index, answer in enumerate(answers):
+                if index in given_up:
+                    assert isinstance(answer, asyncio.CancelledError)
+                else:
+                    assert answer.warmed_up.num_blocks == index + 1
+            assert last.warmed_up.num_blocks == count
+            assert not rank._waiting, "nothing is kept for questions that are over"
+            assert faults.told == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_silent_rank_is_killed_whatever_the_command(kind):
+    async def run() -> None:
+        async with scripted(silent=kind) as (rank, faults):
+            with pytest.raises(FaultError, match=f"rank 1 gave no answer to {kind} within 0 s") as error:
+                await rank.ask(COMMANDS[kind], 0.2)
+            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert faults.told == [error.value.fault], "one fault: its exit is no second"
+            assert error.value.fault.kind == pb.FAULT_KIND_CAUSE
+            assert (error.value.fault.partition, error.value.fault.tensor_rank) == (2, 1)
+            with pytest.raises(FaultError, match="gave no answer"):
+                await rank.ask(COMMANDS["prepare"], 100)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_an_answer_of_another_kind_is_a_fault(kind):
+    async def run() -> None:
+        async with scripted(wrong=kind) as (rank, faults):
+            with pytest.raises(FaultError, match=f"rank 1 answered {kind} with (allocated|formed)"):
+                await rank.ask(COMMANDS[kind], 100)
+            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert len(faults.told) == 1
+
+    asyncio.run(run())
+
+
+def test_an_exit_fails_every_question_as_a_cause():
+    async def run() -> None:
+        async with scripted(silent="warmup") as (rank, faults):
+            await rank.ask(COMMANDS["prepare"], 100)
+            asked = [asyncio.create_task(rank.ask(warmup(1), 100)) for _ in range(3)]
+            await asyncio.sleep(0)
+            os.kill(rank._process.pid, signal.SIGKILL)
+            for error in await asyncio.gather(*asked, return_exceptions=True):
+                assert "rank 1 ended: killed by SIGKILL" in str(error)
+                assert error.fault.kind == pb.FAULT_KIND_CAUSE
+                assert error.fault.epoch == 3
+            assert len(faults.told) == 1
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_rank_by_its_controller_is_no_fault():
+    async def run() -> None:
+        async with scripted(silent="form") as (rank, faults):
+            asked = asyncio.create_task(rank.ask(COMMANDS["form"], 100))
+            await asyncio.sleep(0)
+            await rank.end()
+            assert faults.told == []
+            asked.cancel()
+            with contextlib.suppress(FaultError, asyncio.CancelledError):
+                await asked
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\x03\x00\x00\x00\xff\xff\xff"], ids=["length", "body"])
+def test_bytes_that_are_no_frame_are_a_fault(damage):
+    async def run() -> None:
+        command = (sys.executable, "-c", f"import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
+                   "; input()")  # fmt: skip
+        faults: list[pb.Fault] = []
+        rank = await RankProcess.spawn(0, 0, "127.0.0.1", {}, command, lambda _: None, faults.append)
+        with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):
+            await rank.ask(COMMANDS["prepare"], 100)
+        assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
+        await rank.end()
+
+    asyncio.run(run())
