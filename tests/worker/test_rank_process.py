@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -28,18 +27,12 @@ COMMANDS = {
 }
 
 
-@dataclass
-class Faults:
-    """What a rank's controller is told."""
-
-    told: list[pb.Fault] = field(default_factory=list)
-
-
 @contextlib.asynccontextmanager
-async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, Faults]]:
-    faults = Faults()
+async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, list[pb.Fault]]]:
+    """A rank that follows `script`, and the faults that its controller gets."""
+    faults: list[pb.Fault] = []
     command = (sys.executable, str(SCRIPT), json.dumps(script))
-    rank = await RankProcess.spawn(2, 1, "127.0.0.1", {}, command, lambda _: None, faults.told.append)
+    rank = await RankProcess.spawn(2, 1, "127.0.0.1", {}, command, lambda _: None, faults.append)
     try:
         yield rank, faults
     finally:
@@ -71,7 +64,7 @@ def test_every_question_gets_its_own_answer(seed):
                     assert answer.warmed_up.num_blocks == index + 1
             assert last.warmed_up.num_blocks == count
             assert not rank._waiting, "nothing is kept for questions that are over"
-            assert faults.told == []
+            assert faults == []
 
     asyncio.run(run())
 
@@ -83,7 +76,7 @@ def test_a_silent_rank_is_killed_whatever_the_command(kind):
             with pytest.raises(FaultError, match=f"rank 1 gave no answer to {kind} within 0 s") as error:
                 await rank.ask(COMMANDS[kind], 0.2)
             assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
-            assert faults.told == [error.value.fault], "one fault: its exit is no second"
+            assert faults == [error.value.fault], "one fault: its exit is no second"
             assert error.value.fault.kind == pb.FAULT_KIND_CAUSE
             assert (error.value.fault.partition, error.value.fault.tensor_rank) == (2, 1)
             with pytest.raises(FaultError, match="gave no answer"):
@@ -99,7 +92,7 @@ def test_an_answer_of_another_kind_is_a_fault(kind):
             with pytest.raises(FaultError, match=f"rank 1 answered {kind} with (allocated|formed)"):
                 await rank.ask(COMMANDS[kind], 100)
             assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
-            assert len(faults.told) == 1
+            assert len(faults) == 1
 
     asyncio.run(run())
 
@@ -115,7 +108,7 @@ def test_an_exit_fails_every_question_as_a_cause():
                 assert "rank 1 ended: killed by SIGKILL" in str(error)
                 assert error.fault.kind == pb.FAULT_KIND_CAUSE
                 assert error.fault.epoch == 3
-            assert len(faults.told) == 1
+            assert len(faults) == 1
 
     asyncio.run(run())
 
@@ -126,7 +119,7 @@ def test_the_end_of_a_rank_by_its_controller_is_no_fault():
             asked = asyncio.create_task(rank.ask(COMMANDS["form"], 100))
             await asyncio.sleep(0)
             await rank.end()
-            assert faults.told == []
+            assert faults == []
             asked.cancel()
             with contextlib.suppress(FaultError, asyncio.CancelledError):
                 await asked

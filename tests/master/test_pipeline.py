@@ -1,0 +1,96 @@
+"""`Pipeline` over workers that are not there: what it makes of their faults and of a lack of memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+from orca_master.engine_config import EngineConfig
+from orca_master.errors import ConfigurationError
+from orca_master.faults import closest
+from orca_master.pipeline import Pipeline
+from orca_master.topology import ModelSpec, PipelineSpec, Topology
+from orca_master.workers import WorkerConnection
+from orca_protos import engine_pb2 as pb
+from orca_protos import faults
+
+WORKERS = ["a:1", "b:1", "c:1"]
+KILLED = pb.Fault(message="killed", kind=pb.FAULT_KIND_CAUSE, epoch=5, partition=1, tensor_rank=0)
+LOST = pb.Fault(message="lost", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=5, partition=2, tensor_rank=0)
+OLD = pb.Fault(message="old", kind=pb.FAULT_KIND_CAUSE, epoch=4, partition=0, tensor_rank=0)
+
+
+def pipeline() -> Pipeline:
+    topology = Topology(
+        model=ModelSpec(path="m", served_name="m"),
+        pipeline_parallel_size=3,
+        pipelines=[PipelineSpec(id="p", workers=WORKERS)],
+    )
+    made = Pipeline(topology.pipelines[0], topology, EngineConfig(kv_slots=None))
+    made._connections = [WorkerConnection(address) for address in WORKERS]
+    made.epoch = 5
+    return made
+
+
+async def stream(*messages: object, end: pb.Fault | None = None) -> AsyncIterator[object]:
+    """A hot stream of `messages`, which ends with a fault, or not at all."""
+    for message in messages:
+        yield message
+    if end is None:
+        await asyncio.Event().wait()
+    metadata = grpc.aio.Metadata(*faults.to_metadata(end))
+    raise grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), metadata, "cut")
+
+
+def ack(fault: pb.Fault) -> pb.Ack:
+    return pb.Ack(epoch=5, fault=fault)
+
+
+def result(fault: pb.Fault) -> pb.IterationResult:
+    return pb.IterationResult(epoch=5, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("acks", "results"),
+    [
+        (lambda: stream(ack(LOST), end=KILLED), lambda: stream(result(LOST))),
+        (lambda: stream(ack(LOST)), lambda: stream(result(LOST), end=KILLED)),
+        (lambda: stream(ack(OLD), ack(KILLED)), lambda: stream(result(LOST))),
+        (lambda: stream(ack(OLD)), lambda: stream(result(OLD), end=KILLED)),
+        (lambda: stream(ack(OLD), end=KILLED), lambda: stream(end=LOST)),
+    ],
+)
+def test_the_worker_of_the_cause_is_named_whichever_stream_brings_it(acks, results):
+    """Not the worker at whose stream it arrives; and faults of an older epoch are ignored."""
+
+    async def run() -> None:
+        made = pipeline()
+        made._run, made._results = acks(), results()
+        await asyncio.wait_for(made.serve(lambda _: None, lambda _: None), 60)
+        lost = closest(await asyncio.wait_for(made.reported_until_conclusive(), 60))
+        assert (str(lost), lost.worker) == ("worker b:1: killed", "b:1")
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_a_lack_of_memory_is_for_the_user_to_mend():
+    """No block fits: the formula is in the error."""
+
+    async def run() -> None:
+        made = pipeline()
+        for connection in made._connections:
+
+            async def warmup(_: pb.WarmupRequest) -> pb.WarmedUp:
+                return pb.WarmedUp(num_blocks=0, formula="(10 MiB free x 0.9 - 20 MiB buffers) = 0 blocks")
+
+            connection.warmup = warmup
+        made.facts = pb.ModelFacts(max_model_len=64)
+        with pytest.raises(ConfigurationError, match=r"0 blocks of 16 slots do not fit: \(10 MiB free"):
+            await made._allocate()
+        await made.close()
+
+    asyncio.run(run())
