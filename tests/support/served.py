@@ -88,7 +88,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether `condition` comes true within a bound."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
