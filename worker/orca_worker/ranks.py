@@ -38,7 +38,10 @@ class Ranks:
         command: Sequence[str] = RANK_COMMAND,
         may_pin: bool = False,
     ) -> Ranks:
-        """Starts the ranks that `request` needs; see RankProcess for `on_reply` and `on_fault`, cores.py for `may_pin`."""
+        """Starts the ranks that `request` needs.
+
+        `on_reply` and `on_fault`: see RankProcess. `may_pin`: ranks may be pinned to cores (cores.py).
+        """
         environment = dict(request.environment)
         if request.socket_interface:
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
