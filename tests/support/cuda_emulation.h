@@ -1,14 +1,18 @@
-// Runs CUDA sources on a CPU: every thread of a thread block is a fiber, and fibers change places at barriers and
-// shuffles, as warps do; between those they run in an order drawn anew each time, so that a barrier that is missing
-// shows. Slow and exact: for tests of the kernels' logic where there is no GPU.
+// Runs CUDA sources on a CPU: every thread of a thread block is a fiber. Fibers switch at barriers and shuffles; between
+// those they run in a random order, so that a missing barrier changes the result. Slow and exact: for tests of the
+// kernels' logic on machines without a GPU. A fault of a kernel (division by zero, invalid address, undefined behaviour,
+// deadlock) ends the launch and is returned as text: it fails one test and leaves the process alive.
 #pragma once
 
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -36,6 +40,7 @@ struct Fiber {
   jmp_buf here;
   std::vector<char> stack = std::vector<char>(kStack);
   bool begun = false, done = false, waits = false;
+  int first = 0, last = 0;  // the fibers of the barrier at which this one waits
 };
 
 static std::vector<Fiber> fibers;
@@ -45,9 +50,45 @@ static std::function<void()> body;
 static int current, threads;
 static float exchanged[1024];
 
+static sigjmp_buf before_launch;
+static pthread_t launching;
+static char fault[200];
+
+// Leaves the launch from any of its fibers.
+[[noreturn]] inline void fail(const char *cause) {
+  std::snprintf(fault, sizeof fault, "%s in thread %d of block (%d, %d, %d)", cause, current, blockIdx.x, blockIdx.y,
+                blockIdx.z);
+  siglongjmp(before_launch, 1);
+}
+
+inline void on_signal(int number) {
+  if (!pthread_equal(pthread_self(), launching)) {  // the fault of another thread of the process
+    signal(number, SIG_DFL);
+    return;
+  }
+  fail(number == SIGFPE   ? "integer division by zero or overflow"
+       : number == SIGILL ? "undefined behaviour"  // the trap instruction of -fsanitize
+                          : "invalid address");
+}
+
+// Opens the barrier of [first, last) if every fiber of it waits there or has ended.
+inline bool open(int first, int last) {
+  for (int i = first; i < last; ++i) {
+    const Fiber &fiber = fibers[i];
+    if (!fiber.done && !(fiber.waits && fiber.first == first && fiber.last == last)) return false;
+  }
+  for (int i = first; i < last; ++i) fibers[i].waits = false;
+  return true;
+}
+
+inline int warp_begin() { return current / kWarp * kWarp; }
+inline int warp_end() { return std::min(warp_begin() + kWarp, threads); }
+
 inline void enter() {
   body();
   fibers[current].done = true;
+  open(warp_begin(), warp_end());
+  open(0, threads);
   _longjmp(scheduler, 1);
 }
 
@@ -63,16 +104,14 @@ inline void resume() {
   swapcontext(&unused, &fiber.context);
 }
 
-// Waits until all living fibers of [first, last) wait too; the last to come wakes them.
+// Waits until all fibers of [first, last) that have not ended wait at this barrier, too.
 inline void barrier(int first, int last) {
-  fibers[current].waits = true;
-  bool all = true;
-  for (int i = first; i < last; ++i) all &= fibers[i].done || fibers[i].waits;
-  if (all) {
-    for (int i = first; i < last; ++i) fibers[i].waits = false;
-    return;
-  }
-  while (fibers[current].waits) leave();
+  Fiber &fiber = fibers[current];
+  fiber.waits = true;
+  fiber.first = first;
+  fiber.last = last;
+  if (open(first, last)) return;
+  while (fiber.waits) leave();
 }
 
 inline void run_block(int count) {
@@ -87,19 +126,22 @@ inline void run_block(int count) {
     makecontext(&fibers[i].context, enter, 0);
   }
   static std::mt19937 generator;
-  std::vector<int> order(count);
+  static std::vector<int> order;
+  order.resize(count);
   std::iota(order.begin(), order.end(), 0);
   for (bool left = true; left;) {
-    left = false;
+    bool moved = left = false;
     std::shuffle(order.begin(), order.end(), generator);
     for (const int next : order) {
       current = next;
       if (fibers[current].done) continue;
       left = true;
       if (fibers[current].waits) continue;
+      moved = true;
       threadIdx = {current, 0, 0};
       resume();
     }
+    if (left && !moved) fail("deadlock at a barrier");
   }
 }
 
@@ -108,18 +150,27 @@ void run(void (*kernel)(Arguments...), void **arguments, std::index_sequence<I..
   kernel(*static_cast<std::remove_reference_t<Arguments> *>(arguments[I])...);
 }
 
+// Returns null, or a description of the fault that ended the launch.
 template <typename... Arguments>
-void launch(void (*kernel)(Arguments...), int x, int y, int z, int count, void **arguments) {
-  body = [=] { run(kernel, arguments, std::index_sequence_for<Arguments...>{}); };
-  for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z) {
-    for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y) {
-      for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(count);
+const char *launch(void (*kernel)(Arguments...), int x, int y, int z, int count, void **arguments) {
+  static const int signals[] = {SIGFPE, SIGILL, SIGSEGV, SIGBUS};
+  static struct sigaction before[4];
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  launching = pthread_self();
+  fault[0] = 0;
+  for (int i = 0; i < 4; ++i) sigaction(signals[i], &action, &before[i]);
+  if (!sigsetjmp(before_launch, 1)) {
+    body = [=] { run(kernel, arguments, std::index_sequence_for<Arguments...>{}); };
+    for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z) {
+      for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y) {
+        for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(count);
+      }
     }
   }
+  for (int i = 0; i < 4; ++i) sigaction(signals[i], &before[i], nullptr);
+  return fault[0] ? fault : nullptr;
 }
-
-inline int warp_begin() { return current / kWarp * kWarp; }
-inline int warp_end() { return std::min(warp_begin() + kWarp, threads); }
 
 }  // namespace emulation
 
@@ -178,7 +229,7 @@ inline uint16_t emulated_float_to_half(float value) {
   return bits;
 }
 
-#define ORCA_EMULATE(kernel)                                                                             \
-  extern "C" void emulate_##kernel(int x, int y, int z, int threads, void **arguments) {                \
-    emulation::launch(kernel, x, y, z, threads, arguments);                                             \
+#define ORCA_EMULATE(kernel)                                                                     \
+  extern "C" const char *emulate_##kernel(int x, int y, int z, int threads, void **arguments) { \
+    return emulation::launch(kernel, x, y, z, threads, arguments);                              \
   }

@@ -1,4 +1,4 @@
-"""A `Launcher` that runs the CUDA kernels on the CPU, thread by thread (cuda_emulation.h)."""
+"""A `Launcher` that runs the CUDA kernels on the CPU, thread by thread (cuda_emulation.h), and reports their faults."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ KERNELS = {
     "tensor_core_attention.cu": ("attention", "store"),
     "merge.cu": ("merge",),
 }
+COMMAND = (
+    "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-DORCA_EMULATED",
+    "-fsanitize=undefined", "-fno-sanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-error",
+)  # fmt: skip
+"""Undefined behaviour executes a trap instruction, which the emulation reports; a fortified longjmp refuses to change
+stacks."""
+
+
+class EmulationError(Exception):
+    """A kernel faulted: the message names the kernel, the fault, the thread and the thread block."""
 
 
 class EmulatedLauncher:
@@ -27,7 +37,7 @@ class EmulatedLauncher:
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
-        """See Launcher."""
+        """See Launcher. Raises EmulationError if the kernel faults."""
         stem = "".join([kernel.source, *kernel.macros])
         if stem not in self._libraries:
             self._libraries[stem] = self._build(stem, kernel)
@@ -36,7 +46,11 @@ class EmulatedLauncher:
             for argument in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        getattr(self._libraries[stem], f"emulate_{kernel.name}")(*grid, threads, pointers)
+        emulate = getattr(self._libraries[stem], f"emulate_{kernel.name}")
+        emulate.restype = ctypes.c_char_p
+        fault = emulate(*grid, threads, pointers)
+        if fault is not None:
+            raise EmulationError(f"{kernel.name}: {fault.decode()}")
 
     def _build(self, stem: str, kernel: Kernel) -> ctypes.CDLL:
         text = self._folder / f"{stem}.cpp"
@@ -44,6 +58,6 @@ class EmulatedLauncher:
         header = Path(__file__).with_name("cuda_emulation.h").read_text()
         text.write_text(f"{header}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", ""))
         library = text.with_suffix(".so")
-        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DORCA_EMULATED", *kernel.macros, str(text)]
-        subprocess.run([*command, "-o", str(library)], check=True, capture_output=True, text=True, timeout=120)
+        command = [*COMMAND, *kernel.macros, str(text), "-o", str(library)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         return ctypes.CDLL(str(library))

@@ -73,7 +73,8 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
     first += warp * kWarpRows;
     left -= warp * kWarpRows;
   }
-  const int num_rows = left < 0 ? 0 : left < kWarpRows ? left : kWarpRows;
+  if (left <= 0) return;  // a warp without rows: below, `first` would lie behind what the request sees
+  const int num_rows = left < kWarpRows ? left : kWarpRows;
 
   unsigned queries[kSteps][4] = {};
   int position[2] = {-1, -1};  // what is no row sees nothing
@@ -99,7 +100,6 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
   const int begin = splits.begin + blockIdx.z * splits.size + (together ? warp * kBlock : 0);
   int end = splits.begin + (blockIdx.z + 1) * splits.size;
   if (end > splits.end) end = splits.end;
-  if (num_rows == 0) end = 0;
   float accumulated[kAcross][4] = {}, top[2] = {kLowest, kLowest}, total[2] = {};
   const int stride = together ? kWarps * kBlock : kBlock;
   Index next = begin < end ? table[begin / kBlock] : 0;
