@@ -1,0 +1,64 @@
+"""`CpuTarget`: an arrangement of the CPU kernels, and the list of those that exist.
+
+A target says for which instructions the C++ is compiled and which matrix products oneDNN computes instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """How the kernels are arranged for a kind of processor."""
+
+    name: str
+    level: str
+    """Of the x86-64 psABI, with extensions after `+`: what the library is compiled for."""
+    needs: frozenset[str]
+    """Flags that /proc/cpuinfo must list (proc(5))."""
+    onednn_products: frozenset[str]
+    """Element types, by their names in torch, whose matrix products oneDNN computes; the library has the others."""
+
+    def missing(self, flags: set[str]) -> list[str]:
+        """Returns the flags that a processor with these flags lacks, sorted."""
+        return sorted(self.needs - flags)
+
+
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+TARGETS = (
+    # oneDNN multiplies bfloat16 on AMX tiles.
+    CpuTarget("x86-64-v4+amx", "x86-64-v4", AVX512 | {"amx_bf16"}, frozenset({BFLOAT16})),
+    CpuTarget("x86-64-v4+avx512bf16", "x86-64-v4+avx512bf16", AVX512 | {"avx512_bf16"}, frozenset()),
+    CpuTarget("x86-64-v4", "x86-64-v4", AVX512, frozenset({BFLOAT16})),
+    CpuTarget(
+        "x86-64-v3",
+        "x86-64-v3",
+        frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}),
+        frozenset({FLOAT32, BFLOAT16}),
+    ),
+    CpuTarget("x86-64", "x86-64", frozenset({"sse2"}), frozenset({FLOAT32, BFLOAT16})),
+)
+"""Best first."""
+
+
+def processor_flags() -> set[str]:
+    """Returns the flags of the first processor in /proc/cpuinfo (proc(5)); empty where none are listed."""
+    return set(_first("flags").split())
+
+
+def processor_name() -> str:
+    """Returns the model name of the first processor in /proc/cpuinfo; empty where none is listed."""
+    return _first("model name")
+
+
+def _first(field: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    values = (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field)
+    return next(values, "")

@@ -1,0 +1,54 @@
+"""Every CPU target is a test parameter, and a run's last lines name those that it could not try."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from orca_kernels.cpu.targets import AVX512, TARGETS
+from support.cpu_targets import arrangements, cpu_target_params, summary
+
+ZEN3 = {"sse2", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+ZEN4 = ZEN3 | AVX512 | {"avx512_bf16"}
+NAMES = [target.name for target in TARGETS]
+
+
+def report(target: str | None, when: str = "call", outcome: str = "passed") -> SimpleNamespace:
+    properties = [("cpu_target", target)] if target else []
+    return SimpleNamespace(user_properties=properties, when=when, skipped=outcome == "skipped", outcome=outcome)
+
+
+def test_the_arrangement_of_amx_is_tried_on_every_processor():
+    """bfloat16 products by oneDNN, whatever products the library would have."""
+    *targets, amx = arrangements(ZEN4)
+    assert targets == list(TARGETS)
+    assert (amx.level, amx.onednn_products, amx.missing(ZEN4)) == ("x86-64-v4+avx512bf16", {"bfloat16"}, [])
+    assert amx.name == "x86-64-v4+amx compiled as x86-64-v4+avx512bf16"
+    for flags in (ZEN3, ZEN3 | AVX512, ZEN4 | {"amx_bf16"}):
+        assert arrangements(flags) == list(TARGETS), "one of the targets is this arrangement"
+
+
+def test_targets_without_instructions_are_skipped_with_a_reason():
+    skipped = {param.id: param.marks[0].kwargs["reason"] for param in cpu_target_params(ZEN4) if param.marks}
+    assert skipped == {"x86-64-v4+amx": "this processor lacks amx_bf16"}
+
+
+def test_the_summary_names_what_was_tried_and_what_was_not():
+    reports = [
+        report(None),
+        *[report("x86-64-v3")] * 3,
+        report("x86-64-v3", when="teardown", outcome="failed"),
+        report("x86-64", outcome="failed"),
+        *[report(name, when="setup", outcome="skipped") for name in NAMES[:3]],
+    ]
+    assert summary(reports, ZEN3, "AMD EPYC") == [
+        "CPU targets tried on this processor (AMD EPYC), with tests of each: x86-64-v3 (3), x86-64 (1)",
+        "CPU target not tried: x86-64-v4+amx, needs amx_bf16 avx512bw avx512cd avx512dq avx512f avx512vl "
+        "(tests skipped: 1)",
+        "CPU target not tried: x86-64-v4+avx512bf16, needs avx512_bf16 avx512bw avx512cd avx512dq avx512f avx512vl "
+        "(tests skipped: 1)",
+        "CPU target not tried: x86-64-v4, needs avx512bw avx512cd avx512dq avx512f avx512vl (tests skipped: 1)",
+    ]
+    assert "CPU target not tried: x86-64, no test of this run selects it" in summary(
+        [report("x86-64-v3")], ZEN3, "AMD EPYC"
+    )
+    assert summary([report(None)], ZEN3, "AMD EPYC") == []

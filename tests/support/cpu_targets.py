@@ -1,0 +1,78 @@
+"""CPU targets as test parameters: every one that this processor can run, and a summary of those that were tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from orca_kernels.cpu.library import best_target
+from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
+
+PROPERTY = "cpu_target"
+"""Of a test's report: the name of the target that the test is parametrised with."""
+
+
+def arrangements(flags: set[str]) -> list[CpuTarget]:
+    """Returns all targets, and each target that cannot run with these flags as far as it can.
+
+    Its products stay divided between the library and oneDNN; the library is compiled for what the processor has. Left
+    out where this is another target.
+    """
+    best = best_target(flags)
+    possible = [target for target in TARGETS if not target.missing(flags)]
+    known = {(target.level, target.onednn_products) for target in possible}
+    found = list(TARGETS)
+    for target in TARGETS:
+        products = target.onednn_products | best.onednn_products
+        if target.missing(flags) and (best.level, products) not in known:
+            known.add((best.level, products))
+            name = f"{target.name} compiled as {best.level}"
+            found.append(replace(best, name=name, onednn_products=products))
+    return found
+
+
+def cpu_target_params(flags: set[str] | None = None) -> list[object]:
+    """Returns parameters for `pytest.mark.parametrize`; those that this processor cannot run are skipped."""
+    flags = processor_flags() if flags is None else flags
+    return [
+        pytest.param(
+            target,
+            id=target.name,
+            marks=[pytest.mark.skip(reason=f"this processor lacks {' '.join(missing)}")] if missing else [],
+        )
+        for target in arrangements(flags)
+        for missing in [target.missing(flags)]
+    ]
+
+
+def mark_target(item: pytest.Item) -> None:
+    """Notes the CPU target of a parametrised test in its reports, which xdist hands to the controller."""
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters else ():
+        if isinstance(value, CpuTarget):
+            item.user_properties.append((PROPERTY, value.name))
+
+
+def summary(reports: Iterable[pytest.TestReport], flags: set[str], processor: str) -> list[str]:
+    """Returns the lines that say which targets the tests of a run have tried, none if no test has a target."""
+    tried: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for report in reports:
+        for name, value in report.user_properties:
+            if name == PROPERTY and report.skipped:
+                skipped[str(value)] += 1
+            elif name == PROPERTY and report.when == "call":
+                tried[str(value)] += 1
+    if not tried and not skipped:
+        return []
+    ran = [f"{name} ({count})" for name, count in sorted(tried.items(), reverse=True)]
+    lines = [f"CPU targets tried on this processor ({processor}), with tests of each: {', '.join(ran) or 'none'}"]
+    for target in TARGETS:
+        if missing := target.missing(flags):
+            count = skipped[target.name]
+            lines.append(f"CPU target not tried: {target.name}, needs {' '.join(missing)} (tests skipped: {count})")
+        elif target.name not in tried:
+            lines.append(f"CPU target not tried: {target.name}, no test of this run selects it")
+    return lines
