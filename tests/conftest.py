@@ -1,8 +1,9 @@
-"""Checkpoints that are made once per test process."""
+"""Checkpoints made once per test process, and the summary of the CPU targets that a run has tried."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 # Two OpenMP threads on one busy core hold each other up, and tests run beside each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from support import checkpoints
+from orca_kernels.cpu.targets import processor_flags, processor_name
+from support import checkpoints, cpu_targets
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +52,20 @@ def references(checkpoint):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` writes the expected files of tests/operator anew."""
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets reports name the CPU target of their test."""
+    for item in items:
+        cpu_targets.mark_target(item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Prints, below everything else, which CPU targets were tried and which this processor cannot run."""
+    yield
+    reports = [
+        report for outcome in ("passed", "failed", "skipped") for report in terminalreporter.stats.get(outcome, [])
+    ]
+    for line in cpu_targets.summary(reports, processor_flags(), processor_name()):
+        terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""`OperationRecorder`: records work once and does it again on the same memory, as a CUDA graph does, on the CPU."""
+"""`OperationRecorder`: records work on the CPU and repeats it on the same memory, as a CUDA graph does on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from orca_kernels.recording_memory import RecordingMemory, address, has_storage
 
 Step = Callable[[], None]
 
@@ -16,22 +18,27 @@ Step = Callable[[], None]
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records torch's operations, and the steps that kernels `note`, in the order in which they are done.
 
-    Everything else is not seen: what the host reads from a tensor (refused with RuntimeError) or computes by itself is
-    in a recording as a constant. One recording at a time.
+    Tensors without accessible memory (oneDNN's packed weights) are constants of a recording. So is everything that the
+    host computes by itself; reading a tensor on the host raises RuntimeError. One recording at a time.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's compiler is not here, and to be left alone by it torch would import it: more than a second."""
+        """Avoids importing torch._dynamo, which takes more than a second."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.memory = RecordingMemory()
+        """Of all recordings of this recorder."""
         self.steps: list[Step] | None = None
         """Of the recording that is being made."""
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Step]:
-        """Does the work; returns its output and what computes it again into the same memory."""
+        """Does the work; returns its output and a function that computes the output again into the same memory.
+
+        The output's memory is not reused while the output exists. Raises RuntimeError if the work cannot be recorded.
+        """
         steps: list[Step] = []
         self.steps = steps
         try:
@@ -42,35 +49,42 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output, partial(_run, steps)
 
     def note(self, step: Step) -> None:
-        """Adds what has just been done, if a recording is being made."""
+        """Adds a step that has just been done, if a recording is being made."""
         if self.steps is not None:
             self.steps.append(step)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation of torch and notes it."""
+        """Runs one operation of torch and notes it; new outputs are moved to the recordings' memory."""
         if "_local_scalar_dense" in str(function):
             raise RuntimeError("the host cannot read what is being recorded")
-        output = function(*args, **(kwargs or {}))
-        made = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        if function._schema.is_mutable or not _computes_nothing(function, (args, kwargs), made):
-            self.note(partial(_again, partial(function, *args, **(kwargs or {})), made))
+        kwargs = kwargs or {}
+        output = function(*args, **kwargs)
+        if not all(has_storage(leaf) for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)):
+            raise RuntimeError(f"{function} returns a tensor without accessible memory, which cannot be recorded")
+        given = {address(leaf) for leaf in tree_leaves((args, kwargs)) if has_storage(leaf)}
+        if all(address(leaf) in given for leaf in tree_leaves(output) if has_storage(leaf)):
+            if function._schema.is_mutable:
+                self._note(function, args, kwargs, output)
+            return output  # else a view of an argument
+        output = tree_map_only(torch.Tensor, lambda made: made if address(made) in given else self._moved(made), output)
+        if "empty" not in function._schema.name:
+            self._note(function, args, kwargs, output)
         return output
 
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.memory.empty(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
 
-def _computes_nothing(function: Any, arguments: Any, made: list[torch.Tensor]) -> bool:
-    """Whether an operation only looks at its arguments' memory in another way, or returns memory without content."""
-    given = {_memory(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
-    return "empty" in function._schema.name or all(_memory(tensor) in given for tensor in made)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    def _note(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+        args, kwargs, output = tree_map_only(torch.Tensor, self.memory.borrow, (args, kwargs, output))
+        places = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        self.note(partial(_repeat, partial(function, *args, **kwargs), places))
 
 
-def _again(operation: Callable[[], Any], places: list[torch.Tensor]) -> None:
-    for found, place in zip(tree_leaves(operation()), places, strict=True):
-        if found.data_ptr() != place.data_ptr():
-            place.copy_(found)
+def _repeat(operation: Callable[[], Any], places: list[torch.Tensor]) -> None:
+    """Does an operation again and leaves its outputs in the recording's memory."""
+    for output, place in zip(tree_leaves(operation()), places, strict=True):
+        if output.data_ptr() != place.data_ptr():
+            place.copy_(output)
 
 
 def _run(steps: Iterable[Step]) -> None:

@@ -1,4 +1,4 @@
-"""Which kernels a device gets: the fused ones where they can be had, else the reference."""
+"""Chooses the kernels of a device: the fused ones if they can be built, else the reference."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """Returns the fastest kernels that work on `device`; says in one log line if those are the plain ones."""
+    """Returns the fastest kernels that work on `device`; logs one warning if those are the reference."""
     if device.type == "cpu":
         from orca_kernels.cpu.kernels import CpuKernels
-        from orca_kernels.cpu.library import BuildError, load
+        from orca_kernels.cpu.library import BuildError, best_target, load
+        from orca_kernels.cpu.targets import processor_flags
 
         try:
-            return CpuKernels(load())
+            return CpuKernels(load(best_target(processor_flags())))
         except BuildError as error:
             logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
     elif device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Every implementation against definitions in float64: plain torch, the C++ at every level that runs here, and CUDA.
+"""Every implementation against definitions in float64: plain torch, every CPU target that can run here, and CUDA.
 
 The CUDA kernels run on a GPU where there is one, and everywhere under an emulation of its threads (cuda_emulation.h).
 """
@@ -9,23 +9,24 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
+from orca_kernels.cpu.library import load
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
 from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
+from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
 from support.on_device import OnDevice
 from support.ragged import ragged
 
 CPU = torch.device("cpu")
-NAMES = ("reference", *library.TARGETS, "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else []))
+KERNELS = ["reference", *cpu_target_params(), "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else [])]
 ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=KERNELS)
 def kernels(request, tmp_path_factory) -> Kernels:
     if request.param == "reference":
         return ReferenceKernels()
@@ -33,11 +34,7 @@ def kernels(request, tmp_path_factory) -> Kernels:
         return OnDevice(CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda"))), CPU)
     if request.param == "cuda":
         return OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
-    if not library.TARGETS[request.param] <= library._processor_flags():
-        pytest.skip(f"this processor is below {request.param}")
-    path = tmp_path_factory.mktemp("library") / "kernels.so"
-    library.build(request.param, path)
-    return CpuKernels(library._open(path))
+    return CpuKernels(load(request.param))
 
 
 @pytest.fixture(scope="module", params=ERROR, ids=str)

@@ -1,4 +1,4 @@
-"""Recordings on the CPU: what is done again, in which memory, and what is refused."""
+"""Recordings on the CPU: what a replay computes, in which memory, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.interface import Pools, RaggedBatch
 from orca_kernels.recorder import OperationRecorder
+from support.cpu_targets import cpu_target_params
 
 
-@pytest.fixture
-def kernels() -> CpuKernels:
-    return CpuKernels(load())
+@pytest.fixture(params=cpu_target_params())
+def kernels(request) -> CpuKernels:
+    return CpuKernels(load(request.param))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_replay_computes_with_what_its_inputs_hold_by_then(kernels, dtype):
-    """Torch's operations between the kernels', views, and operations in place."""
+    """Torch's operations between the kernels, views, operations in place, and products by oneDNN or the library."""
     weight, bias, x = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype), torch.randn(5, 48).to(dtype)
     norm, rows = torch.randn(32).to(dtype), torch.tensor([4, 0, 2])
-    linear = kernels.linear(weight.clone(), bias.clone())
+    linear, square = kernels.linear(weight.clone(), bias.clone()), kernels.linear(weight[:48].clone(), None)
 
     def work() -> torch.Tensor:
-        first, second = linear(x[rows].contiguous()).chunk(2, dim=1)
+        first, second = linear(square.add(x[rows].contiguous(), x[2:])).chunk(2, dim=1)
         return kernels.rms_norm(first, norm, 1e-5).add_(kernels.silu_and_multiply(linear.gelu_tanh(x[:3]))) * second
 
     output, replay = kernels.calls(work)
@@ -37,6 +38,56 @@ def test_a_replay_computes_with_what_its_inputs_hold_by_then(kernels, dtype):
         expected = work()
         replay()
         torch.testing.assert_close(output, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recordings_take_turns_on_the_memory_that_they_share(kernels, dtype):
+    linears = [kernels.linear(torch.randn(32, 32).to(dtype) / 6, torch.randn(32).to(dtype)) for _ in range(6)]
+    inputs = [torch.randn(rows, 32).to(dtype) for rows in (1, 3, 2, 8)]
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        for linear in linears:
+            x = linear.add(linear.gelu_tanh(x + 1), x)
+        return x
+
+    recorded = [kernels.calls(lambda x=x: work(x)) for x in inputs]
+    for _ in range(2):
+        for x, (output, replay) in zip(inputs, recorded, strict=True):
+            x.normal_()
+            replay()
+            torch.testing.assert_close(output, work(x), atol=0, rtol=0)
+
+
+def test_results_of_torchs_operations_share_memory():
+    """Else every recording would keep all its intermediate results."""
+    places: list[int] = []
+    x = torch.zeros(4, 1000)
+    recorder = OperationRecorder()
+
+    def work() -> torch.Tensor:
+        y = x
+        for _ in range(20):
+            y = y.t() + 1 if len(y) == 4 else y.t() * 2
+            places.append(y.data_ptr())
+        return y
+
+    output, replay = recorder(work)
+    assert len(set(places)) == 2
+    x.fill_(3)
+    replay()
+    assert torch.equal(output, work())
+
+
+def test_a_result_without_accessible_memory_is_refused():
+    """Such as a weight that is packed for oneDNN; a weight packed before is a constant."""
+    x = torch.randn(4, 4)
+    with pytest.raises(RuntimeError, match=r"to_mkldnn.* without accessible memory, which cannot be recorded"):
+        OperationRecorder()(lambda: x.to_mkldnn().to_dense())
+    packed = x.to_mkldnn()
+    output, replay = OperationRecorder()(lambda: packed.to_dense() + x)
+    x.zero_()
+    replay()
+    assert torch.equal(output, packed.to_dense())
 
 
 def test_memory_serves_again_what_comes_later_and_the_next_recording(kernels):

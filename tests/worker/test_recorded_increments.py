@@ -1,4 +1,4 @@
-"""Recorded increments: the same logits as transformers', whatever the batch's size, and no strange block touched."""
+"""Recorded increments: logits equal transformers' for every batch size and CPU target; other blocks stay untouched."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
+from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, IdleRows, RecordedIncrements
 from support.checkpoints import VARIANTS
+from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
 from support.partitions import CPU, PartitionedModel
 from support.recording import LaunchRecorder
@@ -27,8 +29,13 @@ def launcher(tmp_path_factory) -> EmulatedLauncher:
     return EmulatedLauncher(tmp_path_factory.mktemp("cuda"))
 
 
+@pytest.fixture(params=cpu_target_params())
+def target(request) -> CpuTarget:
+    return request.param
+
+
 class Recorded:
-    """A model whose increments are recorded, with kernels of its own for each of its partitions."""
+    """A model whose increments are recorded, with separate kernels for each partition."""
 
     def __init__(self, path, kernels, records, sizes, dtype=torch.float32):
         self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype)
@@ -45,8 +52,8 @@ class Recorded:
         return cls(path, [CudaKernels(recorder) for recorder in recorders], recorders, CUDA_SIZES), recorders
 
     @classmethod
-    def on_cpu(cls, path, num_partitions, dtype=torch.float32):
-        kernels = [CpuKernels(load()) for _ in range(num_partitions)]
+    def on_cpu(cls, path, num_partitions, target, dtype=torch.float32):
+        kernels = [CpuKernels(load(target)) for _ in range(num_partitions)]
         return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype)
 
     @staticmethod
@@ -99,28 +106,35 @@ def test_cuda_increments_equal_transformers(variant, num_partitions, checkpoint,
 
 @pytest.mark.parametrize("num_partitions", [1, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, references):
+def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, references, target):
     """Recordings of several sizes take turns on the memory that they share."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
-    model = Recorded.on_cpu(checkpoint(variant), num_partitions)
+    model = Recorded.on_cpu(checkpoint(variant), num_partitions, target)
     for logits, wanted in model.iterations(expected, BATCHES * 3):
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
     model.assert_strange_blocks_untouched()
 
 
-def test_a_replay_computes_what_its_recording_did(checkpoint, references):
-    """In bfloat16 too, bit for bit."""
-    expected = references("qwen3-gqa-tied", LENGTHS, NUM_TOKENS)
-    model = Recorded.on_cpu(checkpoint("qwen3-gqa-tied"), 1, torch.bfloat16)
-    for _ in model.iterations(expected, [(0, 1, 2, 3, 4)]):
-        pass
-    parts = [(row, len(expected[row].prompt) + 1, [expected[row].greedy[1]]) for row in range(5)]
-    first = model.increments(parts)
-    batch = model.model.rows.batch(model.model.iteration(parts, max_tokens=96))
-    with torch.inference_mode():
-        plain = model._forward(model.partitions[0])(batch.tokens, batch.ragged, None)
-        assert torch.equal(first, model.partitions[0].logits(plain))
-    assert torch.equal(first, model.increments(parts)), "recorded by now"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_model_is_recorded_and_a_replay_equals_its_recording(
+    variant, dtype, checkpoint, references, target, caplog
+):
+    """Bit for bit, and without the warning that a batch could not be recorded."""
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype)
+    with caplog.at_level(logging.WARNING):
+        for _ in model.iterations(expected, [(0, 1, 2, 3, 4)]):
+            pass
+        parts = [(row, len(expected[row].prompt) + 1, [expected[row].greedy[1]]) for row in range(5)]
+        first = model.increments(parts)
+        batch = model.model.rows.batch(model.model.iteration(parts, max_tokens=96))
+        with torch.inference_mode():
+            plain = model._forward(model.partitions[0])(batch.tokens, batch.ragged, None)
+            assert torch.equal(first, model.partitions[0].logits(plain))
+        assert torch.equal(first, model.increments(parts))
+    assert not caplog.records, "every batch is recorded"
+    assert model.recorded[0].take(batch), "recording was not given up"
 
 
 def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog):

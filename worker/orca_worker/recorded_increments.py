@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 
 CUDA_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CPU_SIZES = range(1, 33)
-"""What is between the kernels does not count in larger batches. On a CPU idle rows would take as long as others."""
+"""Launch overhead is negligible for larger batches. Every size up to the largest: on a CPU idle rows cost time, too."""
 WARM_UP_RUNS = 2
-"""Before a recording on CUDA: libraries load code and allocate workspace, which cannot be recorded."""
+"""Before a capture on CUDA: libraries load code and allocate workspace, which cannot be captured."""
 
 Forward = Callable[[torch.Tensor, RaggedBatch, torch.Tensor | None], torch.Tensor]
 """Token ids [S], where they stand, and hidden [S, H] from the partition before (None on the first) to hidden [S, H]."""
 Record = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
-"""Records work; returns its output, and what does the work again on the same memory. RuntimeError if it cannot."""
+"""Records work; returns its output and a function that repeats the work on the same memory. Raises RuntimeError."""
 
 
 class IdleRows(NamedTuple):
-    """What the rows of a recording hold that belong to no request."""
+    """Placeholder contents of the rows of a recording that belong to no request."""
 
     block: int
     """Of the pools; no request has it."""
@@ -51,7 +51,7 @@ class _Recording:
 
 
 class RecordedIncrements:
-    """Runs batches of increments by replaying `forward`; one that cannot be recorded is run as it is, from then on."""
+    """Runs batches of increments by replaying `forward`; runs all eagerly once a batch cannot be recorded."""
 
     def __init__(
         self, forward: Forward, idle: IdleRows, device: torch.device, record: Record, sizes: Sequence[int]

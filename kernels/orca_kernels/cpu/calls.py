@@ -1,10 +1,10 @@
-"""`Calls`: the C++ functions, called one by one, and again by one call for all of a recording that stand in a row."""
+"""ctypes bindings of the C++ functions, which can log calls and replay consecutive ones in one foreign call."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
-import weakref
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -19,47 +19,29 @@ WORDS = 16
 
 
 class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
-    """Functions of a library, whose calls are recorded, and the memory for what they return.
-
-    All recordings share one memory, as one is replayed at a time: what is let go while one is made serves its later
-    calls and the next recording. A recording's output stays as long as somebody has it.
-    """
+    """Functions of a library, whose calls are recorded, and the memory for their outputs."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()
         self._library = library
         self._replay = library.orca_replay
         self._replay.argtypes, self._replay.restype = [POINTER, INTEGER], None
-        self._free: list[torch.Tensor] = []
 
-    def function(self, name: str, types: Sequence[Any]) -> Function | None:
-        """Returns the library's function, if it has it."""
-        function = getattr(self._library, f"orca_{name}", None)
-        if function is None:
-            return None
+    def function(self, name: str, types: Sequence[Any]) -> Function:
+        """Returns a function of the library; raises AttributeError if it has none of this name."""
+        function = getattr(self._library, f"orca_{name}")
         function.argtypes, function.restype = types, None
         again = getattr(self._library, f"orca_run_{name}")
         return Function(self, function, ctypes.cast(again, POINTER).value or 0, types)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns memory for an output; in a recording nobody else gets it."""
+        """Returns memory for an output; during a recording it belongs to the recordings (RecordingMemory)."""
         if self.steps is None:
             return torch.empty(shape, dtype=dtype)
-        size = dtype.itemsize * torch.Size(shape).numel()
-        place = min((place for place in self._free if len(place) >= size), key=len, default=None)
-        if place is None:
-            place = torch.empty(size, dtype=torch.uint8)
-        else:
-            self._free = [other for other in self._free if other is not place]
-        part = place.numpy()[:size]
-        weakref.finalize(part, self._free_again, place)  # the tensor's storage holds it
-        return torch.from_numpy(part).view(dtype).view(shape)
-
-    def _free_again(self, place: torch.Tensor) -> None:
-        self._free.append(place)
+        return self.memory.empty(shape, contiguous_strides(shape), dtype)
 
     def note_call(self, words: list[int]) -> None:
-        """Adds a call that has just been made to those right before it, if a recording is being made."""
+        """Adds a call that has just been made to the calls right before it, if a recording is being made."""
         if self.steps is None:
             return
         last = self.steps[-1] if self.steps else None
@@ -81,7 +63,7 @@ class Function:
         self._types = types
 
     def __call__(self, *arguments: Any) -> None:
-        """Calls it."""
+        """Calls the function, and logs the call if a recording is being made."""
         self._function(*arguments)
         if self._calls.steps is not None:
             words = [self._again, *map(_word, self._types, arguments)]
@@ -89,7 +71,7 @@ class Function:
 
 
 class _CallsInARow:
-    """A step: calls that nothing of torch's stands between, WORDS `words` each."""
+    """A step: consecutive calls of the library, WORDS `words` each."""
 
     def __init__(self, replay: Any) -> None:
         self.words = array("Q")
@@ -98,6 +80,11 @@ class _CallsInARow:
     def __call__(self) -> None:
         address, count = self.words.buffer_info()
         self._replay(address, count // WORDS)
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Returns the strides, in elements, of a dense tensor in row-major order."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _word(kind: Any, value: Any) -> int:

@@ -64,7 +64,7 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
 
-// kernels.py looks whether these are there: without the instructions another library's product is as good.
+// Only where the instructions exist: else oneDNN's products are as fast. targets.py lists which target has which.
 #define ORCA_DEFINE_LINEAR(name, T)                                                                                   \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
     orca::pack(weight, panels, inputs, outputs);                                                                      \

@@ -1,7 +1,7 @@
 """`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
-What the C++ does not know (float16, head dimensions that are no multiple of 16) goes to the reference, and matrix
-products that this processor has no instructions for (cpu/linear.h) to oneDNN.
+The reference computes the cases that the C++ does not support (float16, head dimensions that are not a multiple of 16);
+oneDNN computes the matrix products that the target leaves to it (cpu/targets.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
+from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.interface import LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LANES = 16
-"""Floats that the C++ takes at a time: head dimensions must be a multiple (cpu/vector.h)."""
+"""Floats of a C++ vector: head dimensions must be a multiple (cpu/vector.h)."""
 
 SIGNATURES: dict[str, list[Any]] = {
     "layer_norm": [POINTER] * 4 + [INTEGER] * 2 + [REAL],
@@ -28,16 +29,19 @@ SIGNATURES: dict[str, list[Any]] = {
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "store": [POINTER] * 5 + [INTEGER] * 5,
     "attention": [POINTER] * 7 + [INTEGER] * 7 + [REAL],
+}
+PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "pack": [POINTER] * 2 + [INTEGER] * 2,
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
+"""Of the element types that the target does not leave to oneDNN."""
 PANEL = 32
 """Outputs of a panel (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
 class PanelLinear:
-    """A `LinearMap` over cpu/linear.h; the weight is laid out in panels, the plain one is given up."""
+    """A `LinearMap` over cpu/linear.h; the weight is copied into panels and the original is released."""
 
     def __init__(
         self, calls: Calls, pack: Function, product: Function, weight: torch.Tensor, bias: torch.Tensor | None
@@ -78,10 +82,10 @@ class PanelLinear:
 
 
 class PackedLinear:
-    """A `LinearMap` whose weight is laid out once for oneDNN; the plain one is given up.
+    """A `LinearMap` whose weight is reordered once for oneDNN; the original is released.
 
-    The operators are private to torch (they are what its compiler emits): tests/kernels checks them, and without them
-    the map is the reference's.
+    The operators are private to torch (its compiler emits them): tests/kernels checks them, and a torch without them
+    gets `ReferenceLinear`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -106,16 +110,15 @@ class PackedLinear:
 class CpuKernels:
     """Implements `orca_kernels.interface.Kernels` over a library of cpu/library.py."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: CpuLibrary) -> None:
         self._reference = ReferenceKernels()
         self.calls = Calls(library)
-        """What records them."""
+        """Recorder shared by all calls of these kernels."""
         self._functions: dict[tuple[str, torch.dtype], Function] = {}
-        for name, types in SIGNATURES.items():
-            for dtype, suffix in NAMES.items():
-                function = self.calls.function(f"{name}_{suffix}", types)
-                if function is not None:  # a processor may lack instructions for the products
-                    self._functions[name, dtype] = function
+        for dtype, suffix in NAMES.items():
+            own_products = suffix not in library.target.onednn_products
+            for name, types in (SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES).items():
+                self._functions[name, dtype] = self.calls.function(f"{name}_{suffix}", types)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
@@ -206,12 +209,12 @@ class CpuKernels:
 
     @staticmethod
     def _has_attention(heads: torch.Tensor) -> bool:
-        """Whether the pools of such heads are laid out as cpu/rows.h has them; else as the reference has them."""
+        """Whether the C++ computes attention of these heads, in the layout of cpu/rows.h; else the reference does."""
         return heads.dtype in NAMES and heads.shape[-1] % LANES == 0
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this torch has the packed product, and this processor's instructions suffice for the type."""
+    """Whether this torch has the packed product, and supports the element type on this processor."""
     operators = torch.ops.mkldnn
     if dtype not in NAMES or not hasattr(operators, "_linear_pointwise"):
         return False
@@ -219,6 +222,6 @@ def _packs(dtype: torch.dtype) -> bool:
 
 
 def _trim() -> None:
-    """Returns what earlier weights left to the system: glibc would keep it, and a load's peak would grow by it."""
+    """Returns freed memory to the system, to bound the peak of loading: glibc would keep the originals of weights."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

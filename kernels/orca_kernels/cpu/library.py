@@ -1,20 +1,26 @@
-"""Builds the C++ kernels and loads them: once per machine and source, for the processor that runs them.
+"""Builds the C++ kernels for a `CpuTarget` and loads them, once per machine, level and source.
 
-A library that was built beside the sources (`python -m orca_kernels.cpu.library`, as the worker's image does) is taken
-first; else one is built into the user's cache on first use. Its name carries a digest of the sources and the target, so
-another version never meets it, and it appears by renaming, so several ranks may build at once.
+A library that was built beside the sources (`python -m orca_kernels.cpu.library`, as the worker's image does) is used
+first; else the library is built into the user's cache on first use. The file's name contains the level and a digest of
+the sources, so versions never mix. One of several processes builds it; it appears by renaming, so it is complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
@@ -22,76 +28,111 @@ FLAGS = (
     "-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared",
     "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi",
 )  # fmt: skip
-AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-TARGETS = {
-    "x86-64-v4+avx512bf16": {*AVX512, "avx512_bf16"},
-    "x86-64-v4": AVX512,
-    "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
-    "x86-64": {"sse2"},
-}
-"""Micro-architecture levels of the x86-64 psABI with extensions, best first; what /proc/cpuinfo must list for them."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 120.0
+LOCK_POLL_SECONDS = 0.05
 
 
 class BuildError(Exception):
-    """No kernels: the message says in one line why."""
+    """The library cannot be built or loaded; the message is one line."""
 
 
-def load() -> ctypes.CDLL:
-    """Returns the library for this processor, built if need be; raises BuildError."""
-    target = best_target(_processor_flags())
-    name = f"orca-{target}-{_digest()}.so"
+class CpuLibrary(ctypes.CDLL):
+    """The C++ functions, loaded for `target`. Raises OSError if the file cannot be loaded."""
+
+    def __init__(self, path: Path, target: CpuTarget) -> None:
+        super().__init__(str(path))
+        self.target = target
+
+
+def load(target: CpuTarget | None = None) -> CpuLibrary:
+    """Returns the library for a target (default: the best one of this processor), built if necessary.
+
+    Raises BuildError. A target that needs instructions which this processor lacks ends the process when it is used.
+    """
+    if target is None:
+        target = best_target(processor_flags())
+    name = file_name(target.level)
     for folder in (BUILT, _cache()):
         if (folder / name).is_file():
-            return _open(folder / name)
-    build(target, _cache() / name)
-    return _open(_cache() / name)
+            return _open(folder / name, target)
+    build(target.level, _cache() / name)
+    return _open(_cache() / name, target)
 
 
-def best_target(flags: set[str]) -> str:
-    """Returns the highest level that a processor with these flags has; raises BuildError if it has none.
-
-    With AMX it leaves bfloat16 products to oneDNN, which has them on tiles.
-    """
-    if "amx_bf16" in flags:
-        flags = flags - {"avx512_bf16"}
-    for target, needed in TARGETS.items():
-        if needed <= flags:
+def best_target(flags: set[str]) -> CpuTarget:
+    """Returns the best target for a processor with these flags; raises BuildError if there is none."""
+    for target in TARGETS:
+        if not target.missing(flags):
             return target
-    raise BuildError("the CPU kernels know x86-64 only")
+    raise BuildError("the CPU kernels support x86-64 only")
 
 
-def build(target: str, path: Path) -> None:
-    """Compiles for one level; raises BuildError without a compiler, or with what it says."""
+def file_name(level: str) -> str:
+    """Returns the name of the library's file for a level of the psABI with extensions."""
+    return f"orca-{level}-{_digest()}.so"
+
+
+def build(level: str, path: Path) -> None:
+    """Compiles for a level with extensions; raises BuildError without a compiler, or with the compiler's message.
+
+    Processes that need the same file wait for the first one's, up to BUILD_SECONDS.
+    """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
-        os.close(handle)
-        level, *extensions = target.split("+")
-        options = [f"-march={level}", *(f"-m{extension}" for extension in extensions)]
+        with _locked(path.parent):
+            if not path.is_file():
+                _compile(compiler, level, path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{path.parent}: {error}") from error
+
+
+def _compile(compiler: str, level: str, path: Path) -> None:
+    architecture, *extensions = level.split("+")
+    options = [f"-march={architecture}", *(f"-m{extension}" for extension in extensions)]
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
+    os.close(handle)
+    try:
         command = [compiler, *FLAGS, *options, str(SOURCES / "kernels.cpp"), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         if done.returncode:
             raise BuildError(f"{compiler} says: {done.stderr.strip().splitlines()[0] if done.stderr else 'nothing'}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{path.parent}: {error}") from error
     finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    import torch  # noqa: F401  its OpenMP runtime must be the one in this process: two of them fight over the cores
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds an advisory lock on a folder (flock(2)), which ends with the process.
+
+    Proceeds without the lock after BUILD_SECONDS and on file systems without locks: two builds cost time, not safety.
+    """
+    folder_descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + BUILD_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(folder_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_SECONDS)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(folder_descriptor)
+
+
+def _open(path: Path, target: CpuTarget) -> CpuLibrary:
+    import torch  # noqa: F401  so that the library uses torch's OpenMP runtime: two runtimes compete for the cores
 
     try:
-        return ctypes.CDLL(str(path))
+        return CpuLibrary(path, target)
     except OSError as error:
         raise BuildError(f"{path}: {error}") from error
 
@@ -106,15 +147,7 @@ def _digest() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _processor_flags() -> set[str]:
-    """What the kernel lists for the first processor (proc(5)); empty where it lists nothing."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
-
-
 if __name__ == "__main__":
-    for level in TARGETS if platform.machine() == "x86_64" else ():
-        build(level, BUILT / f"orca-{level}-{_digest()}.so")
+    levels = {target.level for target in TARGETS} if platform.machine() == "x86_64" else set()
+    for level in sorted(levels):
+        build(level, BUILT / file_name(level))
