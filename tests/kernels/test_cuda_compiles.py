@@ -18,8 +18,9 @@ MERGE = [Kernel("merge.cu", "orca_merge", *shape) for shape in SHAPES]
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
     """The library of the wheel `nvidia-cuda-nvrtc`."""
-    found = [file for file in files("nvidia-cuda-nvrtc") or [] if "libnvrtc.so" in file.name]
-    return ctypes.CDLL(str(found[0].locate()))
+    libraries = {file.name.split(".so")[0]: str(file.locate()) for file in files("nvidia-cuda-nvrtc") or []}
+    ctypes.CDLL(libraries["libnvrtc-builtins"])  # NVRTC 13.0 opens this library by name, without a path
+    return ctypes.CDLL(libraries["libnvrtc"])
 
 
 def compile_to_cubin(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple[bytes, str]:
