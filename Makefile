@@ -4,13 +4,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-cluster lint figures protos crds crds-legacy clean
+.PHONY: run test resolve test-cluster lint figures protos crds crds-legacy clean
 
+# Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# Whether every extra can be installed from the public registry alone, and tests/protos at the lowest versions declared.
+resolve: $(VENV)/dev-installed
+	$(BIN)/pytest tests/registry --verbose --numprocesses 2
 
 # On the cluster of KUBECONFIG, whose nodes have the images {OPERATOR,MASTER,WORKER}_IMAGE (localhost/orca-*:dev). Needs
 # kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules.
@@ -47,7 +52,10 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# install_torch.py needs the pip of constraints.txt.
 $(VENV)/run-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) pip
+	$(BIN)/python tools/install_torch.py $(if $(TORCH_INDEX),--index '$(TORCH_INDEX)')
 	$(PIP) --editable '.[worker]'
 	touch $@
 
