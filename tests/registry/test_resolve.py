@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 COMBINATIONS = ["", *EXTRAS, ",".join(extra for extra in EXTRAS if extra != "cuda12")]
-"""The last one covers every extra together with `worker`: versions that satisfy all requirements satisfy a part of them."""
+"""The last one covers each extra beside `worker`: versions that satisfy all requirements satisfy a part of them."""
 PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = ["--constraint", str(ROOT / "constraints.txt"), "--only-binary", ":all:"]
 UV = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *CONSTRAINTS]

@@ -1,0 +1,40 @@
+"""tests/protos pass in an environment with protobuf and grpcio at exactly the lower bounds of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def lowest(name: str) -> str:
+    """Returns the requirement that allows only the lower bound of a dependency, such as "grpcio==1.85.1"."""
+    lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    (bound,) = [line for line in lines if re.match(rf"{re.escape(name)}\b(?!-)", line)]
+    return bound.replace(">=", "==")
+
+
+def test_protos_at_the_lower_bounds(tmp_path, environment):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    bounds = [lowest("protobuf"), lowest("grpcio"), lowest("grpcio-tools")]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--only-binary", ":all:"]
+    subprocess.run([*pip, *bounds, "pytest", "pytest-timeout"], env=environment, check=True)
+    # tests/conftest.py needs torch and transformers, these tests do not.
+    tests = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "tests/protos"]
+    done = subprocess.run(
+        tests,
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT / "protos")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    frozen = subprocess.run([*pip[:5], "freeze"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert set(bounds) <= set(frozen.split())
