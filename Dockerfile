@@ -3,8 +3,9 @@
 #   docker build --target worker -t orca-worker:0.1.0 .
 #   docker build --target worker --build-arg TORCH=cuda -t orca-worker:0.1.0-cuda .
 #
-# TORCH=cpu (the default) installs the torch that constraints.txt names: on PyPI that is the large one with CUDA inside;
-# `--build-arg TORCH_INDEX=URL` adds the index of PyTorch's CPU-only builds. TORCH=cuda adds CuPy.
+# TORCH=cpu (the default) chooses a CPU build of torch as `make run` does (tools/install_torch.py): of pip's
+# configuration, of PyTorch's CPU index, or else the registry's large build with CUDA. TORCH=cuda takes the registry's
+# build and adds CuPy. `--build-arg TORCH_INDEX=URL` takes torch from this index; for an index for CUDA 12, TORCH=cuda12.
 ARG BASE=python:3.11-slim
 
 # -- ORCA itself, and the demo model -----------------------------------------------------------------------------------
@@ -28,31 +29,45 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
     /opt/orca/bin/python -m orca_kernels.cpu.library
 
 # -- third-party packages, one virtual environment per image, without pip ---------------------------------------------
+# The pip of constraints.txt installs into it, without bytecode; trim_packages.py adds that of the modules it is given.
 FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
 WORKDIR /build
-RUN python3 -m venv --without-pip /opt/orca
 COPY pyproject.toml constraints.txt ./
+RUN python3 -m venv --without-pip /opt/orca && python3 -m venv /opt/pip && \
+    /opt/pip/bin/python -m pip install -c constraints.txt pip
 # `requires NAME…`: the requirements of the distribution itself (base) or of its extras
 RUN printf '%s\n' '#!/bin/sh' \
     'exec python3 -c "import sys, tomllib; project = tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"]; lists = {\"base\": project[\"dependencies\"]} | project[\"optional-dependencies\"]; print(*(line for name in sys.argv[1:] for line in lists[name]), \"dumb-init\", sep=\"\\n\")" "$@"' \
     > /usr/local/bin/requires && chmod +x /usr/local/bin/requires
+COPY tools tools
 
 FROM build AS operator-packages
 RUN requires operator > requirements.txt && \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/orca/bin/python tools/trim_packages.py httpx kopf kubernetes.dynamic pydantic.alias_generators yaml
 
 FROM build AS master-packages
 RUN requires base hub > requirements.txt && \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/orca/bin/python tools/trim_packages.py fastapi.middleware.cors google.protobuf.internal.builder \
+      google.protobuf.runtime_version grpc grpc._utilities httptools huggingface_hub.hf_api jinja2.sandbox \
+      prometheus_client pydantic.alias_generators tokenizers uvicorn yaml
 
 FROM build AS worker-packages
 ARG TORCH=cpu
 ARG TORCH_INDEX=
-RUN case "$TORCH" in cpu) extra="" ;; cuda) extra=cuda ;; *) echo "TORCH=$TORCH: cpu or cuda" >&2; exit 2 ;; esac && \
+RUN case "$TORCH" in \
+      cpu) device=cpu extra="" ;; \
+      cuda|cuda12) device=cuda extra=$TORCH ;; \
+      *) echo "TORCH=$TORCH: cpu, cuda or cuda12" >&2; exit 2 ;; \
+    esac && \
     requires base hub worker $extra > requirements.txt && \
-    python3 -m pip --python /opt/orca/bin/python install --no-cache-dir ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX} \
-      -c constraints.txt -r requirements.txt
+    /opt/pip/bin/python tools/install_torch.py --python /opt/orca/bin/python --device $device \
+      ${TORCH_INDEX:+--index "$TORCH_INDEX"} && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/orca/bin/python tools/trim_packages.py google.protobuf.internal.builder google.protobuf.runtime_version grpc \
+      grpc._utilities huggingface_hub.hf_api numpy prometheus_client safetensors.torch torch.distributed yaml
 
 # -- what runs -------------------------------------------------------------------------------------------------------
 # The packages are one layer and ORCA is another, so that an upgrade moves little.

@@ -15,7 +15,7 @@ test: lint
 
 # Whether every extra can be installed from the public registry alone, and tests/protos at the lowest versions declared.
 resolve: $(VENV)/dev-installed
-	$(BIN)/pytest tests/registry --verbose --numprocesses 2
+	$(BIN)/pytest tests/registry --confcutdir tests/registry --verbose --numprocesses 2
 
 # On the cluster of KUBECONFIG, whose nodes have the images {OPERATOR,MASTER,WORKER}_IMAGE (localhost/orca-*:dev). Needs
 # kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules.
