@@ -29,9 +29,9 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
     /opt/orca/bin/python -m orca_kernels.cpu.library
 
 # -- third-party packages, one virtual environment per image, without pip ---------------------------------------------
-# The pip of constraints.txt installs into it, without bytecode; trim_packages.py adds that of the modules it is given.
+# The pip of constraints.txt installs into it. trim_packages.py leaves the bytecode of the modules that it is given.
 FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 RUN python3 -m venv --without-pip /opt/orca && python3 -m venv /opt/pip && \
@@ -44,12 +44,12 @@ COPY tools tools
 
 FROM build AS operator-packages
 RUN requires operator > requirements.txt && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
     /opt/orca/bin/python tools/trim_packages.py httpx kopf kubernetes.dynamic pydantic.alias_generators yaml
 
 FROM build AS master-packages
 RUN requires base hub > requirements.txt && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
     /opt/orca/bin/python tools/trim_packages.py fastapi.middleware.cors google.protobuf.internal.builder \
       google.protobuf.runtime_version grpc grpc._utilities httptools huggingface_hub.hf_api jinja2.sandbox \
       prometheus_client pydantic.alias_generators tokenizers uvicorn yaml
@@ -65,7 +65,7 @@ RUN case "$TORCH" in \
     requires base hub worker $extra > requirements.txt && \
     /opt/pip/bin/python tools/install_torch.py --python /opt/orca/bin/python --device $device \
       ${TORCH_INDEX:+--index "$TORCH_INDEX"} && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install -c constraints.txt -r requirements.txt && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
     /opt/orca/bin/python tools/trim_packages.py google.protobuf.internal.builder google.protobuf.runtime_version grpc \
       grpc._utilities huggingface_hub.hf_api numpy prometheus_client safetensors.torch torch.distributed yaml
 

@@ -2,7 +2,7 @@
 
 usage: python trim_packages.py MODULE…
 
-Run with the environment's own Python in a stage of the Dockerfile, on packages that pip installed with `--no-compile`.
+Run with the environment's own Python in a stage of the Dockerfile.
 The modules are what the image's commands import. They are imported once, so that their bytecode lies beside them: the
 image's processes cannot write it, and without it every start would compile them anew. Other modules are compiled when a
 process imports them.
@@ -32,14 +32,15 @@ UNUSED = (
 
 
 def trim(packages: Path) -> None:
-    """Removes what UNUSED names, and every package `tests`, from a folder site-packages."""
+    """Removes from a folder site-packages what UNUSED names, every package `tests`, and all bytecode."""
     unused = {path for pattern in UNUSED for path in packages.glob(pattern)}
     unused |= {init.parent for init in packages.rglob("tests/__init__.py")}
+    unused |= set(packages.rglob("__pycache__"))
     for path in unused:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)  # part of a folder removed before
+            path.unlink(missing_ok=True)  # a folder removed before may have held it
 
 
 def main(modules: Sequence[str]) -> int:
