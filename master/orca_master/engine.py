@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from orca_protos import engine_pb2 as pb
 
@@ -22,6 +23,7 @@ from orca_master.engine_types import EngineObserver, EngineState, Output, Submis
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.faults import Evidence, WorkerLostError, closest
 from orca_master.in_flight import InFlight
+from orca_master.iteration_message import check_encodes
 from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger
 from orca_master.limits import check_fits, check_values
 from orca_master.lookahead import look_ahead
@@ -42,6 +44,8 @@ class _Serving:
     pipeline: Pipeline
     ledger: KvLedger
     in_flight: InFlight = field(default_factory=InFlight)
+    broken: asyncio.Future[Exception] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Has the unexpected exception of a selection or dispatch, after which nothing is sent any more."""
 
 
 class EngineMaster:
@@ -59,7 +63,7 @@ class EngineMaster:
         self.facts = pb.ModelFacts()
         self.membership = Membership(topology, config, self._serve, self._note_failure)
         # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
-        self._foresees = config.lookahead and topology.pipeline_parallel_size == 1
+        self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._config = config
         self._deliver = deliver
         self._observer = observer
@@ -122,7 +126,7 @@ class EngineMaster:
         """Takes a request into the pool.
 
         Before `start` has returned it waits there. Raises QueueFullError, EngineUnavailableError, or
-        RequestError for a request that can never fit.
+        RequestError for a request that can never fit or that the protocol cannot carry.
         """
         if self.state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailableError(self.failure or "the server stops")
@@ -134,6 +138,7 @@ class EngineMaster:
             submission.sampling,
             submission.stop_token_ids,
         )
+        check_encodes(request)
         if self.state is EngineState.SERVING:
             self._check_fits(request)
         self.pool.add(request)
@@ -175,7 +180,9 @@ class EngineMaster:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
         elif not isinstance(error, ConfigurationError | WorkerLostError):
-            logger.error("a pipeline is no longer kept: %r", error)
+            logger.error("the engine fails: a pipeline is no longer kept", exc_info=error)
+            self.state, self.failure = EngineState.FAILED, f"internal error: {error!r}"
+            self._fail_requests(self.failure)
 
     def _admit(self, pipeline: Pipeline) -> _Serving:
         """Opens a formed pipeline; the engine serves with the first, or, before the start, with all of them."""
@@ -213,8 +220,11 @@ class EngineMaster:
             )
         ]
         try:
-            await asyncio.wait({messages, serving.in_flight.stalled}, return_when=asyncio.FIRST_COMPLETED)
-            if messages.done():
+            ends: set[asyncio.Future[Any]] = {messages, serving.in_flight.stalled, serving.broken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if serving.broken.done():
+                own = [WorkerLostError(f"internal error: {serving.broken.result()!r}")]
+            elif messages.done():
                 error = messages.exception()
                 lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
                 own = [lost] if error is not None else []
@@ -254,22 +264,31 @@ class EngineMaster:
     def _dispatch(self) -> None:
         """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
         while self.state is EngineState.SERVING:
-            for serving in sorted(self._serving.values(), key=lambda serving: len(serving.in_flight)):
-                proposal = self.scheduler.select(serving.pipeline.id)
-                if proposal:
+            working = [serving for serving in self._serving.values() if not serving.broken.done()]
+            for serving in sorted(working, key=lambda serving: len(serving.in_flight)):
+                if self._advance(serving, lambda serving: self.scheduler.select(serving.pipeline.id)):
                     break
             else:
-                self._look_ahead()
+                for serving in working:
+                    if self._looks_ahead and len(serving.in_flight) == 1:
+                        self._advance(serving, lambda serving: look_ahead(self.scheduler, serving.in_flight.newest))
                 return
-            self._send(serving, proposal)
 
-    def _look_ahead(self) -> None:
-        """Sends the iteration after the one in flight, where that is wanted and can be foreseen."""
-        for serving in self._serving.values():
-            if self._foresees and len(serving.in_flight) == 1:
-                proposal = look_ahead(self.scheduler, serving.in_flight.newest)
-                if proposal:
-                    self._send(serving, proposal)
+    def _advance(self, serving: _Serving, select: Callable[[_Serving], Proposal]) -> bool:
+        """Sends what `select` proposes; whether it proposed anything.
+
+        An unexpected exception leaves the scheduler and the pipeline at odds: it ends this pipeline with a logged error
+        (`_serve`), instead of stopping the engine without a word.
+        """
+        try:
+            proposal = select(serving)
+            if proposal:
+                self._send(serving, proposal)
+        except Exception as error:
+            logger.exception("pipeline %s is given up after an internal error", serving.pipeline.id)
+            serving.broken.set_result(error)
+            return False
+        return bool(proposal)
 
     def _send(self, serving: _Serving, proposal: Proposal) -> None:
         batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
@@ -294,9 +313,8 @@ class EngineMaster:
             self._deliver(outputs)
 
     def _fail_requests(self, reason: str) -> None:
-        outputs = []
-        for request in self._requests.values():
-            self.scheduler.cancel(request, FinishReason.ERROR)
-            outputs.append(Output(request.request_id, None, FinishReason.ERROR, reason))
+        requests = list(self._requests.values())
         self._requests.clear()
-        self._deliver(outputs)
+        self._deliver([Output(request.request_id, None, FinishReason.ERROR, reason) for request in requests])
+        for request in requests:
+            self.scheduler.cancel(request, FinishReason.ERROR)

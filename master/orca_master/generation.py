@@ -94,6 +94,8 @@ class Generator:
                 )
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+        if body.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}-{uuid.uuid4().hex}"

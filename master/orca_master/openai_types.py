@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MAX_COUNT = 10**9
+"""Of tokens: longer than any sequence, and below what the protocol's 32 bits hold."""
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 128
@@ -42,7 +45,7 @@ class GenerationRequest(BaseModel):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=10**9)] = 0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -53,9 +56,9 @@ class GenerationRequest(BaseModel):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] = {}
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     stream: bool = False
@@ -102,7 +105,7 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: TokenCount = 16
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -156,8 +159,8 @@ class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True

@@ -17,13 +17,12 @@ import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
-from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
+from orca_master.iteration_message import build_iteration
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
-from orca_master.request import Request
 from orca_master.scheduler import Batch
 from orca_master.topology import PipelineSpec, Topology
 from orca_master.workers import WorkerConnection
@@ -39,44 +38,6 @@ class Phase(enum.Enum):
     FORMING = "Forming"
     SERVING = "Serving"
     LOST = "Recovering"
-
-
-def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
-    """Returns the wire form of a dispatched batch (protos/engine.proto, Iteration)."""
-    iteration = pb.Iteration(epoch=epoch, sequence=sequence)
-    for scheduled in batch.requests:
-        iteration.row.append(scheduled.row)
-        iteration.num_tokens.append(scheduled.num_tokens)
-        iteration.context_length.append(scheduled.context_length)
-        iteration.token.extend(
-            scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
-        )
-        iteration.num_new_blocks.append(len(scheduled.new_blocks))
-        iteration.new_block.extend(scheduled.new_blocks)
-        iteration.sample.append(scheduled.samples)
-        if scheduled.admitted:
-            request = scheduled.request
-            iteration.admission.add(row=scheduled.row, sampling=_sampling(request), prompt_length=len(request.prompt))
-    return iteration
-
-
-def _sampling(request: Request) -> pb.Sampling:
-    sampling = request.sampling
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        min_tokens=sampling.min_tokens,
-        banned_token=request.stop_token_ids if sampling.min_tokens else (),
-        logprobs=sampling.logprobs,
-    )
 
 
 class Pipeline:
@@ -196,9 +157,10 @@ class Pipeline:
 
     def send(self, batch: Batch) -> int:
         """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
-        self._sequence += 1
-        self._outgoing.put_nowait(build_iteration(self.epoch, self._sequence, batch))
-        return self._sequence
+        sequence = self._sequence + 1
+        self._outgoing.put_nowait(build_iteration(self.epoch, sequence, batch))
+        self._sequence = sequence
+        return sequence
 
     async def serve(
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]

@@ -30,9 +30,16 @@ class TextCodec:
         self.stop_token_ids = _stop_token_ids(model_path)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of `text`; raises RequestError without a tokenizer."""
+        """Returns the token ids of `text`.
+
+        Raises RequestError without a tokenizer, or for text that UTF-8 cannot carry (a lone surrogate in JSON).
+        """
         if self._tokenizer is None:
             raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", "prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text has a lone surrogate at character {error.start}", "prompt") from error
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:

@@ -119,7 +119,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
 
 def test_sigterm_drains(model):
     """Running streams go on to their end, new requests get 503, /readyz turns, and the exit code is 0."""
-    with serve(model, "-pp", "2") as served:
+    with serve(model, "-pp", "2", "--drain-timeout", "240") as served:
         body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True, "temperature": 0}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()

@@ -1,0 +1,145 @@
+"""A request that cannot be served is refused alone: one clear answer, and the next request is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.request import FinishReason
+from support.checkpoints import with_tokenizer
+from support.engines import engine
+from support.served import serve
+
+NAME = "gpt2-head64-tied"
+SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+
+
+def post(url: str, body: dict) -> httpx.Response:
+    """Sends a body as ASCII JSON, in which a lone surrogate is an escape."""
+    return httpx.post(url, content=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def url(checkpoint, tmp_path_factory):
+    with serve(with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("hostile")), "-pp", "2") as served:
+        yield served.url
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": [1], "min_tokens": 4294967296}, "min_tokens"),
+        ({"prompt": [1], "min_tokens": 17}, "min_tokens"),
+        ({"prompt": [1], "max_tokens": 2**31}, "max_tokens"),
+        ({"prompt": [1], "max_tokens": 10**40}, "max_tokens"),
+        ({"prompt": [2**32]}, "prompt"),
+        ({"prompt": [1], "seed": 2**64}, "seed"),
+        ({"prompt": [1], "top_k": 2**32}, "top_k"),
+        ({"prompt": [1], "logit_bias": {"٣": 1}}, "logit_bias"),
+        ({"prompt": [1], "logit_bias": {"9999999999": 1}}, "logit_bias"),
+        ({"prompt": [1], "stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"prompt": "a\ud800b"}, "prompt"),
+        ({"prompt": ["a", "\udfff"]}, "prompt"),
+        ({"prompt": [1], "\ud800": 1}, None),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_completion_that_cannot_be_served(url, body, field):
+    refused = post(f"{url}/v1/completions", body)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert field is None or field == error["param"], error
+    assert post(f"{url}/v1/completions", SOUND).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "user", "content": "a"}], "min_tokens": 2**32, "max_tokens": 1},
+        {"messages": [{"role": "user", "content": "a"}], "min_tokens": 2, "max_tokens": 1},
+    ],
+    ids=["surrogate", "min_tokens out of range", "min_tokens above max_tokens"],
+)
+def test_a_chat_that_cannot_be_served(url, body):
+    refused = post(f"{url}/v1/chat/completions", body)
+    assert refused.status_code == 400, refused.text
+    assert post(f"{url}/v1/completions", SOUND).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status"),
+    [
+        ("v1/completions", {"prompt": [1], "stop": "\ud800"}, 200),
+        ("v1/completions", {"prompt": [1], "user": "\ud800"}, 200),
+        ("v1/completions", {"prompt": [1], "model": "\ud800"}, 404),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": "a", "name": "\ud800"}]}, 200),
+        ("detokenize", {"tokens": [1], "model": "\ud800"}, 404),
+    ],
+    ids=["stop", "user", "model", "name", "detokenize"],
+)
+def test_a_lone_surrogate_that_no_prompt_contains(url, route, body, status):
+    assert post(f"{url}/{route}", {"max_tokens": 2, **body} if route.startswith("v1") else body).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("tokenize", {"prompt": "\ud800"}),
+        ("tokenize", {"messages": [{"role": "user", "content": "\ud800"}]}),
+        ("detokenize", {"tokens": [2**31]}),
+    ],
+    ids=["prompt", "messages", "token"],
+)
+def test_text_routes(url, route, body):
+    refused = post(f"{url}/{route}", body)
+    assert refused.status_code == 400, refused.text
+
+
+def test_a_number_that_the_protocol_cannot_carry_is_refused_by_the_engine_too(checkpoint):
+    """Whatever the endpoint lets through: the pipeline and the requests beside it go on."""
+
+    async def run() -> None:
+        async with engine(checkpoint(NAME), 2) as harness:
+            harness.submit("before", (1, 2), 4)
+            for sampling in ({"min_tokens": 2**32}, {"seed": -1}, {"logit_bias": ((2**32, 1.0),)}, {"top_k": -1}):
+                with pytest.raises(RequestError, match="out of range"):
+                    harness.submit("hostile", (1,), 4, **sampling)
+            with pytest.raises(RequestError, match="out of range"):
+                harness.submit("hostile", (2**32,), 4)
+            harness.submit("after", (3,), 4)
+            tokens = await harness.collect(2)
+            assert {name: len(found) for name, found in tokens.items()} == {"before": 4, "after": 4}
+            harness.assert_nothing_held()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("part", ["scheduler.select", "scheduler.dispatch", "pipeline.send"])
+def test_an_exception_in_the_engines_loop_ends_requests_with_an_error(checkpoint, monkeypatch, caplog, part):
+    """Nobody waits for ever, the log has the traceback, and later requests hear why."""
+
+    async def run() -> None:
+        async with engine(checkpoint(NAME), 1) as harness:
+            owner, name = part.split(".")
+            (serving,) = harness.engine._serving.values()
+            target = {"scheduler": harness.engine.scheduler, "pipeline": serving.pipeline}[owner]
+
+            def fails(*_: object) -> None:
+                raise ZeroDivisionError("the test's")
+
+            monkeypatch.setattr(target, name, fails)
+            harness.submit("first", (1, 2), 4)
+            async with asyncio.timeout(60):
+                output = await harness.outputs.get()
+            assert (output.request_id, output.finish_reason) == ("first", FinishReason.ERROR)
+            assert "internal error: ZeroDivisionError" in (output.error or "")
+            with pytest.raises(EngineUnavailableError, match="internal error"):
+                harness.submit("second", (1, 2), 4)
+
+    asyncio.run(run())
+    assert "Traceback" in caplog.text
+    assert "ZeroDivisionError: the test's" in caplog.text
