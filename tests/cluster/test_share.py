@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from support.kubernetes import Namespace, demo_spec, worker_settings
 
@@ -34,24 +35,36 @@ def logged_threads(log: str) -> dict[str, str]:
     return dict(re.findall(r"(rank \d+): (.+)$", log, re.MULTILINE))
 
 
-def test_a_cpu_limit_bounds_the_threads(namespace: Namespace):
-    """One CPU, nothing said of threads: one thread per rank, whatever the node has. Throttled periods are printed."""
+def under_a_limit_of_one_cpu(namespace: Namespace, name: str, env: list[dict[str, str]]) -> dict[str, Any]:
+    """Deploys the demo with a limit of one CPU, puts load on it, prints its periods, and returns what RANK prints."""
     resources = {"requests": {"cpu": "10m", "memory": "1Gi"}, "limits": {"cpu": "1"}}
-    namespace.deploy(demo_spec(worker=worker_settings(env=[], resources=resources)))
-    namespace.wait_ready()
-    pod = "pod/" + next(name for found in namespace.pods() if "master" not in (name := found["metadata"]["name"]))
+    namespace.deploy(demo_spec(worker=worker_settings(env=env, resources=resources)), name)
+    namespace.wait_ready(name)
+    pods = [pod["metadata"]["name"] for pod in namespace.pods(name)]
+    pod = "pod/" + next(pod for pod in pods if "master" not in pod)
     before = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", RANK))
     body = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-    answers = namespace.ask("demo", [{**body, "prompt": [1 + index, 2, 3]} for index in range(NUM_REQUESTS)])
+    answers = namespace.ask(name, [{**body, "prompt": [1 + index, 2, 3]} for index in range(NUM_REQUESTS)])
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [NUM_TOKENS] * NUM_REQUESTS
     after = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", RANK))
-    periods, throttled = (after[name] - before[name] for name in ("periods", "throttled"))
+    periods, throttled = (after[counter] - before[counter] for counter in ("periods", "throttled"))
     (busy,) = after["ranks"].values()
-    print(
-        f"{after['cores']} cores; of {periods} periods {throttled} were throttled; CPU seconds of the threads: {busy}"
-    )
-    expected = f"1 thread (affinity {after['cores']} core{'s' * (after['cores'] > 1)}, CPU quota 1, 1 rank)"
-    assert logged_threads(namespace.kubectl("logs", pod)) == {"rank 0": expected}
+    print(f"{name}: {throttled} of {periods} periods were throttled; CPU seconds of the rank's threads: {busy}")
+    return {**after, "threads": logged_threads(namespace.kubectl("logs", pod))}
+
+
+def test_a_cpu_limit_bounds_the_threads(namespace: Namespace):
+    """One CPU and no OMP_NUM_THREADS: one thread per rank, whatever the node has.
+
+    Printed beside it: the throttled periods of a pod that starts a thread per core of the node, as all pods once did.
+    """
+    limited = under_a_limit_of_one_cpu(namespace, "limited", [])
+    cores = limited["cores"]
+    expected = f"1 thread (affinity {cores} core{'s' * (cores > 1)}, CPU quota 1, 1 rank)"
+    assert limited["threads"] == {"rank 0": expected}
+    namespace.kubectl("delete", "orca", "limited")
+    per_core = under_a_limit_of_one_cpu(namespace, "per-core", [{"name": "OMP_NUM_THREADS", "value": str(cores)}])
+    assert per_core["threads"] == {"rank 0": f"OMP_NUM_THREADS={cores} is set"}
 
 
 def test_without_a_limit_memory_is_sized_from_the_request(namespace: Namespace):
