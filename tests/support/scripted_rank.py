@@ -3,6 +3,7 @@
     silent: KIND    gives no answer to commands of this kind
     wrong: KIND     answers commands of this kind with `allocated`, or `formed` for an allocate
     hold: COUNT     answers only when COUNT commands have come, in an order drawn with `seed`
+    writes: COUNT   writes COUNT bytes to standard error, without a line break, before it reads a command
     complains: I    rank I answers an iteration with the loss of a neighbour, and ends
 
 The answers show whose they are: Prepared names its epoch, WarmedUp has as many blocks as it was asked for tokens.
@@ -45,6 +46,8 @@ def answer(command):
     return pb.RankReply(allocated=pb.Allocated())
 
 
+sys.stderr.write("x" * script.get("writes", 0))
+sys.stderr.flush()
 held, epoch, partition = [], 0, 0
 while (command := read_command(connection)) is not None:
     kind = command.WhichOneof("command")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from orca_protos import engine_pb2 as pb
+from orca_worker import rank_process
 from orca_worker.errors import FaultError
 from orca_worker.rank_process import RankProcess
 
@@ -135,6 +136,32 @@ def test_bytes_that_are_no_frame_are_a_fault(damage):
         faults: list[pb.Fault] = []
         rank = await RankProcess.spawn(0, 0, "127.0.0.1", {}, command, lambda _: None, faults.append)
         with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):
+            await rank.ask(COMMANDS["prepare"], 100)
+        assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
+        await rank.end()
+
+    asyncio.run(run())
+
+
+def test_a_long_line_on_standard_error_blocks_no_rank():
+    """Longer than the reader's buffer and the pipe together."""
+
+    async def run() -> None:
+        async with scripted(writes=1 << 20) as (rank, faults):
+            assert (await rank.ask(warmup(7), 100)).warmed_up.num_blocks == 7
+            assert faults == []
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
+    monkeypatch.setattr(rank_process, "EXIT_SECONDS", 0.2)
+
+    async def run() -> None:
+        command = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)")
+        faults: list[pb.Fault] = []
+        rank = await RankProcess.spawn(0, 0, "127.0.0.1", {}, command, lambda _: None, faults.append)
+        with pytest.raises(FaultError, match="rank 0 ended: killed by SIGKILL"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
         await rank.end()

@@ -159,6 +159,10 @@ class RankProcess:
         except FrameError as error:
             self._kill(f"sent {error}")
             return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+        if self._process.returncode is None:  # its socket is closed, so it is of no use
+            self._process.kill()
         code = await self._process.wait()
         died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
@@ -180,7 +184,13 @@ class RankProcess:
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:  # a line longer than the buffer: dropped, or the full pipe would block the rank
+                continue
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             self._last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
