@@ -89,7 +89,12 @@ def crd(with_rules: bool = True) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}", "labels": {"app.kubernetes.io/name": "orca"}},
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            "labels": {"app.kubernetes.io/name": "orca"},
+            # In every copy: helm must not delete the CRD, and every OrcaDeployment with it, whoever applied it last.
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

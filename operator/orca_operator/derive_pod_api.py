@@ -12,12 +12,15 @@ import re
 from importlib import resources
 from typing import Any
 
+from orca_operator import pod_api
+
 KUBERNETES = "1.36"
 """The version whose schemas are used; unknown fields are kept where later versions are likely to add some."""
 ROOTS = ("Affinity", "Container", "EnvVar", "Toleration", "Volume", "VolumeMount")
 DNS_LABEL: dict[str, Any] = {"pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
-# Kubernetes takes almost any printable ASCII since 1.32; this is what every server since 1.20 takes.
-ENVIRONMENT_NAME: dict[str, Any] = {"pattern": r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"}
+ENVIRONMENT_NAME: dict[str, Any] = {"pattern": pod_api.ENVIRONMENT_NAME}
+PORT: dict[str, Any] = {"minimum": 1, "maximum": 65535}
+WEIGHT: dict[str, Any] = {"minimum": 1, "maximum": 100}
 NOT_NEGATIVE = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
 QUANTITY: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
@@ -31,13 +34,27 @@ INT_OR_STRING: dict[str, Any] = {
 }
 ADDED: dict[tuple[str, str], dict[str, Any]] = {
     ("Container", "imagePullPolicy"): {"enum": ["", "Always", "IfNotPresent", "Never"]},
+    ("AppArmorProfile", "type"): {"enum": ["Localhost", "RuntimeDefault", "Unconfined"]},
     ("Container", "name"): DNS_LABEL,
+    ("Container", "restartPolicy"): {"enum": ["Always", "OnFailure", "Never"]},
     ("Container", "terminationMessagePolicy"): {"enum": ["", "File", "FallbackToLogsOnError"]},
+    ("ContainerPort", "containerPort"): PORT,
     ("ContainerPort", "protocol"): {"enum": ["", "TCP", "UDP", "SCTP"]},
+    ("ContainerResizePolicy", "restartPolicy"): {"enum": ["NotRequired", "RestartContainer"]},
     ("EnvVar", "name"): ENVIRONMENT_NAME,
     ("HTTPGetAction", "scheme"): {"enum": ["", "HTTP", "HTTPS"]},
+    ("HostPathVolumeSource", "type"): {
+        "enum": ["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"]
+    },
+    ("ImageVolumeSource", "pullPolicy"): {"enum": ["", "Always", "IfNotPresent", "Never"]},
     ("LabelSelectorRequirement", "operator"): {"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
     ("NodeSelectorRequirement", "operator"): {"enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]},
+    ("PersistentVolumeClaimSpec", "accessModes"): {
+        "items": {"type": "string", "enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}
+    },
+    ("PreferredSchedulingTerm", "weight"): WEIGHT,
+    ("SeccompProfile", "type"): {"enum": ["Localhost", "RuntimeDefault", "Unconfined"]},
+    ("SecurityContext", "procMount"): {"enum": ["", "Default", "Unmasked"]},
     ("Toleration", "effect"): {"enum": ["", "NoSchedule", "PreferNoSchedule", "NoExecute"]},
     ("Toleration", "operator"): {"enum": ["", "Exists", "Equal", "Lt", "Gt"]},
     ("Volume", "name"): DNS_LABEL,
@@ -45,6 +62,7 @@ ADDED: dict[tuple[str, str], dict[str, Any]] = {
     ("VolumeMount", "mountPropagation"): {"enum": ["None", "HostToContainer", "Bidirectional"]},
     ("VolumeMount", "name"): {"minLength": 1},
     ("VolumeMount", "recursiveReadOnly"): {"enum": ["Disabled", "IfPossible", "Enabled"]},
+    ("WeightedPodAffinityTerm", "weight"): WEIGHT,
 }
 """By definition and field: what the API server of the core API checks beyond the published types."""
 SPECIAL = {"Quantity": QUANTITY, "IntOrString": INT_OR_STRING, "Time": {"type": "string"}}

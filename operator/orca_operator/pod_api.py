@@ -24,6 +24,8 @@ KEYS: dict[str, list[str]] = {
     "VolumeMount": ["mountPath"],
 }
 """What tells the entries of a list apart, as in the pod API."""
+ENVIRONMENT_NAME = r"^([-_a-zA-Z][-._a-zA-Z0-9]*|[.][-_a-zA-Z0-9][-._a-zA-Z0-9]*)$"
+"""Kubernetes takes almost any printable ASCII since 1.32; this is what every server since 1.20 takes."""
 DESCRIBED_LEVELS = 3
 """Fields below have no description: the CRD must stay below 200 KiB."""
 

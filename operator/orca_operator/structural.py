@@ -86,9 +86,8 @@ def problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
 
 def _type_problem(value: Any, schema: Schema) -> str | None:
     wanted = "an integer or a string" if schema.get(INT_OR_STRING) else schema.get("type")
-    whole = (isinstance(value, int) and not isinstance(value, bool)) or (
-        isinstance(value, float) and value.is_integer()
-    )
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = number and float(value).is_integer() and -(2**63) <= value < 2**63
     fits = {
         "an integer or a string": whole or isinstance(value, str),
         "string": isinstance(value, str),

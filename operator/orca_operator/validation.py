@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
+from orca_operator import pod_api
 from orca_operator.api import Spec
 from orca_operator.names import LONGEST_NAME
 from orca_operator.schema import spec_schema
@@ -59,6 +61,7 @@ def _keys(path: str, pattern: str, words: str) -> Rule:
 def _map_rules() -> tuple[Rule, ...]:
     label = "must have keys of the form [DOMAIN/]NAME, with up to 63 letters, digits, -, _ and . in NAME"
     resource = "must name cpu, memory, ephemeral-storage, hugepages-SIZE or an extended resource DOMAIN/NAME"
+    variable = "must have keys of letters, digits, -, _ and . that do not begin with a digit or two dots"
     pods = ("master", "worker")
     labels = [f"{pod}.{field}" for pod in pods for field in ("labels", "nodeSelector")]
     annotations = [f"{pod}.annotations" for pod in pods]
@@ -67,6 +70,7 @@ def _map_rules() -> tuple[Rule, ...]:
         *(_keys(path, LABEL_KEY, label) for path in [*labels, "service.labels", "monitoring.labels"]),
         *(_keys(path, ANNOTATION_KEY, label) for path in [*annotations, "service.annotations"]),
         *(_keys(path, RESOURCE_NAME, resource) for path in resources),
+        _keys("communication.env", pod_api.ENVIRONMENT_NAME, variable),
     )
 
 
@@ -162,10 +166,16 @@ RULES = (
 def parse(name: str, spec: Mapping[str, Any]) -> Spec:
     """Returns the spec of the OrcaDeployment `name`; raises InvalidSpecError that names the first wrong field."""
     schema = spec_schema()
-    stored = admitted(spec, schema)
-    for problem in problems(stored, schema, "spec"):
-        raise InvalidSpecError(problem[:1000])
-    parsed = Spec.model_validate(stored)
+    try:
+        stored = admitted(spec, schema)
+        for problem in problems(stored, schema, "spec"):
+            raise InvalidSpecError(problem[:1000])
+        parsed = Spec.model_validate(stored)
+    except RecursionError as error:
+        raise InvalidSpecError("spec: is nested too deeply") from error
+    except ValidationError as error:  # text that no API server sends, such as a lone surrogate
+        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise InvalidSpecError(f"spec.{field}: {error.errors()[0]['msg']}"[:1000]) from error
     for rule in RULES:
         if not rule.holds(name, parsed):
             raise InvalidSpecError(f"{where(rule)} {rule.message}")
