@@ -59,7 +59,8 @@ ARG TORCH=cpu
 ARG TORCH_INDEX=
 RUN case "$TORCH" in \
       cpu) device=cpu extra="" ;; \
-      cuda|cuda12) device=cuda extra=$TORCH ;; \
+      cuda) device=cuda extra=cuda ;; \
+      cuda12) device=cuda extra=cuda12; : "${TORCH_INDEX:?TORCH=cuda12 needs the index of builds for CUDA 12}" ;; \
       *) echo "TORCH=$TORCH: cpu, cuda or cuda12" >&2; exit 2 ;; \
     esac && \
     requires base hub worker $extra > requirements.txt && \

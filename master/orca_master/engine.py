@@ -270,7 +270,7 @@ class EngineMaster:
                     break
             else:
                 for serving in working:
-                    if self._looks_ahead and len(serving.in_flight) == 1:
+                    if self._looks_ahead and len(serving.in_flight) == 1 and not serving.broken.done():
                         self._advance(serving, lambda serving: look_ahead(self.scheduler, serving.in_flight.newest))
                 return
 

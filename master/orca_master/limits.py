@@ -10,6 +10,9 @@ from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
 from orca_master.openai_types import MAX_LOGPROBS
 from orca_master.request import Request
 
+SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
+"""Positive normal numbers of 32 bits, in which the workers compute."""
+
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
     """Raises RequestError for one that exceeds the model's context, or all K/V slots of the largest pipeline."""
@@ -43,13 +46,13 @@ def check_values(request: Request, vocabulary_size: int) -> None:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
     for field, value, least, most in (
         ("max_tokens", request.max_gen_tokens, 1, math.inf),
-        ("temperature", sampling.temperature, 0, math.inf),
-        ("top_p", sampling.top_p, 0, 1),
+        ("temperature", sampling.temperature, 0, LARGEST_FLOAT),
+        ("top_p", sampling.top_p, SMALLEST_FLOAT, 1),
         ("min_p", sampling.min_p, 0, 1),
-        ("presence_penalty", sampling.presence_penalty, -math.inf, math.inf),
-        ("frequency_penalty", sampling.frequency_penalty, -math.inf, math.inf),
-        ("repetition_penalty", sampling.repetition_penalty, 0, math.inf),
-        *(("logit_bias", value, -math.inf, math.inf) for _, value in sampling.logit_bias),
+        ("presence_penalty", sampling.presence_penalty, -LARGEST_FLOAT, LARGEST_FLOAT),
+        ("frequency_penalty", sampling.frequency_penalty, -LARGEST_FLOAT, LARGEST_FLOAT),
+        ("repetition_penalty", sampling.repetition_penalty, SMALLEST_FLOAT, LARGEST_FLOAT),
+        *(("logit_bias", value, -LARGEST_FLOAT, LARGEST_FLOAT) for _, value in sampling.logit_bias),
         ("seed", sampling.seed, 0, 2**64 - 1),
         ("n", sampling.choice, 0, 2**32 - 1),
         ("top_k", sampling.top_k, 0, 2**32 - 1),

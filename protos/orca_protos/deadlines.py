@@ -27,8 +27,9 @@ class Bound:
 PREPARE = Bound(30.0)
 ALLOCATE = Bound(120.0)
 """The pools are written to, so that their memory exists, and iterations of increments are recorded."""
-LOAD_SILENCE = Bound(100.0)
-"""Between two messages about a load, from each rank."""
+LOAD_SILENCE = Bound(300.0)
+"""Between two messages about a load, from each rank: it may wait for another process that compiles the CPU kernels, and
+compile them itself (BUILD_SECONDS in orca_kernels/cpu/library.py, for each of the two)."""
 
 
 def form(group_timeout: float) -> Bound:

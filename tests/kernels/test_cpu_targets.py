@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from orca_kernels.cpu.targets import AVX512, TARGETS
+from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS
 from support.cpu_targets import arrangements, cpu_target_params, summary
 
-ZEN3 = {"sse2", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+ZEN3 = {"sse2", *AVX2}
 ZEN4 = ZEN3 | AVX512 | {"avx512_bf16"}
 NAMES = [target.name for target in TARGETS]
 

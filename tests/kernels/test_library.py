@@ -10,7 +10,7 @@ import pytest
 import torch
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.cpu.targets import AVX512, TARGETS, processor_flags
+from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS, processor_flags
 from orca_kernels.reference import ReferenceKernels
 from orca_kernels.select import kernels_for
 
@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "orca-kernels"
 
 
-V3 = {"sse2", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+V3 = {"sse2", *AVX2}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ V3 = {"sse2", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
         (V3 | AVX512 | {"avx512_bf16"}, "x86-64-v4+avx512bf16"),
         (V3 | AVX512 | {"avx512_bf16", "amx_bf16"}, "x86-64-v4+amx"),
         (V3 | {"avx512f"}, "x86-64-v3"),
+        ((V3 | AVX512) - {"avx2"}, "x86-64"),
     ],
 )
 def test_the_best_target_that_the_processor_has(flags, name):

@@ -6,6 +6,7 @@ They must accept and refuse the same specs, name the same field, and end with th
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import re
 from typing import Any
@@ -17,7 +18,7 @@ from orca_operator.schema import spec_schema
 from orca_operator.structural import admitted, problems
 from orca_operator.validation import RULES, InvalidSpecError, parse, where
 from support.crdcheck import judge, resource
-from support.orcadeployments import MINIMAL
+from support.orcadeployments import MINIMAL, merged
 from support.spec_table import RULES as RULE_ROWS
 from support.spec_table import TABLE
 
@@ -101,6 +102,43 @@ def test_every_rule_has_a_row_that_breaks_it_alone():
     ]
     for rule in RULES:
         assert [rule] in broken, where(rule)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (merged(MINIMAL, scheduler={"kvSlots": 2**63 - 1024}), None),
+        (merged(MINIMAL, scheduler={"kvSlots": 2**63}), "spec.scheduler.kvSlots"),
+        (merged(MINIMAL, scheduler={"kvSlots": 1e30}), "spec.scheduler.kvSlots"),
+        (merged(MINIMAL, autoscaling={"targetQueueDepth": 1e25}), "spec.autoscaling.targetQueueDepth"),
+        (merged(MINIMAL, worker={"tolerations": [{"tolerationSeconds": 2**70}]}), "tolerationSeconds"),
+    ],
+)
+def test_integers_have_64_bits(spec, field):
+    """Not part of the table: a JSON number of this size is stored rounded."""
+    verdict = judge(crd(with_rules=False), [resource("demo", spec)])[1]
+    assert verdict.accepted == (field is None)
+    if field is None:
+        parse("demo", spec)
+        return
+    assert any(field in error for error in verdict.errors)
+    with pytest.raises(InvalidSpecError, match=re.escape(field)):
+        parse("demo", spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"uri": "file:///m", "name": "\ud800"}}, "spec.model.name"),
+        (
+            {"worker": {"affinity": functools.reduce(lambda inner, _: {"x": inner}, range(5000), {})}},
+            "nested too deeply",
+        ),
+    ],
+)
+def test_what_no_server_sends_is_refused_all_the_same(changes, words):
+    with pytest.raises(InvalidSpecError, match=words):
+        parse("demo", {"model": {"uri": "file:///m"}, **changes})
 
 
 def test_every_rule_is_in_the_crd_and_not_in_the_legacy_one():

@@ -137,6 +137,42 @@ CALLS = {
 }
 
 
+def test_a_late_failure_leaves_the_ranks_of_a_newer_load_alone(tmp_path, monkeypatch):
+    """A Prepare of a master that was replaced runs into its bound while its successor's engine stands."""
+
+    async def run() -> None:
+        monkeypatch.setattr(deadlines, "PREPARE", deadlines.Bound(5.0))
+        async with workers(tmp_path, {"silent": "prepare"}) as (controllers, (stub,)):
+            await load(stub, load_request())
+            late = asyncio.ensure_future(stub.Prepare(pb.PrepareRequest(epoch=1)))
+            while not controllers[0].highest_epoch:
+                await asyncio.sleep(0.01)
+            controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
+            request = load_request()
+            request.max_model_len = 64
+            await load(stub, request)
+            await stub.Prepare(pb.PrepareRequest(epoch=2))
+            await stub.Form(pb.FormRequest(epoch=2, world_size=1))
+            pids = rank_pids(controllers[0])
+            with pytest.raises(grpc.aio.AioRpcError):
+                await late
+            assert rank_pids(controllers[0]) == pids
+            assert (await stub.Warmup(pb.WarmupRequest(max_tokens=3))).num_blocks == 3
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_cannot_be_started_is_a_cause(tmp_path):
+    async def run() -> None:
+        async with workers(tmp_path, {}) as (controllers, (stub,)):
+            controllers[0]._rank_command = (str(tmp_path / "nothing"),)
+            with pytest.raises(grpc.aio.AioRpcError, match="a rank cannot be started") as error:
+                await load(stub, load_request())
+            assert faults.from_error(error.value).kind == pb.FAULT_KIND_CAUSE
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("silent", CALLS)
 def test_a_silent_rank_ends_and_the_next_load_starts_another(tmp_path, monkeypatch, silent):
     async def run() -> None:

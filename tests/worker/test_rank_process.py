@@ -114,16 +114,31 @@ def test_an_exit_fails_every_question_as_a_cause():
     asyncio.run(run())
 
 
-def test_the_end_of_a_rank_by_its_controller_is_no_fault():
+def test_the_end_of_a_rank_by_its_controller_is_no_fault_and_answers_every_question():
     async def run() -> None:
         async with scripted(silent="form") as (rank, faults):
-            asked = asyncio.create_task(rank.ask(COMMANDS["form"], 100))
+            asked = [asyncio.create_task(rank.ask(COMMANDS["form"], 1000)) for _ in range(3)]
             await asyncio.sleep(0)
             await rank.end()
+            async with asyncio.timeout(60):
+                for error in await asyncio.gather(*asked, return_exceptions=True):
+                    assert error.fault.kind == pb.FAULT_KIND_CONSEQUENCE
+                    assert "was ended by its controller" in str(error)
             assert faults == []
-            asked.cancel()
-            with contextlib.suppress(FaultError, asyncio.CancelledError):
-                await asked
+            assert not rank._waiting
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_hangs_is_killed_also_if_the_call_that_ends_it_is_cancelled():
+    async def run() -> None:
+        async with scripted() as (rank, _):
+            await rank.ask(COMMANDS["prepare"], 100)
+            os.kill(rank._process.pid, signal.SIGSTOP)
+            ending = asyncio.create_task(rank.end())
+            await asyncio.sleep(0.1)
+            ending.cancel()
+            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
 
     asyncio.run(run())
 

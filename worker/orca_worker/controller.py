@@ -104,6 +104,8 @@ class Controller(WorkerServicer):
             await self._abort(context, error)
         except EpochError as error:
             await self._abort(context, error)
+        except OSError as error:  # the model's files changed while they were looked at
+            await self._abort(context, ModelError(f"{request.model_path}: {error}"))
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
         """Replaces the ranks; yields progress. Raises EpochError if another load replaced these in the meantime."""
@@ -131,10 +133,12 @@ class Controller(WorkerServicer):
             await self._abort(context, EpochError(message))
         self.highest_epoch = request.epoch
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
+        ranks = self._ranks
         try:
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
         except (ModelError, FaultError, EpochError) as error:
-            await self._end_ranks()  # one does not leave its old epoch: the next Load starts new ranks
+            if self._ranks is ranks:  # else a newer Load has started others
+                await self._end_ranks()  # one does not leave its old epoch: the next Load starts new ranks
             await self._abort(context, error)
         return replies[0].prepared
 
@@ -281,8 +285,9 @@ class Controller(WorkerServicer):
         self._next_channel = None
 
     async def _end_ranks(self) -> None:
+        """Ends every rank, also if the call that wants it is cancelled."""
         self._facts = self._load = None
-        await self._ranks.end()
+        await asyncio.shield(self._ranks.end())
 
 
 async def _write_acks(epoch: Epoch, context: Any) -> None:

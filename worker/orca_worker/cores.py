@@ -53,7 +53,7 @@ def rank_setting(
     cores, and its memory on the NUMA node that reads it. Under a quota, or with fewer cores than ranks, none is pinned.
     `environment`: what the rank would start with otherwise.
     """
-    if THREADS in environment:
+    if environment.get(THREADS):
         return RankSetting(f"{THREADS}={environment[THREADS]} is set")
     each, left_over = divmod(processors.threads, num_ranks)
     threads = max(1, each + (rank < left_over))

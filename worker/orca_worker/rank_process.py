@@ -140,14 +140,17 @@ class RankProcess:
             del self._waiting[number]
 
     async def end(self) -> None:
-        """Ends the process within a bound and waits for it. Its end is no fault."""
+        """Ends the process within a bound and waits for it. Its end is no fault, but ends every question."""
         self._ending = True
+        self._fail(self._own_fault("was ended by its controller"))
         self._writer.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+        finally:  # also if this call is cancelled
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -13,7 +13,7 @@ from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE
 from orca_protos.together import together
 
 from orca_worker.cores import Processors, rank_setting
-from orca_worker.errors import kind_of
+from orca_worker.errors import FaultError, kind_of
 from orca_worker.rank_process import RANK_COMMAND, RankProcess
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Ranks:
         command: Sequence[str] = RANK_COMMAND,
         may_pin: bool = False,
     ) -> Ranks:
-        """Starts the ranks that `request` needs.
+        """Starts the ranks that `request` needs; raises FaultError if a process cannot be started.
 
         `on_reply` and `on_fault`: see RankProcess. `may_pin`: ranks may be pinned to cores (cores.py).
         """
@@ -71,6 +71,11 @@ class Ranks:
                         on_fault,
                     )
                 )
+        except OSError as error:
+            await ranks.end()
+            message = f"a rank cannot be started: {error}"
+            fault = pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=request.partition)
+            raise FaultError(fault) from error
         except BaseException:
             await ranks.end()
             raise

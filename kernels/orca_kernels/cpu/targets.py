@@ -28,7 +28,8 @@ class CpuTarget:
         return sorted(self.needs - flags)
 
 
-AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm", "popcnt", "sse4_2"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 TARGETS = (
     # oneDNN multiplies bfloat16 on AMX tiles.
     CpuTarget("x86-64-v4+amx", "x86-64-v4", AVX512 | {"amx_bf16"}, frozenset({BFLOAT16})),
@@ -37,7 +38,7 @@ TARGETS = (
     CpuTarget(
         "x86-64-v3",
         "x86-64-v3",
-        frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}),
+        AVX2,
         frozenset({FLOAT32, BFLOAT16}),
     ),
     CpuTarget("x86-64", "x86-64", frozenset({"sse2"}), frozenset({FLOAT32, BFLOAT16})),
