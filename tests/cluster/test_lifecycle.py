@@ -39,7 +39,7 @@ def test_deletion_removes_everything_and_a_new_one_starts_at_once(namespace: Nam
 def test_what_is_under_way_is_finished_before_a_deletion(namespace: Namespace):
     """Master and workers get their signal together; the drain keeps all of them until every answer is whole."""
     parallelism = {"pipelineParallelSize": 2}
-    namespace.deploy(demo_spec(parallelism=parallelism, scheduler={"maxBatchSize": 1}))
+    namespace.deploy(demo_spec(parallelism=parallelism, scheduler={"maxBatchSize": 1}, drainTimeoutSeconds=300))
     namespace.wait_ready()
     namespace.ask("demo", [BODY])  # the client is there
     long = [{**BODY, "max_tokens": 900, "ignore_eos": True}] * 6  # two run, four wait
@@ -47,7 +47,7 @@ def test_what_is_under_way_is_finished_before_a_deletion(namespace: Namespace):
         asked = pool.submit(namespace.ask, "demo", long)
         assert eventually(lambda: namespace.unfinished("demo") == len(long), 30, interval=0.1), "they are under way"
         namespace.kubectl("delete", "orca", "demo", "--wait=false")
-        answers = asked.result(120)
+        answers = asked.result(290)
     assert [len(answer["choices"][0]["token_ids"]) for answer in answers] == [900] * len(long)
 
 

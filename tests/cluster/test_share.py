@@ -17,7 +17,7 @@ stat = next(folder / "cpu.stat" for folder in folders if (folder / "cpu.stat").i
 counters = {name: int(value) for name, value in map(str.split, stat.read_text().splitlines())}
 ranks = {}
 for process in pathlib.Path("/proc").iterdir():
-    if not process.name.isdigit() or b"orca_worker.rank" not in (process / "cmdline").read_bytes():
+    if not process.name.isdigit() or b"\\0orca_worker.rank\\0" not in (process / "cmdline").read_bytes():
         continue
     busy = []
     for thread in (process / "task").iterdir():

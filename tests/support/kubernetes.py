@@ -23,7 +23,7 @@ CLIENT = """
 import concurrent.futures, json, sys, urllib.request
 def ask(body):
     request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(), {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=60))
+    return json.load(urllib.request.urlopen(request, timeout=280))
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     print(json.dumps(list(pool.map(ask, json.load(sys.stdin)))))
 """
@@ -137,18 +137,20 @@ class Namespace:
         return {}
 
     def wait_reason(self, reason: str, seconds: float, name: str = "demo") -> dict[str, Any]:
-        """Waits until Ready has a reason."""
-        seen: list[str] = []
+        """Waits until Ready has a reason; returns the condition that has it, which may have changed since."""
+        conditions: list[dict[str, Any]] = []
 
         def there() -> bool:
             condition = self.condition(name=name)
-            words = f"{condition.get('reason')}: {condition.get('message')}"
-            if not seen or seen[-1] != words:
-                seen.append(words)
+            if not conditions or conditions[-1] != condition:
+                conditions.append(condition)
             return condition.get("reason") == reason
 
-        assert eventually(there, seconds), f"{reason} within {seconds} s; seen: {seen}"
-        return self.condition(name=name)
+        def history() -> list[str]:
+            return [f"{condition.get('reason')}: {condition.get('message')}" for condition in conditions]
+
+        assert eventually(there, seconds), f"{reason} within {seconds} s; seen: {history()}"
+        return conditions[-1]
 
     def wait_ready(self, name: str = "demo", seconds: float = 90) -> None:
         """Waits until an OrcaDeployment serves."""
