@@ -225,9 +225,11 @@ class EngineMaster:
             if serving.broken.done():
                 own = [WorkerLostError(f"internal error: {serving.broken.result()!r}")]
             elif messages.done():
-                error = messages.exception()
-                lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
-                own = [lost] if error is not None else []
+                own = []
+                if (error := messages.exception()) is not None:
+                    logger.error("pipeline %s failed on a message", pipeline.id, exc_info=error)
+                    internal = WorkerLostError(f"internal error: {error!r}")
+                    own = [error if isinstance(error, WorkerLostError) else internal]
         except asyncio.CancelledError:
             own = [WorkerLostError("it left the topology, or the engine stops")]
             raise
