@@ -7,6 +7,7 @@ gently. Every admin call needs the bearer token of the Secret `d-admin`.
 from __future__ import annotations
 
 import hmac
+import json
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError
 from orca_master.keeper import PipelineKeeper
 from orca_master.pipeline import Phase
+from orca_master.progress import progress_report
 from orca_master.topology import Positive, Topology
 
 BEARER = HTTPBearer(auto_error=False)
@@ -164,7 +166,13 @@ def create_probes(engine: EngineThread) -> Any:
         reason = engine.status.unavailable
         return (503, f"{reason}\n") if reason else (200, "ok\n")
 
+    async def progressz() -> tuple[int, str]:
+        status = engine.status
+        return 200, json.dumps(progress_report(status.state.value, status.serves, status.progress)) + "\n"
+
     async def metrics() -> tuple[int, str]:
         return 200, (await engine.metrics()).decode()
 
-    return probes({"/startupz": startupz, "/livez": livez, "/readyz": readyz, "/metrics": metrics})
+    return probes(
+        {"/startupz": startupz, "/livez": livez, "/readyz": readyz, "/progressz": progressz, "/metrics": metrics}
+    )

@@ -37,6 +37,7 @@ from orca_master.openai_types import (
     Tokenized,
     TokenizeTextRequest,
 )
+from orca_master.progress import progress_report
 from orca_master.responding import error_response
 
 
@@ -159,6 +160,12 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         """Requests are taken; if not, why."""
         reason = endpoint.engine.status.unavailable
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
+
+    @app.get("/progressz")
+    async def progressz() -> dict[str, Any]:
+        """Whether iterations return while requests wait, with the numbers behind the answer."""
+        status = endpoint.engine.status
+        return progress_report(status.state.value, status.serves, status.progress)
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:

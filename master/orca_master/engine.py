@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,10 @@ class EngineMaster:
     ) -> None:
         self.state = EngineState.LOADING
         self.failure = ""
+        self.num_iterations = 0
+        """Iterations that have returned."""
+        self.progressed_at = time.monotonic()
+        """When an iteration returned or a pipeline began to serve, in seconds of the monotonic clock."""
         self.facts = pb.ModelFacts()
         self.membership = Membership(topology, config, self._serve, self._note_failure)
         # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
@@ -186,6 +191,7 @@ class EngineMaster:
 
     def _admit(self, pipeline: Pipeline) -> _Serving:
         """Opens a formed pipeline; the engine serves with the first, or, before the start, with all of them."""
+        self.progressed_at = time.monotonic()
         ledger = LEDGERS[self._config.admission](pipeline.num_blocks)
         self.scheduler.add_pipeline(pipeline.id, ledger)
         serving = self._serving[pipeline.id] = _Serving(pipeline, ledger)
@@ -302,6 +308,8 @@ class EngineMaster:
 
     def _commit(self, serving: _Serving, result: pb.IterationResult) -> None:
         batch = serving.in_flight.take(result.sequence, self._config.stall_timeout)
+        self.num_iterations += 1
+        self.progressed_at = time.monotonic()
         outputs = []
         logprobs = {found.index: found for found in result.logprobs}
         for index, request in self.scheduler.commit(batch, list(result.token)):

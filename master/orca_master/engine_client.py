@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from orca_master.engine_types import EngineState, Output, Submission
 from orca_master.errors import EngineUnavailableError
+from orca_master.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +23,21 @@ class EngineStatus:
     vocabulary_size: int
     max_model_len: int
     num_slots: int
+    progress: Progress
 
     @property
     def unavailable(self) -> str:
         """Why requests are not taken now, "" if they are."""
         if self.draining:
             return "draining: the server is about to end"
-        if self.state is EngineState.SERVING:
-            return ""
+        if self.serves:
+            return self.progress.stall(time.monotonic())
         return f"{self.state.value}: {self.failure or 'the model is not there yet'}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether a pipeline claims to serve."""
+        return self.state is EngineState.SERVING
 
     @property
     def longest(self) -> int:

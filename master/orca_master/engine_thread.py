@@ -18,6 +18,7 @@ from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, Output, Submission
 from orca_master.metrics import Metrics
+from orca_master.progress import Progress
 from orca_master.topology import Topology
 
 ALIVE_SECONDS = 5.0
@@ -49,6 +50,9 @@ class EngineThread(EngineClient):
         self._engine_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
         self._streams: dict[str, _Stream] = {}
+        self._num_unfinished = 0
+        self._busy_since = 0.0
+        """When the first of the unfinished requests came, in seconds of the monotonic clock."""
 
     @property
     def status(self) -> EngineStatus:
@@ -62,6 +66,18 @@ class EngineThread(EngineClient):
             facts.vocabulary_size,
             facts.max_model_len,
             engine.num_slots,
+            self._progress(),
+        )
+
+    def _progress(self) -> Progress:
+        engine = self.engine
+        return Progress(
+            engine.num_iterations,
+            self._num_unfinished,
+            engine.scheduler.num_running,
+            len(engine.pool),
+            max(engine.progressed_at, self._busy_since),
+            self.config.stall_timeout,
         )
 
     @property
@@ -103,14 +119,20 @@ class EngineThread(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), time.monotonic())
+        now = time.monotonic()
+        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        if not self._num_unfinished:
+            self._busy_since = now
+        self._num_unfinished += 1
         return self._on_engine(lambda: self._submit(submission))
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
         stream = self._streams.pop(request_id)
-        if not stream.ended and ended_as is not None:
-            self._note_end(stream, ended_as)
+        if not stream.ended:
+            self._num_unfinished -= 1
+            if ended_as is not None:
+                self._note_end(stream, ended_as)
         self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
 
     async def metrics(self) -> bytes:
@@ -143,6 +165,7 @@ class EngineThread(EngineClient):
                 stream.last = now
             if output.finish_reason is not None:
                 stream.ended = True
+                self._num_unfinished -= 1
                 self._note_end(stream, output.finish_reason.value)
             stream.receive(output)
 

@@ -38,6 +38,7 @@ from orca_master.link_messages import (
     ValueOutOfRangeError,
 )
 from orca_master.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
+from orca_master.progress import Progress
 
 ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
     pb.ERROR_KIND_ENGINE: EngineError,
@@ -195,6 +196,13 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.vocabulary_size = status.vocabulary_size
     message.max_model_len = status.max_model_len
     message.num_slots = status.num_slots
+    progress = status.progress
+    message.progress.num_iterations = progress.num_iterations
+    message.progress.num_unfinished = progress.num_unfinished
+    message.progress.num_running = progress.num_running
+    message.progress.num_waiting = progress.num_waiting
+    message.progress.since = progress.since
+    message.progress.stall_timeout = progress.stall_timeout
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -207,4 +215,12 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
         message.vocabulary_size,
         message.max_model_len,
         message.num_slots,
+        Progress(
+            message.progress.num_iterations,
+            message.progress.num_unfinished,
+            message.progress.num_running,
+            message.progress.num_waiting,
+            message.progress.since,
+            message.progress.stall_timeout,
+        ),
     )

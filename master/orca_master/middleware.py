@@ -14,7 +14,7 @@ from orca_master.responding import error_response
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/progressz", "/metrics", "/version", "/openapi.json", "/docs"})
 """Served without an API key and without a log line: what kubelets, monitoring and people who look around ask for."""
 REQUEST_ID = "X-Request-Id"
 MAX_REQUEST_ID = 256

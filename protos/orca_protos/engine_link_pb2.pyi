@@ -189,20 +189,38 @@ class EndpointConfig(_message.Message):
     def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
     vocabulary_size: int
     max_model_len: int
     num_slots: int
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("num_iterations", "num_unfinished", "num_running", "num_waiting", "since", "stall_timeout")
+    NUM_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    STALL_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    num_iterations: int
+    num_unfinished: int
+    num_running: int
+    num_waiting: int
+    since: float
+    stall_timeout: float
+    def __init__(self, num_iterations: _Optional[int] = ..., num_unfinished: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., since: _Optional[float] = ..., stall_timeout: _Optional[float] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("number", "value", "error")

@@ -22,6 +22,7 @@ from orca_master.engine_types import EngineState, Output, Submission
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.link_codec import decode_from_master, encode_from_master, encode_to_master
 from orca_master.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
+from orca_master.progress import Progress
 from orca_master.remote_engine import RemoteEngine, connect
 from orca_master.request import FinishReason, SamplingParameters
 from orca_protos import engine_pb2 as pb
@@ -44,7 +45,7 @@ class FakeEngine(EngineClient):
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, "", False, 100, 64, 32)
+        return EngineStatus(self.state, "", False, 100, 64, 32, Progress())
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.receivers[submission.request_id] = receive
@@ -261,7 +262,7 @@ def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplo
 
 def test_the_limit_of_a_message_follows_the_model():
     """It admits the longest prompt with a bias for every token, whatever their sizes."""
-    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008)
+    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress())
     longest = replace(
         submission("x" * 100),
         prompt=(2**32 - 1,) * 3000,

@@ -32,6 +32,7 @@ from orca_master.link_messages import (
     ValueOutOfRangeError,
 )
 from orca_master.link_requests import MAX_TEXT
+from orca_master.progress import Progress
 from orca_master.request import FinishReason, SamplingParameters
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
@@ -93,6 +94,15 @@ statuses = build(
     vocabulary_size=uint32,
     max_model_len=uint64,
     num_slots=uint64,
+    progress=build(
+        Progress,
+        num_iterations=uint64,
+        num_unfinished=uint64,
+        num_running=uint64,
+        num_waiting=uint64,
+        since=floats,
+        stall_timeout=floats,
+    ),
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

@@ -19,6 +19,7 @@ from orca_master.api_processes import api_processes as run_api_processes
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_types import EngineState
+from orca_master.progress import Progress
 from orca_protos.http import listen
 from support import pickle_trap
 from support.checkpoints import with_long_context, with_tokenizer
@@ -191,7 +192,7 @@ def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
 class NoEngine(EngineClient):
     """An engine that is loading for ever."""
 
-    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0)
+    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0, Progress())
 
     async def submit(self, submission, receive) -> None:
         raise NotImplementedError
