@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "kernels/orca_kernels": set(),
     "master/orca_master": {"orca_protos"},
     "worker/orca_worker": {"orca_protos", "orca_kernels"},
-    "operator/orca_operator": set(),
+    "operator/orca_operator": {"orca_protos"},
     "benchmarks/orca_bench": {"orca_master", "orca_protos"},
 }
 

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
+from orca_protos.wire import HIGHEST_EPOCH
 
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
@@ -70,6 +71,7 @@ class Pipeline:
         self._connections = [WorkerConnection(address) for address in self._spec.workers]
         workers = self._connections
         described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
+        await self._end_exhausted(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         self.phase = Phase.LOADING
@@ -125,6 +127,17 @@ class Pipeline:
             len(workers),
             self.num_blocks * BLOCK_SIZE,
         )
+
+    async def _end_exhausted(self, described: list[pb.Description]) -> None:
+        """Ends a worker that can take no higher epoch (started anew, it has seen none) and raises WorkerLostError."""
+        for worker, description in zip(self._connections, described, strict=True):
+            if description.highest_epoch >= HIGHEST_EPOCH:
+                await worker.shutdown("its epochs are used up")
+                raise WorkerLostError(
+                    f"worker {worker.address} was asked for epoch {description.highest_epoch} by somebody else than a "
+                    "master, and is ended: start it again, and let only its master reach its port",
+                    worker=worker.address,
+                )
 
     async def _load(self, worker: WorkerConnection, request: pb.LoadRequest) -> pb.ModelFacts:
         facts = await worker.load(request)

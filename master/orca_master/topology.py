@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from orca_protos import rank_environment
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from orca_master.errors import ConfigurationError
@@ -31,11 +32,18 @@ class ModelSpec(_Wire):
 
 
 class Communication(_Wire):
-    """Data plane: gloo is the CPU path, nccl the GPU path. `env` goes to the rank processes."""
+    """Data plane: gloo is the CPU path, nccl the GPU path. `env` goes to the rank processes (rank_environment.py)."""
 
     backend: Literal["gloo", "nccl"] = "gloo"
     socket_interface: str = ""
     env: dict[str, str] = {}
+
+    @field_validator("env")
+    @classmethod
+    def _only_tunes(cls, env: dict[str, str]) -> dict[str, str]:
+        if refusal := rank_environment.refusal(env):
+            raise ValueError(refusal)
+        return env
 
 
 class PipelineSpec(_Wire):

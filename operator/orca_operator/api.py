@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from orca_protos import rank_environment
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -145,7 +146,11 @@ class Communication(Part):
     rdma_resource: Text | None = Field(
         None, description="Extended resource of RDMA devices, one per worker pod, such as rdma/hca."
     )
-    env: dict[str, str] = Field({}, description="Environment of the worker's GPU processes, such as NCCL_DEBUG.")
+    env: dict[str, Annotated[str, Field(max_length=rank_environment.MAX_VALUE_LENGTH)]] = Field(
+        {},
+        description="Settings of NCCL, gloo and OpenMP in the rank processes, such as NCCL_DEBUG. Other variables, and "
+        "those that name a file or a library to load, are refused.",
+    )
 
 
 class Resources(Part):

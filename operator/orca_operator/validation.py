@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orca_protos import rank_environment
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from orca_operator import pod_api
 from orca_operator.api import Spec
 from orca_operator.names import LONGEST_NAME
 from orca_operator.schema import spec_schema
@@ -61,7 +61,6 @@ def _keys(path: str, pattern: str, words: str) -> Rule:
 def _map_rules() -> tuple[Rule, ...]:
     label = "must have keys of the form [DOMAIN/]NAME, with up to 63 letters, digits, -, _ and . in NAME"
     resource = "must name cpu, memory, ephemeral-storage, hugepages-SIZE or an extended resource DOMAIN/NAME"
-    variable = "must have keys of letters, digits, -, _ and . that do not begin with a digit or two dots"
     pods = ("master", "worker")
     labels = [f"{pod}.{field}" for pod in pods for field in ("labels", "nodeSelector")]
     annotations = [f"{pod}.annotations" for pod in pods]
@@ -70,7 +69,6 @@ def _map_rules() -> tuple[Rule, ...]:
         *(_keys(path, LABEL_KEY, label) for path in [*labels, "service.labels", "monitoring.labels"]),
         *(_keys(path, ANNOTATION_KEY, label) for path in [*annotations, "service.annotations"]),
         *(_keys(path, RESOURCE_NAME, resource) for path in resources),
-        _keys("communication.env", pod_api.ENVIRONMENT_NAME, variable),
     )
 
 
@@ -158,6 +156,13 @@ RULES = (
         "model.dtype",
         "float16 is for GPUs: use bfloat16 or float32 with the gloo backend",
         lambda name, spec: spec.communication.backend == "nccl" or spec.model.dtype != "float16",
+    ),
+    Rule(
+        "communication.env",
+        f"self.all(key, key.matches('{rank_environment.ALLOWED}') && !key.matches('{rank_environment.REFUSED}'))",
+        "communication.env",
+        f"{rank_environment.WORDS} with worker.env",
+        lambda name, spec: all(map(rank_environment.is_allowed, spec.communication.env)),
     ),
     *_map_rules(),
 )

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 EPOCH_KEY = "orca-epoch"
 """Metadata of `Run` that names the epoch the stream belongs to."""
+HIGHEST_EPOCH = 2**62
+"""The last epoch that a worker accepts. Formations, one a second, never come near, so a worker that has seen this epoch
+was asked by somebody else than its master: the master ends such a worker, whose supervisor starts it anew."""
 PENDING_TOKEN = 2**32 - 1
 """Stands in an `Iteration` for the token that its row samples in the iteration before."""
 MAX_MESSAGE_BYTES = 64 << 20
@@ -24,11 +27,17 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
+MAX_CONNECTIONS = 256
+"""Connections to a worker. Its master and the other partitions of its pipeline need one each; the rest is room for
+masters that come and go. Beyond it a connection is closed at once, so that a stranger's flood costs no descriptors."""
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # gRPC would let a second worker of the same user listen on the same port
     ("grpc.keepalive_time_ms", 10_000),  # a master that vanished with its host says no goodbye
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection without a byte, or a handshake that never ends
+    ("grpc.max_concurrent_streams", 128),  # of one connection
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

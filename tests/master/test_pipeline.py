@@ -10,12 +10,13 @@ import grpc.aio
 import pytest
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
-from orca_master.faults import closest
+from orca_master.faults import WorkerLostError, closest
 from orca_master.pipeline import Pipeline
 from orca_master.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.workers import WorkerConnection
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
+from orca_protos.wire import HIGHEST_EPOCH
 
 WORKERS = ["a:1", "b:1", "c:1"]
 KILLED = pb.Fault(message="killed", kind=pb.FAULT_KIND_CAUSE, epoch=5, partition=1, tensor_rank=0)
@@ -91,6 +92,29 @@ def test_a_lack_of_memory_is_for_the_user_to_mend():
         made.facts = pb.ModelFacts(max_model_len=64)
         with pytest.raises(ConfigurationError, match=r"0 blocks of 16 slots do not fit: \(10 MiB free"):
             await made._allocate()
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_epochs_are_used_up_is_ended():
+    """Somebody has asked it for the last epoch: started anew, it has seen none. The others live on."""
+
+    async def run() -> None:
+        made = pipeline()
+        ended: list[str] = []
+        for connection in made._connections:
+
+            async def shutdown(reason: str, address: str = connection.address) -> None:
+                ended.append(address)
+
+            connection.shutdown = shutdown
+        described = [pb.Description(highest_epoch=epoch) for epoch in (7, HIGHEST_EPOCH, 0)]
+        with pytest.raises(WorkerLostError, match=r"worker b:1 .* start it again") as lost:
+            await made._end_exhausted(described)
+        assert (ended, lost.value.worker) == (["b:1"], "b:1")
+        await made._end_exhausted([pb.Description(highest_epoch=HIGHEST_EPOCH - 1)] * 3)
+        assert ended == ["b:1"]
         await made.close()
 
     asyncio.run(run())

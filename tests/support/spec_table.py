@@ -47,8 +47,9 @@ FIELDS: list[Row] = [
     demo("spec.scheduler.kvSlots", scheduler={"kvSlots": 15}),
     demo(scheduler={"kvSlots": 16}),
     demo("spec.communication.backend", communication={"backend": "mpi"}),
-    demo("spec.communication.env.A", communication={"env": {"A": 1}}),
-    demo(communication={"env": {"A": "1", ".hidden": "", "NCCL-x.y_Z9": ""}}),
+    demo("spec.communication.env.NCCL_DEBUG", communication={"env": {"NCCL_DEBUG": 1}}),
+    demo("spec.communication.env.NCCL_DEBUG", communication={"env": {"NCCL_DEBUG": "x" * 4097}}),
+    demo(communication={"env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "NCCL_P2P_DIRECT_DISABLE": ""}}),
     demo("spec.drainTimeoutSeconds", drainTimeoutSeconds=0),
     demo("spec.master.apiProcesses", master={"apiProcesses": -1}),
     demo("spec.imagePullSecrets[0].name", imagePullSecrets=[{}]),
@@ -187,6 +188,7 @@ PODS: list[Row] = [
 ]
 """Pod settings: the schemas of the pod API."""
 
+BAD_VARIABLES = ("", "A", "NCCL_", "NCCL_DEBUG\n", "LD_PRELOAD", "PYTHONPATH", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE")
 BAD_KEYS = ("", "a b", "-a", "a/b/c", "/a", "a/", f"{LONG}", "a" * 254 + "/b", "a_b/c")
 
 
@@ -236,7 +238,7 @@ RULES: list[Row] = [
     *map_rows("worker.nodeSelector", "x", ("a b",)),
     *map_rows("master.nodeSelector", "x", ("a b",)),
     *map_rows("service.labels", "x", ("a b",)),
-    *(demo("spec.communication.env", communication={"env": {name: "1"}}) for name in ("A=B", "", "1", "..", "A B")),
+    *(demo("spec.communication.env", communication={"env": {name: "1"}}) for name in BAD_VARIABLES),
     *map_rows("monitoring.labels", "x", ("a b",)),
     *map_rows("worker.annotations", "x", BAD_KEYS),
     *map_rows("master.annotations", "x", ("a b",)),

@@ -18,10 +18,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from orca_protos import deadlines, faults
+from orca_protos import deadlines, faults, rank_environment
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
-from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
+from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY, HIGHEST_EPOCH
 
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
@@ -92,6 +92,8 @@ class Controller(WorkerServicer):
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
         """See engine.proto."""
+        if refusal := rank_environment.refusal(request.environment):
+            await self._abort(context, ModelError(f"environment: {refusal}"))
         try:
             path = Path(request.model_path)
             read_model_config(path).check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
@@ -131,6 +133,8 @@ class Controller(WorkerServicer):
         if request.epoch <= self.highest_epoch:
             message = f"epoch {request.epoch} is over: {self.highest_epoch} was seen"
             await self._abort(context, EpochError(message))
+        if request.epoch > HIGHEST_EPOCH:
+            await self._abort(context, EpochError(f"epoch {request.epoch} is above the last one, {HIGHEST_EPOCH}"))
         self.highest_epoch = request.epoch
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
         ranks = self._ranks

@@ -1,0 +1,93 @@
+"""What nobody can do at a worker's port: run a command, use its epochs up, or take all descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from orca_master.workers import WorkerConnection
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from orca_protos.wire import HIGHEST_EPOCH, MAX_CONNECTIONS, SERVER_OPTIONS
+from orca_worker.controller import Controller
+
+MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
+
+
+def at_the_port(visit: Callable[[Controller, Any, int], Coroutine[Any, Any, None]]) -> None:
+    """Runs `visit(controller, stub, port)` against a worker's server that asks for no certificate."""
+
+    async def run() -> None:
+        controller = Controller("127.0.0.1", ("false",))
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_WorkerServicer_to_server(controller, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(120), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await visit(controller, WorkerStub(channel), port)
+        finally:
+            await controller.close()
+            await server.stop(0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONWARNINGS", "BROWSER", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE"])
+def test_load_takes_no_variable_that_loads_code_or_writes_a_file(name):
+    async def visit(controller: Controller, stub: Any, port: int) -> None:
+        request = pb.LoadRequest(
+            model_path=str(MODEL),
+            pipeline_parallel_size=1,
+            tensor_parallel_size=1,
+            environment={"NCCL_DEBUG": "INFO", name: "x"},
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match=f"'{name}' is refused") as error:
+            await stub.Load(request).read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not controller._ranks
+
+    at_the_port(visit)
+
+
+@pytest.mark.parametrize("epoch", [HIGHEST_EPOCH + 1, 2**63, 2**64 - 1])
+def test_an_epoch_beyond_the_last_one_is_refused(epoch):
+    async def visit(controller: Controller, stub: Any, port: int) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"epoch {epoch} is above the last one") as error:
+            await stub.Prepare(pb.PrepareRequest(epoch=epoch))
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert (await stub.Describe(pb.DescribeRequest())).highest_epoch == 0
+
+    at_the_port(visit)
+
+
+def test_connections_beyond_the_bound_are_closed_at_once():
+    async def visit(controller: Controller, stub: Any, port: int) -> None:
+        connection = WorkerConnection(f"127.0.0.1:{port}")
+        await connection.describe(30)
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CONNECTIONS + 50)]
+        try:
+            closed = await asyncio.gather(*(asyncio.to_thread(is_closed, stranger) for stranger in strangers))
+            assert sum(closed) >= 50
+            await connection.describe(30)  # whoever was there before is served on
+        finally:
+            await connection.close()
+            for stranger in strangers:
+                stranger.close()
+
+    at_the_port(visit)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection before it sends anything."""
+    connection.settimeout(30)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
