@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from orca_master.bodies import checked_route, described
 from orca_master.chat import add_chat
 from orca_master.completions import add_completions
 from orca_master.endpoint import Endpoint
@@ -26,6 +27,7 @@ from orca_master.errors import (
     RequestError,
     RequestTimeoutError,
 )
+from orca_master.lengths import Lengths
 from orca_master.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.openai_types import (
     Detokenized,
@@ -35,7 +37,7 @@ from orca_master.openai_types import (
     ModelList,
     TokenizeChatRequest,
     Tokenized,
-    TokenizeTextRequest,
+    TokenizeRequest,
 )
 from orca_master.progress import progress_report
 from orca_master.responding import error_response
@@ -52,6 +54,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         responses=described,  # type: ignore[arg-type]
     )
     _add_errors(app)
+    app.router.route_class = checked_route(lambda: Lengths(endpoint.engine.status.max_model_len))
     add_completions(app, endpoint)
     add_chat(app, endpoint)
     _add_models_and_text(app, endpoint)
@@ -73,19 +76,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Where a field may have several types each is complained about; the deepest error is meant, and one about a
-        # value rather than a type.
-        first = max(error.errors(), key=lambda found: (len(found["loc"]), not found["type"].endswith("_type")))
-        # pydantic names the type it tried among the fields: left out.
-        path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "this field is not known or not supported here"
-        if path:
-            return error_response(400, f"{'.'.join(path)}: {message}", path[0])
-        # Rules over several fields begin with the name of the one to blame.
-        field = message.partition(":")[0] if first["type"] == "value_error" else None
-        return error_response(400, message, field)
+        found = described(error.errors())
+        return error_response(400, str(found), found.field)
 
     @app.exception_handler(RequestError)
     async def _refused(_: Request, error: RequestError) -> JSONResponse:
@@ -131,7 +123,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         return next(card for card in endpoint.cards() if card.id == model)
 
     @app.post("/tokenize", response_model=Tokenized)
-    async def tokenize(body: TokenizeTextRequest | TokenizeChatRequest) -> Tokenized:
+    async def tokenize(body: TokenizeRequest) -> Tokenized:
         """Text or messages to token ids."""
         endpoint.check(body.model)
         if isinstance(body, TokenizeChatRequest):

@@ -1,14 +1,37 @@
 """Wire types of the OpenAI API, as far as served; a field that is not served is refused by its name.
 
 Source: OpenAI API reference, "Completions" and "Chat". Fields beyond OpenAI's (`top_k`, `ignore_eos` …) have vLLM's
-names and meanings.
+names and meanings. Lengths are checked before contents, and a list is refused at its first wrong entry
+(lengths.py).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from orca_master.lengths import (
+    Lengths,
+    at_most,
+    at_most_characters,
+    check_options,
+    check_text,
+    within_context,
+)
 
 MAX_COUNT = 10**9
 """Of tokens: longer than any sequence, and below what the protocol's 32 bits hold."""
@@ -16,33 +39,75 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string: every token is compared with all beginnings of it."""
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
+MAX_BIASES = 4096
+"""Entries of `logit_bias`: each choice carries them to the workers, with those of its whole batch in one message."""
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+"""Of one message."""
+MAX_NAME = 4096
+"""Characters of a text that is neither prompt nor message."""
+# pydantic's own max_length would refuse a text with a lone surrogate, which no prompt contains.
+Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
+StopString = Annotated[
+    str, Field(json_schema_extra={"maxLength": MAX_STOP_CHARACTERS}), at_most_characters(MAX_STOP_CHARACTERS)
+]
+Text = Annotated[str, check_text]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
 
 
-def _without_nulls(model: type[BaseModel], data: Any) -> Any:
-    """Drops fields that are null, unless they are required: clients send null for what they do not mean."""
-    if not isinstance(data, dict):
-        return data
-    required = {name for name, field in model.model_fields.items() if field.is_required()}
-    return {name: value for name, value in data.items() if value is not None or name in required}
-
-
-class StreamOptions(BaseModel):
-    """`stream_options`."""
+class Body(BaseModel):
+    """A JSON object. `None` for a field with a default means the default."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_not_null(cls, data: Any) -> Any:
+        """Drops fields that are null, unless they are required, and all unknown fields but the first.
+
+        Clients send null for what they do not mean. The first unknown field is the one that the error names.
+        """
+        if not isinstance(data, dict):
+            return data
+        known = {
+            name: data[name]
+            for name, field in cls.model_fields.items()
+            if name in data and (data[name] is not None or field.is_required())
+        }
+        unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
+        return known | {unknown: data[unknown]} if unknown in data else known
+
+
+BiasToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+_BIAS: TypeAdapter[tuple[str, float]] = TypeAdapter(tuple[BiasToken, BiasValue])
+
+
+def _first_wrong(biases: Any) -> Any:
+    """Leaves of a mapping with wrong entries the first of them alone, which the error then names."""
+    for entry in biases.items() if isinstance(biases, dict) else ():
+        try:
+            _BIAS.validate_python(entry)
+        except ValidationError:
+            return dict([entry])
+    return biases
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
 
     include_usage: bool = False
 
 
-class GenerationRequest(BaseModel):
-    """What both endpoints share. `None` for a field with a default means the default."""
+class GenerationRequest(Body):
+    """What both endpoints share."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = None
+    model: Name | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
@@ -50,25 +115,28 @@ class GenerationRequest(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] = []
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[
+        list[TokenId], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)
+    ] = []
     include_stop_str_in_output: bool = False
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: Annotated[
+        dict[BiasToken, BiasValue], Field(max_length=MAX_BIASES), BeforeValidator(_first_wrong), at_most(MAX_BIASES)
+    ] = {}
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_means_default(cls, data: Any) -> Any:
-        return _without_nulls(cls, data)
+    user: Name | None = None
 
     @field_validator("stop")
     @classmethod
@@ -96,15 +164,34 @@ class GenerationRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def _kind_of_prompt(value: Any) -> str:
+    """The tag of the one type of `prompt` that a value is checked against: its first entry decides."""
+    if not isinstance(value, list):
+        return "[text]"
+    first = value[0] if value else 0
+    return "[texts]" if isinstance(first, str) else "[prompts]" if isinstance(first, list) else "[tokens]"
+
+
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Annotated[
+        Annotated[Text, Tag("[text]")]
+        | Annotated[TokenIds, Tag("[tokens]")]
+        | Annotated[
+            list[Text],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+            at_most(MAX_PROMPTS),
+            Tag("[texts]"),
+        ]
+        | Annotated[
+            list[TokenIds],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+            at_most(MAX_PROMPTS),
+            Tag("[prompts]"),
+        ],
+        Discriminator(_kind_of_prompt),
+    ]
     max_tokens: TokenCount = 16
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -116,28 +203,21 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """One part of a message's content; parts other than text are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message; `name` and the like are passed on to the chat template."""
 
-    model_config = ConfigDict(extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_means_absent(cls, data: Any) -> Any:
-        return _without_nulls(cls, data)
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)] | None = (
+        None
+    )
+    name: Name | None = None
 
     @property
     def text(self) -> str:
@@ -147,10 +227,21 @@ class ChatMessage(BaseModel):
         return self.content or ""
 
 
-class ResponseFormat(BaseModel):
-    """`response_format`: text is what there is."""
+def _check_texts(messages: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
+    Lengths.of(info).check_characters(sum(len(message.text) for message in messages))
+    return messages
 
-    model_config = ConfigDict(extra="forbid")
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    at_most(MAX_MESSAGES),
+    AfterValidator(_check_texts),
+]
+
+
+class ResponseFormat(Body):
+    """`response_format`: text is what there is."""
 
     type: Literal["text"]
 
@@ -158,13 +249,13 @@ class ResponseFormat(BaseModel):
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
     response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
@@ -280,24 +371,35 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class TokenizeTextRequest(BaseModel):
+class TokenizeTextRequest(Body):
     """Body of POST /tokenize for a prompt."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str
-    model: str | None = None
+    prompt: Text
+    model: Name | None = None
     add_special_tokens: bool = True
 
 
-class TokenizeChatRequest(BaseModel):
+class TokenizeChatRequest(Body):
     """Body of POST /tokenize for messages, which pass through the chat template."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    model: str | None = None
+    messages: Messages
+    model: Name | None = None
     add_generation_prompt: bool = True
+
+
+TAGS = ("[with prompt]", "[with messages]")
+"""Of the two bodies of /tokenize."""
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return TAGS["messages" in value if isinstance(value, dict) else isinstance(value, TokenizeChatRequest)]
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag(TAGS[0])] | Annotated[TokenizeChatRequest, Tag(TAGS[1])],
+    Discriminator(_kind_of_tokenize),
+]
+"""Body of POST /tokenize."""
 
 
 class Tokenized(BaseModel):
@@ -308,13 +410,11 @@ class Tokenized(BaseModel):
     max_model_len: int
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = None
-    tokens: list[TokenId]
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), within_context]
 
 
 class Detokenized(BaseModel):

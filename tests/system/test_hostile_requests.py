@@ -87,6 +87,23 @@ def test_a_lone_surrogate_that_no_prompt_contains(url, route, body, status):
 
 
 @pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("completions", {"prompt": [-1] * 100_000}, "prompt"),
+        ("completions", {"prompt": "a", "logit_bias": {f"x{number}": "x" for number in range(100_000)}}, "logit_bias"),
+        ("chat/completions", {"messages": [{"role": "robot"}] * 100_000}, "messages"),
+    ],
+    ids=["token ids", "logit_bias", "messages"],
+)
+def test_100_000_errors_are_one_error(url, route, body, field):
+    """tests/master/test_bodies.py counts the errors that are collected."""
+    refused = post(f"{url}/v1/{route}", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert len(refused.content) < 2000
+    assert post(f"{url}/v1/completions", SOUND).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("route", "body"),
     [
         ("tokenize", {"prompt": "\ud800"}),

@@ -1,0 +1,107 @@
+"""Lengths that a request's fields may have, checked before their contents.
+
+pydantic checks the length of a list while it checks its entries, and reports every wrong entry. The validators here
+run first and look at the length alone. `Lengths` holds the bounds that depend on the model; a validation gets them as
+its context, and without a context (the Python API, an OpenAPI schema) they do not apply.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+CHARACTERS_PER_TOKEN = 16
+"""More than a text has on average over a whole context; shorter texts may have any tokens (MIN_CHARACTERS)."""
+MIN_CHARACTERS = 1 << 20
+MAX_OPTIONS_BYTES = 64 << 10
+"""Of `chat_template_kwargs` as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Bounds of one model: `max_model_len` in tokens; None: no bound."""
+
+    max_model_len: int | None = None
+
+    @classmethod
+    def of(cls, info: ValidationInfo) -> Lengths:
+        """The bounds of a validation."""
+        return info.context if isinstance(info.context, cls) else cls()
+
+    def check_tokens(self, count: int) -> None:
+        """Raises PydanticCustomError for more token ids than the model's context has."""
+        if self.max_model_len is not None and count > self.max_model_len:
+            raise PydanticCustomError(
+                "too_long",
+                "{count} tokens exceed the model's context of {limit} tokens",
+                {"count": count, "limit": self.max_model_len},
+            )
+
+    def check_characters(self, count: int) -> None:
+        """Raises PydanticCustomError for a text that is too long to be tokenized."""
+        if self.max_model_len is None:
+            return
+        limit = max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * self.max_model_len)
+        if count > limit:
+            raise PydanticCustomError(
+                "too_long",
+                "{count} characters leave no room in the model's context of {tokens} tokens: a text may have {limit} "
+                "characters, send a longer one as token ids",
+                {"count": count, "tokens": self.max_model_len, "limit": limit},
+            )
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Refuses a list or a mapping with more than `limit` entries, in pydantic's words."""
+    return BeforeValidator(lambda value: _refuse_longer(value, limit, {list: "List", dict: "Dictionary"}, "items"))
+
+
+def at_most_characters(limit: int) -> BeforeValidator:
+    """Refuses a text with more than `limit` characters, in pydantic's words."""
+    return BeforeValidator(lambda value: _refuse_longer(value, limit, {str: "String"}, "characters"))
+
+
+def _refuse_longer(value: Any, limit: int, kinds: dict[type, str], unit: str) -> Any:
+    kind = kinds.get(type(value))
+    if kind is not None and len(value) > limit:
+        raise PydanticCustomError(
+            "too_long",
+            "{kind} should have at most {limit} {unit} after validation, not {count}",
+            {"kind": kind, "limit": limit, "unit": unit, "count": len(value)},
+        )
+    return value
+
+
+def _within_context(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, Sized):
+        Lengths.of(info).check_tokens(len(value))
+    return value
+
+
+def _check_text(text: str, info: ValidationInfo) -> str:
+    Lengths.of(info).check_characters(len(text))
+    return text
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        count = len(json.dumps(options))
+    except RecursionError as error:
+        raise PydanticCustomError("too_deep", "nested too deeply") from error
+    if count > MAX_OPTIONS_BYTES:
+        raise PydanticCustomError(
+            "too_long",
+            "{count} bytes of JSON, at most {limit} are allowed",
+            {"count": count, "limit": MAX_OPTIONS_BYTES},
+        )
+    return options
+
+
+within_context = BeforeValidator(_within_context)
+check_text = AfterValidator(_check_text)
+check_options = AfterValidator(_check_options)

@@ -1,0 +1,135 @@
+"""Bodies of requests: the first error ends the validation, and says little about a large input."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from orca_master import bodies
+from orca_master.bodies import MAX_MESSAGE, check_body
+from orca_master.errors import RequestError
+from orca_master.lengths import Lengths
+from orca_master.openai_types import (
+    MAX_BIASES,
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from pydantic import TypeAdapter
+
+CONTEXT = 1024
+TYPES: dict[str, TypeAdapter[Any]] = {
+    "completion": TypeAdapter(CompletionRequest),
+    "chat": TypeAdapter(ChatCompletionRequest),
+    "tokenize": TypeAdapter(TokenizeRequest),
+    "detokenize": TypeAdapter(DetokenizeRequest),
+}
+MESSAGE = {"role": "user", "content": "a"}
+MANY = 100_000
+
+
+def check(kind: str, body: Any) -> Any:
+    return check_body(TYPES[kind], json.dumps(body).encode(), Lengths(CONTEXT))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "words"),
+    [
+        ("completion", {"prompt": [-1] * MANY}, "prompt", f"{MANY} tokens exceed the model's context of {CONTEXT}"),
+        ("completion", {"prompt": [-1] * 1000}, "prompt", "prompt.0: Input should be greater than or equal to 0"),
+        ("completion", {"prompt": [[-1] * 1000] * 1000}, "prompt", "prompt.0.0: Input should be greater than"),
+        ("completion", {"prompt": [[1] * 1025]}, "prompt", "prompt.0: 1025 tokens exceed the model's context"),
+        ("completion", {"prompt": [[]] * MANY}, "prompt", "at most 1024 items"),
+        ("completion", {"prompt": [[]] * 1024}, "prompt", "prompt.0: List should have at least 1 item"),
+        ("completion", {"prompt": ["a"] * MANY}, "prompt", "at most 1024 items"),
+        ("completion", {"prompt": ["a", *[1] * 1000]}, "prompt", "prompt.1: Input should be a valid string"),
+        ("completion", {"prompt": "a" * (1 << 21)}, "prompt", "characters leave no room"),
+        ("completion", {"prompt": [1], "stop": [""] * MANY}, "stop", "at most 16 items"),
+        ("completion", {"prompt": [1], "stop": "a" * 1025}, "stop", "at most 1024 characters"),
+        ("completion", {"prompt": [1], "stop": 1}, "stop", "stop: Input should be a valid"),
+        ("completion", {"prompt": [1], "stop_token_ids": ["x"] * MANY}, "stop_token_ids", "at most 16 items"),
+        ("completion", {"prompt": [1], "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}, "logit_bias",
+         f"at most {MAX_BIASES} items after validation, not {MANY}"),
+        ("completion", {"prompt": [1], "logit_bias": {f"x{number}": "x" for number in range(MAX_BIASES)}}, "logit_bias",
+         "logit_bias.x0: String should match pattern"),
+        ("completion", {"prompt": [1], "logit_bias": {"1": 1, "2": 101}}, "logit_bias", "less than or equal to 100"),
+        ("completion", {"prompt": [1]} | {f"x{number}": 1 for number in range(MANY)}, "x0", "not known"),
+        ("completion", {"prompt": [1], "x" * MANY: 1}, "x" * 64, "not known"),
+        ("completion", {"prompt": [1], "user": "x" * MANY}, "user", "at most 4096 characters"),
+        ("completion", {"prompt": [1], "stream_options": {f"x{number}": 1 for number in range(MANY)}}, "stream_options",
+         "stream_options.x0: this field is not known"),
+        ("chat", {"messages": [{"role": "robot"}] * MANY}, "messages", f"at most {MAX_MESSAGES} items"),
+        ("chat", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "audio"}] * 1000}]}, "messages", "content.0.type"),
+        ("chat", {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages", "at most 1024 items"),
+        ("chat", {"messages": [{"role": "user", "content": "a" * 1024}] * 1025}, "messages", "leave no room"),
+        ("chat", {"messages": [MESSAGE], "chat_template_kwargs": {"a": "b" * 65536}}, "chat_template_kwargs", "65536"),
+        ("tokenize", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
+        ("tokenize", {"prompt": 1}, "prompt", "prompt: Input should be a valid string"),
+        ("detokenize", {"tokens": [-1] * MANY}, "tokens", "exceed the model's context"),
+        ("detokenize", {"tokens": [-1] * 1000}, "tokens", "tokens.0: Input should be greater"),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_one_error_of_many(monkeypatch, kind, body, field, words):
+    """A union of two types may have an error for each; more are never collected."""
+    counts = []
+
+    def counting(errors: list) -> RequestError:
+        counts.append(len(errors))
+        return described(errors)
+
+    described = bodies.described
+    monkeypatch.setattr(bodies, "described", counting)
+    with pytest.raises(RequestError) as refused:
+        check(kind, body)
+    assert words in str(refused.value)
+    assert refused.value.field == field
+    assert len(str(refused.value)) <= MAX_MESSAGE + 200
+    assert counts[0] <= 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nan", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 5000 + b"}", b"1" * 100_000,
+     b'{"prompt": "a", "chat_template_kwargs": ' + b"[" * 900 + b"]" * 900 + b"}"],
+    ids=lambda body: repr(body[:12]),
+)  # fmt: skip
+def test_no_json(body):
+    with pytest.raises(RequestError) as refused:
+        check_body(TYPES["completion"], body, Lengths(CONTEXT))
+    assert len(str(refused.value)) <= MAX_MESSAGE + 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("completion", {"prompt": [1] * CONTEXT}),
+        ("completion", {"prompt": [[1] * 10] * 1024}),
+        ("completion", {"prompt": ["a"] * 1024, "user": None, "logit_bias": None, "unknown": None}),
+        ("completion", {"prompt": "a" * (1 << 20), "stop": ["a" * 1024] * 16}),
+        ("completion", {"prompt": [1], "logit_bias": dict.fromkeys(map(str, range(MAX_BIASES)), 1)}),
+        ("chat", {"messages": [MESSAGE] * MAX_MESSAGES, "chat_template_kwargs": {"a": [1, {"b": None}]}}),
+        ("tokenize", {"messages": [MESSAGE]}),
+        ("tokenize", {"prompt": "a"}),
+        ("detokenize", {"tokens": []}),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_is_within_the_bounds_is_taken(kind, body):
+    checked = check(kind, body)
+    for name, value in body.items():
+        if value is not None and name != "messages":
+            assert getattr(checked, name) == value
+
+
+def test_the_prompt_is_validated_once(monkeypatch):
+    """Its first entry decides which type it is checked against."""
+    seen = []
+    monkeypatch.setattr(Lengths, "check_tokens", lambda _, count: seen.append(count))
+    with pytest.raises(RequestError):
+        check("completion", {"prompt": [[1], [2, 3], ["x"], [4]]})
+    assert seen == [1, 2, 1]
