@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from orca_worker.cores import THREADS, Processors, RankSetting, rank_setting
+from orca_worker.cores import SPINS, THREADS, Processors, RankSetting, rank_setting
 
 
 def settings(cores: int, quota: float | None, num_ranks: int, may_pin: bool) -> list[RankSetting]:
@@ -64,7 +64,14 @@ def test_nothing_is_pinned_that_shares_its_cores():
 
 def test_the_user_wins():
     found = rank_setting(Processors({0, 1}, 1.0), 0, 1, True, {THREADS: "7"})
-    assert (found.environment, found.cores, found.description) == ({}, (), "OMP_NUM_THREADS=7 is set")
+    assert (found.environment, found.cores, found.description) == (SPINS, (), "OMP_NUM_THREADS=7 is set")
+
+
+@pytest.mark.parametrize("variable", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_how_idle_threads_wait_is_left_to_a_user_who_says_it(variable):
+    assert SPINS.items() <= rank_setting(Processors({0, 1}, None), 0, 1, True, {}).environment.items()
+    found = rank_setting(Processors({0, 1}, None), 0, 1, True, {variable: "active"})
+    assert found.environment == {THREADS: "2"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The processors that each rank of a worker computes on: number of threads, and cores if it is pinned. No torch here.
+"""The processors that each rank of a worker computes on: its threads, how they wait, and cores if it is pinned. No torch.
 
 The controller decides before it starts a rank, so that OMP_NUM_THREADS reaches every OpenMP library of the rank: torch
 may bring one of its own beside the one that the CPU kernels are linked to. A number that the user has set wins.
@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from orca_worker.cgroup import cpu_quota
 
 THREADS = "OMP_NUM_THREADS"
+SPINS = {"GOMP_SPINCOUNT": "2000"}
+"""Rounds that an idle thread of libgomp spins before it sleeps: 40 to 100 µs, longer than the gap between two kernels.
+
+libgomp's own 300,000 are milliseconds. On a busy machine a thread spends them on the core that the thread it waits for
+needs (benchmarks/idle_threads.py).
+"""
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""With one of them the user has said how idle threads wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +61,9 @@ def rank_setting(
     cores, and its memory on the NUMA node that reads it. Under a quota, or with fewer cores than ranks, none is pinned.
     `environment`: what the rank would start with otherwise.
     """
+    spins = {} if any(environment.get(name) for name in WAITING) else SPINS
     if environment.get(THREADS):
-        return RankSetting(f"{THREADS}={environment[THREADS]} is set")
+        return RankSetting(f"{THREADS}={environment[THREADS]} is set", spins)
     each, left_over = divmod(processors.threads, num_ranks)
     threads = max(1, each + (rank < left_over))
     cores: tuple[int, ...] = ()
@@ -67,7 +76,7 @@ def rank_setting(
         f"{_count(threads, 'thread')}{where} (affinity {_count(len(processors.affinity), 'core')}, {quota}, "
         f"{_count(num_ranks, 'rank')})"
     )
-    return RankSetting(description, {THREADS: str(threads)}, cores)
+    return RankSetting(description, {THREADS: str(threads), **spins}, cores)
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,112 @@
+"""Short requests on a busy machine, by how long an OpenMP thread without work spins before it sleeps.
+
+    python benchmarks/idle_threads.py [--busy 2] [--rounds 30] [--spins 0 1000 10000 300000]
+
+A thread that waits at the end of a parallel loop spins first (libgomp: GOMP_SPINCOUNT rounds, 300,000 unless set), which
+is fast while all threads run, and takes the core from the thread that it waits for when other programs run as well. One
+server per setting, all of them up at the same time; the requests of a round go to each server in turn, so all settings
+see the same machine. `--busy` programs compute meanwhile; 0 leaves the machine alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from common import save_model, unwind_on_sigterm
+from orca_bench.circumstances import circumstances, line
+
+READY = re.compile(r"ready: \S+ on (http://\S+)")
+EXIT_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Ends a process within a bound when the block is left."""
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def server(model: Path, environment: dict[str, str]) -> Iterator[str]:
+    """Starts `orca serve`; yields its URL."""
+    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
+    command += ["--dtype", "bfloat16", "--kv-slots", "4096"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=log, text=True)
+        with ended(process):
+            while True:
+                log.seek(0)
+                text = log.read()
+                if found := READY.search(text):
+                    yield found[1]
+                    return
+                if process.poll() is not None:
+                    sys.exit(f"the server ended: {text}")
+                time.sleep(0.2)
+
+
+def seconds_of(url: str, seed: int) -> float:
+    """Asks for four tokens after a prompt of 16; returns the seconds."""
+    prompt = [1 + (seed * 31 + index * 7) % 200 for index in range(16)]
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    started = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        answer.read()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Prints a row per setting: median, 90th percentile and largest of the seconds of a request."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--busy", type=int, default=2, help="programs that compute meanwhile (2)")
+    parser.add_argument("--rounds", type=int, default=30, help="requests to each server (30)")
+    parser.add_argument("--spins", type=int, nargs="+", default=[0, 1000, 10_000, 300_000], help="GOMP_SPINCOUNT")
+    arguments = parser.parse_args()
+    unwind_on_sigterm()
+    settings = {"one thread": {"OMP_NUM_THREADS": "1"}}
+    settings |= {f"spins {spins}": {"GOMP_SPINCOUNT": str(spins)} for spins in arguments.spins}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        save_model(Path(folder))
+        urls = {name: stack.enter_context(server(Path(folder), each)) for name, each in settings.items()}
+        for url in urls.values():
+            seconds_of(url, 0)
+        for _ in range(arguments.busy):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], text=True)
+            stack.enter_context(ended(busy))
+        taken: dict[str, list[float]] = {name: [] for name in urls}
+        for turn in range(arguments.rounds):
+            for name, url in urls.items():
+                taken[name].append(seconds_of(url, turn + 1))
+    print(line(circumstances(0)))
+    print(f"{arguments.busy} busy programs, {arguments.rounds} requests of 16 + 4 tokens, ms")
+    for name, values in taken.items():
+        ordered = sorted(1000 * value for value in values)
+        tail = ordered[int(0.9 * (len(ordered) - 1))]
+        print(f"{name:>16}: median {statistics.median(ordered):7.1f}  p90 {tail:7.1f}  max {ordered[-1]:7.1f}")
+
+
+if __name__ == "__main__":
+    main()
