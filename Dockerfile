@@ -6,13 +6,26 @@
 # TORCH=cpu (the default) chooses a CPU build of torch as `make run` does (tools/install_torch.py): of pip's
 # configuration, of PyTorch's CPU index, or else the registry's large build with CUDA. TORCH=cuda takes the registry's
 # build and adds CuPy. `--build-arg TORCH_INDEX=URL` takes torch from this index; for an index for CUDA 12, TORCH=cuda12.
+#
+# `--build-arg BASE=python:3.11-slim@sha256:DIGEST` fixes the base image (docs/operator.md, "Images").
 ARG BASE=python:3.11-slim
 
+# -- the tools of the build ----------------------------------------------------------------------------------------------
+# Every package comes from a lock file with hashes (images/*.txt, written by `make lock`): an archive with other bytes
+# ends the build. Two exceptions: a torch that tools/install_torch.py takes from another index than the registry, and the
+# CUDA 12 packages, whose versions are in constraints.txt. The images hold no pip: it installs into /opt/orca from outside.
+FROM ${BASE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1
+WORKDIR /build
+COPY images images
+RUN python3 -m venv --without-pip /opt/orca && python3 -m venv /opt/pip && \
+    /opt/pip/bin/python -m pip install --no-deps --require-hashes -r images/build.txt
+RUN printf '%s\n' '#!/bin/sh' 'exec /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile "$@"' \
+    > /usr/local/bin/install-packages && chmod +x /usr/local/bin/install-packages
+
 # -- ORCA itself, and the demo model -----------------------------------------------------------------------------------
-FROM ${BASE} AS orca
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+FROM build AS orca
 WORKDIR /src
-RUN python3 -m venv --without-pip /opt/orca
 COPY examples/demo-model /models/demo
 RUN chmod -R a+rX /models
 COPY pyproject.toml README.md LICENSE ./
@@ -21,7 +34,8 @@ COPY kernels kernels
 COPY worker worker
 COPY master master
 COPY operator operator
-RUN python3 -m pip --python /opt/orca/bin/python install --no-cache-dir --no-deps .
+RUN /opt/pip/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . && \
+    install-packages --compile --no-deps --no-index /wheels/*.whl
 
 # -- the CPU kernels, built for every level of x86-64: the images that run have no compiler -----------------------------
 FROM orca AS kernels
@@ -29,46 +43,46 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
     /opt/orca/bin/python -m orca_kernels.cpu.library
 
 # -- third-party packages, one virtual environment per image, without pip ---------------------------------------------
-# The pip of constraints.txt installs into it. trim_packages.py leaves the bytecode of the modules that it is given.
-FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1
-WORKDIR /build
-COPY pyproject.toml constraints.txt ./
-RUN python3 -m venv --without-pip /opt/orca && python3 -m venv /opt/pip && \
-    /opt/pip/bin/python -m pip install -c constraints.txt pip
-# `requires NAME…`: the requirements of the distribution itself (base) or of its extras
-RUN printf '%s\n' '#!/bin/sh' \
-    'exec python3 -c "import sys, tomllib; project = tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"]; lists = {\"base\": project[\"dependencies\"]} | project[\"optional-dependencies\"]; print(*(line for name in sys.argv[1:] for line in lists[name]), \"dumb-init\", sep=\"\\n\")" "$@"' \
-    > /usr/local/bin/requires && chmod +x /usr/local/bin/requires
+# trim_packages.py leaves the bytecode of the modules that it is given. cyclonedx-py lists the packages (SBOM).
+FROM build AS packages
+COPY constraints.txt ./
 COPY tools tools
 
-FROM build AS operator-packages
-RUN requires operator > requirements.txt && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
-    /opt/orca/bin/python tools/trim_packages.py httpx kopf kubernetes.dynamic pydantic.alias_generators yaml
+FROM packages AS operator-packages
+RUN install-packages --no-deps --require-hashes -r images/operator.txt && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
+    /opt/orca/bin/python tools/trim_packages.py httpx kopf kubernetes.dynamic pydantic.alias_generators yaml && \
+    /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
-FROM build AS master-packages
-RUN requires base hub > requirements.txt && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
+FROM packages AS master-packages
+RUN install-packages --no-deps --require-hashes -r images/master.txt && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
     /opt/orca/bin/python tools/trim_packages.py fastapi.middleware.cors google.protobuf.internal.builder \
       google.protobuf.runtime_version grpc grpc._utilities httptools huggingface_hub.hf_api jinja2.sandbox \
-      prometheus_client pydantic.alias_generators tokenizers uvicorn yaml
+      prometheus_client pydantic.alias_generators tokenizers uvicorn yaml && \
+    /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
-FROM build AS worker-packages
+FROM packages AS worker-packages
 ARG TORCH=cpu
 ARG TORCH_INDEX=
 RUN case "$TORCH" in \
-      cpu) device=cpu extra="" ;; \
-      cuda) device=cuda extra=cuda ;; \
-      cuda12) device=cuda extra=cuda12; : "${TORCH_INDEX:?TORCH=cuda12 needs the index of builds for CUDA 12}" ;; \
+      cpu) device=cpu ;; \
+      cuda) device=cuda ;; \
+      cuda12) device=cuda; : "${TORCH_INDEX:?TORCH=cuda12 needs the index of builds for CUDA 12}" ;; \
       *) echo "TORCH=$TORCH: cpu, cuda or cuda12" >&2; exit 2 ;; \
     esac && \
-    requires base hub worker $extra > requirements.txt && \
     /opt/pip/bin/python tools/install_torch.py --python /opt/orca/bin/python --device $device \
       ${TORCH_INDEX:+--index "$TORCH_INDEX"} && \
-    /opt/pip/bin/python -m pip --python /opt/orca/bin/python install --no-compile -c constraints.txt -r requirements.txt && \
+    install-packages --no-deps --require-hashes -r images/worker.txt && \
+    if [ "$TORCH" = cuda12 ]; then \
+      install-packages -c constraints.txt torch cupy-cuda12x; \
+    elif grep -q '^Requires-Dist: nvidia-' /opt/orca/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
+      install-packages --no-deps --require-hashes -r images/cuda.txt; \
+    fi && \
+    /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
     /opt/orca/bin/python tools/trim_packages.py google.protobuf.internal.builder google.protobuf.runtime_version grpc \
-      grpc._utilities huggingface_hub.hf_api numpy prometheus_client safetensors.torch torch.distributed yaml
+      grpc._utilities huggingface_hub.hf_api numpy prometheus_client safetensors.torch torch.distributed yaml && \
+    /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
 # -- what runs -------------------------------------------------------------------------------------------------------
 # The packages are one layer and ORCA is another, so that an upgrade moves little.

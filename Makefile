@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test resolve test-cluster lint figures protos crds crds-legacy clean
+.PHONY: run test resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -26,6 +26,15 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Writes images/*.txt, the packages of the images with their hashes, for the versions of constraints.txt.
+lock: $(VENV)/dev-installed
+	$(BIN)/python tools/lock_images.py
+
+# Known vulnerabilities of the images' packages. Says "not reached", with exit code 3, where the sources do not answer.
+audit: $(VENV)/dev-installed
+	$(PIP) pip-audit
+	$(BIN)/python tools/audit_images.py
 
 # Writes the generated files of protos/orca_protos anew; a test compares them with protos/*.proto.
 protos: $(VENV)/dev-installed

@@ -2,10 +2,10 @@
 
     python benchmarks/idle_threads.py [--busy 2] [--rounds 30] [--spins 0 1000 10000 300000]
 
-A thread that waits at the end of a parallel loop spins first (libgomp: GOMP_SPINCOUNT rounds, 300,000 unless set), which
-is fast while all threads run, and takes the core from the thread that it waits for when other programs run as well. One
-server per setting, all of them up at the same time; the requests of a round go to each server in turn, so all settings
-see the same machine. `--busy` programs compute meanwhile; 0 leaves the machine alone.
+A thread that waits at the end of a parallel loop spins first: in libgomp GOMP_SPINCOUNT rounds, 300,000 unless set.
+That is fast while all threads run. When other programs run as well, the waiting thread takes the core from the thread
+that it waits for. The script starts a server for each setting and keeps all of them up. The requests of a round go to
+each server in turn, so all settings see the same machine. `--busy` programs compute meanwhile; 0: none.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
+import pytest
 import trim_packages
+from lock_images import CUDA, entries, requirements
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_dockerfile_begins_with_its_base_and_ends_without_root():
@@ -23,13 +23,36 @@ def test_the_dockerfile_begins_with_its_base_and_ends_without_root():
         assert "RUN" not in stage
 
 
+@pytest.mark.parametrize("name", requirements())
+def test_a_lock_file_has_versions_of_constraints_txt_and_hashes(name):
+    """And every package that pyproject.toml asks for. `make resolve` compares the rest with a new resolution."""
+    pinned = dict(re.findall(r"^([^#=\n]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    found = entries((ROOT / "images" / f"{name}.txt").read_text())
+    assert found
+    for package, entry in found.items():
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), package
+        version = entry.split()[0].partition("==")[2]
+        assert pinned.get(package, version) == version, package
+    wanted = {re.split(r"[<>=\[ ]", line)[0].lower() for line in requirements()[name]}
+    if name == "cuda":
+        wanted = {package for package in wanted if CUDA.match(package)}
+    elif name == "worker":
+        wanted.remove("torch")
+    assert wanted <= set(found)
+
+
 def test_only_the_workers_image_holds_torch():
-    for target, torch in (("operator", False), ("master", False), ("worker", True)):
-        stage = DOCKERFILE.split(f"FROM build AS {target}-packages\n")[1].split("\nFROM ")[0]
-        (names,) = re.findall(r"requires (.+?) (?:\$extra )?>", stage)
-        extras = {"base": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-        requirements = [line for name in names.split() for line in extras[name]]
-        assert any(line.startswith("torch") for line in requirements) is torch
+    for target in ("operator", "master", "worker"):
+        stage = DOCKERFILE.split(f"FROM packages AS {target}-packages\n")[1].split("\nFROM ")[0]
+        assert ("torch" in stage) is (target == "worker")
+        assert f"--no-deps --require-hashes -r images/{target}.txt" in stage
+        assert "torch" not in entries((ROOT / "images" / f"{target}.txt").read_text())
+
+
+def test_every_image_has_a_list_of_its_packages():
+    for target in ("operator", "master", "worker"):
+        stage = DOCKERFILE.split(f"FROM packages AS {target}-packages\n")[1].split("\nFROM ")[0]
+        assert "--output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python" in stage
 
 
 def test_trimming_leaves_what_is_imported(tmp_path):

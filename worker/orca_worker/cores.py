@@ -1,4 +1,4 @@
-"""The processors that each rank of a worker computes on: its threads, how they wait, and cores if it is pinned. No torch.
+"""The threads of each rank of a worker, how they wait, and the cores that they are pinned to. No torch here.
 
 The controller decides before it starts a rank, so that OMP_NUM_THREADS reaches every OpenMP library of the rank: torch
 may bring one of its own beside the one that the CPU kernels are linked to. A number that the user has set wins.

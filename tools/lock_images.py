@@ -1,0 +1,105 @@
+"""Writes the lock files of the images: every package of images/*.txt with its version and the hashes of its files.
+
+    python tools/lock_images.py [--check]
+
+The versions are those of constraints.txt. uv resolves from the public registry alone. torch and the packages that only
+its CUDA build needs are in images/cuda.txt, because the image for CPUs has a build of torch from another index
+(tools/install_torch.py). `--check` writes nothing, and ends with exit code 1 if a lock file lacks or adds a version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "images"
+INIT = "dumb-init"
+BUILD_TOOLS = ("pip", "cyclonedx-bom")
+"""Beside the build system of pyproject.toml: what installs the packages, and what writes the list of them."""
+EXTRAS = {"operator": ("operator",), "master": ("base", "hub"), "worker": ("base", "hub", "worker")}
+"""Requirements of each image: `base` or an extra of pyproject.toml."""
+CUDA = re.compile(r"torch|triton|cupy-|nvidia-|cuda-")
+"""Names of the packages in cuda.txt."""
+HEAD = "# Written by `make lock` (tools/lock_images.py). Do not edit.\n"
+
+
+def requirements() -> dict[str, list[str]]:
+    """Returns the requirements of every lock file, by its name without `.txt`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    lists = {"base": project["project"]["dependencies"]} | project["project"]["optional-dependencies"]
+    found = {image: [INIT, *(line for name in names for line in lists[name])] for image, names in EXTRAS.items()}
+    found["cuda"] = [*found["worker"], *lists["cuda"]]
+    found["build"] = [*project["build-system"]["requires"], *BUILD_TOOLS]
+    return found
+
+
+def lock(lines: Sequence[str], present: str) -> str:
+    """Returns uv's resolution with hashes; raises CalledProcessError if there is none.
+
+    Versions that constraints.txt leaves open stay those of `present`, the lock file of today.
+    """
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-annotate", "--no-header"]
+    command += ["--constraint", str(ROOT / "constraints.txt"), "--generate-hashes", "--only-binary", ":all:"]
+    command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_34", "-"]
+    with tempfile.NamedTemporaryFile("w+", encoding="utf-8", suffix=".txt") as output:
+        output.write(present)
+        output.flush()
+        command += ["--output-file", output.name]
+        subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
+        return Path(output.name).read_text(encoding="utf-8")
+
+
+def entries(text: str) -> dict[str, str]:
+    """Returns the entries of a lock file, version and hashes, by the package's name."""
+    found = re.findall(r"^([A-Za-z0-9_.-]+)==((?:.*\\\n)*.*\n)", text, re.MULTILINE)
+    return {name: f"{name}=={rest}" for name, rest in found}
+
+
+def locks() -> dict[str, str]:
+    """Returns the content of every lock file, by its name without `.txt`."""
+    found = {}
+    for name, lines in requirements().items():
+        path = FOLDER / f"{name}.txt"
+        resolved = entries(lock(lines, path.read_text(encoding="utf-8") if path.is_file() else ""))
+        chosen = {
+            package: entry for package, entry in resolved.items() if bool(CUDA.match(package)) is (name == "cuda")
+        }
+        found[name] = HEAD + "".join(chosen.values())
+    return found
+
+
+def versions(text: str) -> set[str]:
+    """Returns `name==version` of every entry."""
+    return {entry.split()[0] for entry in entries(text).values()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes or checks the lock files; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare versions")
+    arguments = parser.parse_args(argv)
+    try:
+        found = locks()
+    except subprocess.CalledProcessError as error:
+        print(f"lock_images: {error.stderr.strip()}", file=sys.stderr)
+        return 1
+    differs = False
+    for name, text in found.items():
+        path = FOLDER / f"{name}.txt"
+        if not arguments.check:
+            path.write_text(text, encoding="utf-8")
+        elif difference := versions(text) ^ versions(path.read_text(encoding="utf-8")):
+            print(f"{path.relative_to(ROOT)}: {', '.join(sorted(difference))}: run `make lock`", file=sys.stderr)
+            differs = True
+    return int(differs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
