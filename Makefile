@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run test fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -12,6 +12,11 @@ run: $(VENV)/run-installed
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# Coverage-guided fuzzing of every decoder of strangers' bytes; `make fuzz SECONDS=1800` for half an hour.
+fuzz: $(VENV)/dev-installed
+	$(PIP) atheris
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),60)
 
 # Whether every extra can be installed from the public registry alone, and tests/protos at the lowest versions declared.
 resolve: $(VENV)/dev-installed
