@@ -111,4 +111,4 @@ COPY --from=worker-packages /opt/orca /opt/orca
 COPY --from=orca /models /models
 COPY --from=kernels /opt/orca /opt/orca
 USER 10001:10001
-CMD ["worker", "--listen", "0.0.0.0:50051", "--probe-port", "8081"]
+CMD ["worker", "--help"]

@@ -5,12 +5,14 @@ The pod is taken out of its Service while this lingers, so that no request arriv
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+
+from orca_protos.tls import Certificates, TlsError, TlsFolder
 
 from orca_master.cli import OneLineParser
 from orca_master.options import port, positive
@@ -25,26 +27,39 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(prog="orca drain", description="Lets a master on this host finish what runs.")
     parser.add_argument("--admin-port", type=port, required=True, help="the master's admin port")
     parser.add_argument("--admin-token-file", type=Path, required=True, metavar="FILE", help="its bearer token")
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="the master's own certificates, if it has any")
     parser.add_argument("--timeout", type=positive, default=30, metavar="SECONDS", help="longest wait (30)")
     arguments = parser.parse_args(argv)
+    try:
+        tls = TlsFolder(arguments.tls_dir, "master").current() if arguments.tls_dir else None
+    except TlsError as error:
+        parser.error(str(error))
     deadline = time.monotonic() + arguments.timeout
     time.sleep(min(LINGER_SECONDS, arguments.timeout))
     try:
         token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
-        state = _call(arguments.admin_port, "/drain", "POST", token)
+        state = _call(arguments.admin_port, "/drain", "POST", token, tls)
         while not state["idle"] and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            state = _call(arguments.admin_port, "/state", "GET", token)
-    except (OSError, ValueError) as error:
+            state = _call(arguments.admin_port, "/state", "GET", token, tls)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"orca drain: {error}", file=sys.stderr)
         return 1
     return 0 if state["idle"] else 1
 
 
-def _call(admin_port: int, path: str, method: str, token: str) -> dict[str, object]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{admin_port}{path}", method=method, headers={"Authorization": f"Bearer {token}"}
-    )
-    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
-        state: dict[str, object] = json.load(answer)
-        return state
+def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:
+    """Returns the state; raises OSError, HTTPException, or ValueError for an answer that is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_SECONDS)
+    with contextlib.closing(connection):
+        connection.connect()
+        if tls is not None:
+            context = tls.client_context()
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=f"master.{tls.identity}")
+        connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+    if answer.status >= 400:
+        raise ValueError(f"{path}: {answer.status} {body[:300].decode(errors='replace')}")
+    state: dict[str, object] = json.loads(body)
+    return state

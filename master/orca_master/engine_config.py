@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # without gRPC, which an API process does not need
+    from orca_protos.tls import TlsFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +17,8 @@ class EngineConfig:
     `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
     kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers that somebody restarts; with 0 nobody
     does, a lost pipeline is given up, and the workers end with the engine. `lookahead`: see lookahead.py;
-    `enforce_eager`: no CUDA graphs; `iteration_log`: see iteration_log.py.
+    `enforce_eager`: no CUDA graphs; `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on
+    TCP, none for plain text.
     """
 
     max_batch_size: int = 32
@@ -30,3 +35,4 @@ class EngineConfig:
     stall_timeout: float = 300.0
     recovery_timeout: float = 0.0
     iteration_log: Path | None = None
+    tls: TlsFolder | None = None

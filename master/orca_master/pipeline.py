@@ -68,7 +68,7 @@ class Pipeline:
     async def form(self) -> None:
         """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
         topology, config = self._topology, self._config
-        self._connections = [WorkerConnection(address) for address in self._spec.workers]
+        self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
         workers = self._connections
         described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
         await self._end_exhausted(described)

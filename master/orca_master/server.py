@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_protos.http import listen, serving
+from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
 from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
@@ -91,7 +92,8 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
         if ports.probes is not None:
             await stack.enter_async_context(serving(create_probes(engine), ports.probes))
         if ports.admin is not None:
-            await stack.enter_async_context(serving(create_admin_app(engine, ports.admin_token), ports.admin))
+            tls = config.tls.server_context() if config.tls else None
+            await stack.enter_async_context(serving(create_admin_app(engine, ports.admin_token), ports.admin, tls=tls))
         front: Endpoint | ApiProcesses = endpoint
         if endpoint_config.num_processes:
             front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
@@ -173,11 +175,12 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging()
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
+        tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)
         ports = _ports(arguments)
     except ConfigurationError as error:
         parser.error(str(error))
-    config = replace(engine_config(arguments), recovery_timeout=float(arguments.recovery_timeout))
+    config = replace(engine_config(arguments), recovery_timeout=float(arguments.recovery_timeout), tls=tls)
     return run_to_exit_code(parser.prog, topology, config, names, ports)
 
 
@@ -190,9 +193,32 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="somebody restarts lost workers: requests wait this long for them (0: nobody does, workers end with the "
         "master)",
     )
+    security = parser.add_mutually_exclusive_group()
+    security.add_argument(
+        "--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key and ca.crt, for workers on TCP and the admin port"
+    )
+    security.add_argument(
+        "--insecure", action="store_true", help="without certificates: workers on TCP obey whoever reaches them"
+    )
     parser.add_argument("--probe-port", type=port, help="port for /livez, /readyz, /startupz and /metrics (none)")
     parser.add_argument("--admin-port", type=port, help="port for the operator (none)")
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE", help="bearer token of the admin port")
+
+
+def _tls(arguments: argparse.Namespace, topology: Topology) -> TlsFolder | None:
+    """Returns the certificates, none if the user wants none or all workers are on Unix sockets."""
+    if arguments.tls_dir is not None:
+        try:
+            return TlsFolder(arguments.tls_dir, "master")
+        except TlsError as error:
+            raise ConfigurationError(str(error)) from error
+    addresses = [address for pipeline in topology.pipelines for address in pipeline.workers]
+    on_tcp = next((address for address in addresses if not address.startswith(UNIX)), None)
+    if on_tcp is not None and not arguments.insecure:
+        raise ConfigurationError(f"worker {on_tcp}: {WAYS_OUT}")
+    if on_tcp is not None:
+        logger.warning("--insecure: no certificate is asked for, neither by nor of workers such as %s", on_tcp)
+    return None
 
 
 def _ports(arguments: argparse.Namespace) -> Ports:

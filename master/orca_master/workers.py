@@ -16,7 +16,8 @@ import grpc.aio
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
-from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY
+from orca_protos.tls import TlsFolder, open_channel
+from orca_protos.wire import EPOCH_KEY
 
 from orca_master.errors import ConfigurationError
 from orca_master.faults import Evidence, WorkerLostError, lost_worker
@@ -24,17 +25,29 @@ from orca_master.faults import Evidence, WorkerLostError, lost_worker
 Reply = TypeVar("Reply")
 
 
-class WorkerConnection:
-    """One controller. Must be made and used on one event loop."""
+REASON_SECONDS = 2.0
 
-    def __init__(self, address: str) -> None:
+
+class WorkerConnection:
+    """One controller; with certificates, or in plain text. Must be made and used on one event loop."""
+
+    def __init__(self, address: str, tls: TlsFolder | None = None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(address, tls)
         self._stub: Any = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def describe(self, timeout: float) -> pb.Description:
         """Waits up to `timeout` seconds for the worker to be there."""
-        return await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=timeout, wait_for_ready=True))
+        try:
+            description: pb.Description = await self._stub.Describe(
+                pb.DescribeRequest(), timeout=timeout, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._translate(error) from error
+            # The time is up, without a word why. A call that does not wait names the reason, such as a certificate.
+            description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
+        return description
 
     async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
         """Loads a partition; raises ConfigurationError for a model that does not fit."""

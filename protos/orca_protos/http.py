@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,9 +30,20 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves an ASGI application while the block runs; yields the task, which ends early only by an error."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
+async def serving(
+    app: Any, listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serves an ASGI application while the block runs; yields the task, which ends early only by an error.
+
+    With `tls` the port speaks HTTPS alone.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        ssl_context_factory=(lambda _config, _default: tls) if tls else None,
+    )
     server = _Server(config)
     task = asyncio.create_task(server.serve([listener]))
     try:

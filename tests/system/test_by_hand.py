@@ -14,6 +14,7 @@ import httpx
 import pytest
 from orca_master.engine_config import EngineConfig
 from orca_master.request import FinishReason
+from support.certificates import sign, write
 from support.engines import WORKER_COMMAND, engine
 from support.instrumented_worker import command
 from support.served import READY
@@ -26,9 +27,16 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("source", ["--pipeline", "--topology"])
-def test_orca_master_over_workers_that_were_started_elsewhere(checkpoint, references, tmp_path, source):
+@pytest.mark.parametrize(("source", "has_certificates"), [("--pipeline", True), ("--topology", False)])
+def test_orca_master_over_workers_that_were_started_elsewhere(
+    checkpoint, references, tmp_path, source, has_certificates
+):
     """`orca worker --listen host:port` twice, `orca master` once; the same tokens as transformers."""
+    security = ["--insecure"]
+    if has_certificates:
+        authority = sign()
+        certificate = sign("master.local.orca", "worker.local.orca", issuer=authority)
+        security = ["--tls-dir", str(write(tmp_path / "tls", certificate, authority))]
     (reference,) = references(NAME, (33,), 32)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     if source == "--pipeline":
@@ -45,8 +53,10 @@ def test_orca_master_over_workers_that_were_started_elsewhere(checkpoint, refere
         )
         options = ["--topology", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    master_command = [sys.executable, "-m", "orca_master.cli", "master", *options, "--port", "0"]
-    processes = [subprocess.Popen([*WORKER_COMMAND, "--listen", address], env=environment) for address in addresses]
+    master_command = [sys.executable, "-m", "orca_master.cli", "master", *options, *security, "--port", "0"]
+    processes = [
+        subprocess.Popen([*WORKER_COMMAND, "--listen", address, *security], env=environment) for address in addresses
+    ]
     processes.append(subprocess.Popen(master_command, stderr=subprocess.PIPE, text=True, env=environment))
     watchdog = threading.Timer(100, lambda: [process.kill() for process in processes])
     watchdog.start()

@@ -123,7 +123,7 @@ def test_a_port_in_use(copy, api_processes):
         assert result.returncode == 2
         (line,) = result.stderr.splitlines()
         assert f"--port {port}: Address already in use" in line
-        result = run("worker", "--listen", f"127.0.0.1:{port}")
+        result = run("worker", "--listen", f"127.0.0.1:{port}", "--insecure")
         assert result.returncode == 2
         assert f"--listen 127.0.0.1:{port}: the address is in use" in result.stderr
 
@@ -137,11 +137,22 @@ def test_a_port_in_use(copy, api_processes):
         (["serve", "m", "--port", "65536"], "'65536' is not a port"),
         (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
-        (["worker", "--listen", "[::1]:50051"], "--listen [::1]:50051: no IPv4 address for this host"),
+        (["worker", "--listen", "[::1]:50051", "--insecure"], "--listen [::1]:50051: no IPv4 address for this host"),
         (["master", "--topology", "t.json", "--dtype", "float32"], "--dtype: with --topology the file says it"),
         (["master", "--model", "m"], "one of the arguments --topology --pipeline is required"),
         (["master", "--pipeline", "a:1"], "--model is needed with --pipeline"),
         (["master", "--topology", "/nowhere.json"], "--topology /nowhere.json: No such file or directory"),
+        (
+            ["worker", "--listen", "127.0.0.1:1"],
+            "--listen 127.0.0.1:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
+        ),
+        (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
+        (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "d", "--insecure"], "not allowed with argument --tls-dir"),
+        (
+            ["master", "--pipeline", "a:1", "--model", "m"],
+            "worker a:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
+        ),
+        (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
         (["dance"], "no command 'dance'"),
     ],
 )

@@ -14,14 +14,17 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import grpc.aio
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.http import listen, serving
+from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
+from orca_worker.door import Door
 from orca_worker.probes import create_probes
 from orca_worker.rank_process import RANK_COMMAND
 
@@ -36,9 +39,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 async def run(
-    address: str, probe_port: int | None = None, drain_timeout: float = 0, rank_command: Sequence[str] = RANK_COMMAND
+    address: str,
+    probe_port: int | None = None,
+    drain_timeout: float = 0,
+    rank_command: Sequence[str] = RANK_COMMAND,
+    tls: TlsFolder | None = None,
 ) -> int:
-    """Serves until `Shutdown` or a signal; returns the exit code."""
+    """Serves until `Shutdown` or a signal; returns the exit code. Without `tls`, whoever reaches the port is obeyed."""
     try:
         store_host = _store_host(address)
     except OSError as error:
@@ -48,11 +55,11 @@ async def run(
         return 2
     # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
     # listens on TCP, like every pod, may share its cores with workers that its master does not know.
-    controller = Controller(store_host, rank_command, may_pin=address.startswith("unix:"))
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    controller = Controller(store_host, rank_command, may_pin=address.startswith(UNIX), tls=tls)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)] if tls else [])
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
     try:
-        bound = server.add_insecure_port(address)
+        bound = server.add_secure_port(address, tls.server_credentials()) if tls else server.add_insecure_port(address)
     except RuntimeError:
         bound = 0
     if bound == 0:
@@ -85,12 +92,28 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--drain-timeout", type=int, default=0, metavar="SECONDS", help="how long to wait for the master at the end (0)"
     )
+    security = parser.add_mutually_exclusive_group()
+    security.add_argument("--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key and ca.crt, for host:port")
+    security.add_argument(
+        "--insecure", action="store_true", help="without certificates, for host:port: obeys whoever reaches the port"
+    )
     arguments = parser.parse_args(argv)
     host, _, port = arguments.listen.rpartition(":")
     if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout))
+    tls = None
+    if host != "unix":
+        if not arguments.tls_dir and not arguments.insecure:
+            parser.error(f"--listen {arguments.listen}: {WAYS_OUT}")
+        if arguments.insecure:
+            logger.warning("--insecure: whoever reaches %s is obeyed, and can read along", arguments.listen)
+        else:
+            try:
+                tls = TlsFolder(arguments.tls_dir, "worker")
+            except TlsError as error:
+                parser.error(str(error))
+    return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls))
 
 
 def _store_host(address: str) -> str:

@@ -21,7 +21,8 @@ import grpc.aio
 from orca_protos import deadlines, faults, rank_environment
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
-from orca_protos.wire import CHANNEL_OPTIONS, EPOCH_KEY, HIGHEST_EPOCH
+from orca_protos.tls import TlsFolder, open_channel
+from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH
 
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
@@ -36,9 +37,16 @@ class Controller(WorkerServicer):
     """One worker. `rank_command` starts a rank; tests put their own in front of it.
 
     `may_pin`: no other program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
+    `tls`: certificates for calls to other workers, none for plain text.
     """
 
-    def __init__(self, store_host: str, rank_command: Sequence[str] = RANK_COMMAND, may_pin: bool = False) -> None:
+    def __init__(
+        self,
+        store_host: str,
+        rank_command: Sequence[str] = RANK_COMMAND,
+        may_pin: bool = False,
+        tls: TlsFolder | None = None,
+    ) -> None:
         self.stopped = asyncio.Event()
         self.highest_epoch = 0
         self.num_streams = 0
@@ -46,6 +54,7 @@ class Controller(WorkerServicer):
         self._store_host = store_host
         self._rank_command = rank_command
         self._may_pin = may_pin
+        self._tls = tls
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._ranks = Ranks()
@@ -154,7 +163,7 @@ class Controller(WorkerServicer):
         await self._check_prepared(request.epoch, context)  # the next epoch may have begun while this one formed
         next_hop = None
         if request.next_hop:
-            self._next_channel = grpc.aio.insecure_channel(request.next_hop, options=CHANNEL_OPTIONS)
+            self._next_channel = open_channel(request.next_hop, self._tls)
             metadata = ((EPOCH_KEY, str(request.epoch)),)
             next_hop = WorkerStub(self._next_channel).Run(  # type: ignore[no-untyped-call]
                 wait_for_ready=True, metadata=metadata

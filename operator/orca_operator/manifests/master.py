@@ -38,7 +38,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
     container = {
         "name": names.MASTER,
         "image": settings.image or context.images.master,
-        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml"],
+        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml", "--insecure"],
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},

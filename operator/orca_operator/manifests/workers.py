@@ -54,7 +54,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "args": [
             "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
             # It gets its signal together with its master, and outlasts the master's drain.
-            "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
+            "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS), "--insecure",
         ],
         "ports": [
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},

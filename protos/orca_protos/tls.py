@@ -1,0 +1,189 @@
+"""`TlsFolder`: the certificates of one process, read from files and read again when they change.
+
+The folder holds `tls.crt`, `tls.key` and `ca.crt`, as a kubernetes.io/tls Secret does. The certificates say who their
+owner is by names `<role>.<deployment identity>` (docs/contracts.md, section 6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import grpc.aio
+
+from orca_protos.wire import CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["master", "worker"]
+FILES = ("tls.crt", "tls.key", "ca.crt")
+MAX_FILE_BYTES = 1 << 20
+UNIX = "unix:"
+WAYS_OUT = (
+    "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if nobody else can reach the port "
+    "(docs/contracts.md, section 6)"
+)
+"""What a command without certificates on a TCP address says."""
+
+
+class TlsError(Exception):
+    """Certificates that cannot be used; the message names the folder or file, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Certificate chain, key and CA certificates in PEM, and the deployment identity that the chain names."""
+
+    chain: bytes
+    key: bytes
+    authorities: bytes
+    identity: str
+
+    def server_context(self) -> ssl.SSLContext:
+        """Returns a context for servers that require a certificate of their clients."""
+        return _context(ssl.PROTOCOL_TLS_SERVER, self.chain, self.key, self.authorities)
+
+    def client_context(self) -> ssl.SSLContext:
+        """Returns a context for clients, which check the server's name."""
+        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.chain, self.key, self.authorities)
+        context.check_hostname = True
+        return context
+
+
+class TlsFolder:
+    """The certificates of a process of `role`; raises TlsError if they cannot be used at the start.
+
+    Files that change later and cannot be used are reported in the log, and the ones before stay in use. Thread-safe.
+    """
+
+    def __init__(self, folder: Path, role: Role) -> None:
+        self._folder = folder
+        self._role = role
+        self._reading = threading.Lock()
+        self._signature = self._sign()
+        self._current = self._read()
+
+    def current(self) -> Certificates:
+        """Returns the certificates, read again if the files have changed."""
+        with self._reading:
+            with contextlib.suppress(TlsError):  # a folder that is being changed: the next call sees it whole
+                if (signature := self._sign()) != self._signature:
+                    self._signature = signature
+                    self._renew()
+            return self._current
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Returns credentials that require a client's certificate and follow the files, handshake by handshake."""
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            now = self.current()
+            return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.authorities)
+
+        return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Returns a context for servers outside of gRPC that follows the files, handshake by handshake."""
+        first = self.current()
+        newest = (first, first.server_context())
+
+        def renew(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+            nonlocal newest
+            if (now := self.current()) is not newest[0]:
+                newest = (now, now.server_context())
+            connection.context = newest[1]
+
+        context = first.server_context()
+        context.sni_callback = renew
+        return context
+
+    def _renew(self) -> None:
+        try:
+            self._current = self._read()
+            logger.info("%s: new certificates, for %s.%s", self._folder, self._role, self._current.identity)
+        except TlsError as error:
+            logger.warning("%s; the certificates before it stay in use", error)
+
+    def _sign(self) -> tuple[tuple[int, ...], ...]:
+        """Returns what changes with the files."""
+        try:
+            statuses = [(self._folder / name).stat() for name in FILES]
+        except OSError as error:
+            raise TlsError(f"--tls-dir {self._folder}: {error.filename}: {error.strerror}") from error
+        return tuple((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
+
+    def _read(self) -> Certificates:
+        contents = []
+        for name in FILES:
+            try:
+                with (self._folder / name).open("rb") as file:
+                    contents.append(file.read(MAX_FILE_BYTES))
+            except OSError as error:
+                raise TlsError(f"--tls-dir {self._folder}: {name}: {error.strerror}") from error
+        chain, key, authorities = contents
+        try:
+            names = _names(chain, key, authorities)
+        except (ssl.SSLError, ValueError) as error:
+            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not fit together: {reason}") from error
+        identities = sorted({identity_of(name, self._role) for name in names} - {""})
+        if len(identities) != 1:
+            listed = ", ".join(names) or "none"
+            raise TlsError(
+                f"--tls-dir {self._folder}: tls.crt needs one DNS name {self._role}.DEPLOYMENT (its names: {listed})"
+            )
+        return Certificates(chain, key, authorities, identities[0])
+
+
+def identity_of(name: str, role: str) -> str:
+    """Returns the deployment identity in a DNS name for `role`; empty if it is none."""
+    first, _, rest = name.lower().partition(".")
+    return rest if first == role and "*" not in rest else ""
+
+
+def open_channel(address: str, tls: TlsFolder | None) -> grpc.aio.Channel:
+    """Opens a channel to a worker, with the certificates of this moment. Unix sockets are private and stay plain."""
+    if tls is None or address.startswith(UNIX):
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    now = tls.current()
+    return grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(now.authorities, now.key, now.chain),
+        options=[*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", f"worker.{now.identity}")],
+    )
+
+
+def _context(protocol: int, chain: bytes, key: bytes, authorities: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=authorities.decode("ascii"))
+    # ssl loads a key from a file only; this file is in memory, so that chain and key are those that were read.
+    with open(os.memfd_create("orca-tls"), "wb") as file:
+        file.write(chain + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=_no_password)
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("tls.key must not be encrypted")
+
+
+def _names(chain: bytes, key: bytes, authorities: bytes) -> list[str]:
+    """Returns the DNS names of a certificate by a handshake with itself, which fails if the three do not fit."""
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = _context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities).wrap_bio(ours, theirs)
+    server = _context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities).wrap_bio(theirs, ours, server_side=True)
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = client.getpeercert() or {}
+    return [str(entry[1]) for entry in certificate.get("subjectAltName", ()) if entry[0] == "DNS"]
