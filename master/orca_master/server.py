@@ -180,6 +180,8 @@ def main(argv: list[str]) -> int:
         ports = _ports(arguments)
     except ConfigurationError as error:
         parser.error(str(error))
+    if arguments.insecure:
+        logger.warning("--insecure: calls to workers are in plain text, and workers obey whoever reaches their ports")
     config = replace(engine_config(arguments), recovery_timeout=float(arguments.recovery_timeout), tls=tls)
     return run_to_exit_code(parser.prog, topology, config, names, ports)
 
@@ -216,8 +218,6 @@ def _tls(arguments: argparse.Namespace, topology: Topology) -> TlsFolder | None:
     on_tcp = next((address for address in addresses if not address.startswith(UNIX)), None)
     if on_tcp is not None and not arguments.insecure:
         raise ConfigurationError(f"worker {on_tcp}: {WAYS_OUT}")
-    if on_tcp is not None:
-        logger.warning("--insecure: no certificate is asked for, neither by nor of workers such as %s", on_tcp)
     return None
 
 

@@ -146,6 +146,7 @@ def test_a_worker_outlasts_its_masters_drain_and_takes_no_new_master(cluster):
 def test_options_are_checked(cluster, tmp_path):
     (tmp_path / "empty").write_text("")
     base = [sys.executable, "-m", "orca_master.cli", "master", "--topology", str(cluster.folder / "topology.json")]
+    base.append("--insecure")
     for options, words in (
         (["--admin-port", "0"], "--admin-port needs --admin-token-file"),
         (["--admin-port", "0", "--admin-token-file", str(tmp_path / "none")], "No such file"),

@@ -78,6 +78,8 @@ async def run(
             await stack.enter_async_context(serving(create_probes(controller), listener))
         await server.start()
         logger.info("worker listens on %s", address)
+        if tls is None and not address.startswith(UNIX):
+            logger.warning("--insecure: whoever reaches %s is obeyed, and can read along", address)
         await controller.stopped.wait()
         await controller.close()
     await server.stop(STOP_GRACE_SECONDS)
@@ -106,13 +108,10 @@ def main(argv: list[str]) -> int:
     if host != "unix":
         if not arguments.tls_dir and not arguments.insecure:
             parser.error(f"--listen {arguments.listen}: {WAYS_OUT}")
-        if arguments.insecure:
-            logger.warning("--insecure: whoever reaches %s is obeyed, and can read along", arguments.listen)
-        else:
-            try:
-                tls = TlsFolder(arguments.tls_dir, "worker")
-            except TlsError as error:
-                parser.error(str(error))
+        try:
+            tls = TlsFolder(arguments.tls_dir, "worker") if arguments.tls_dir else None
+        except TlsError as error:
+            parser.error(str(error))
     return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls))
 
 
