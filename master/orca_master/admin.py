@@ -14,9 +14,11 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_protos.http import probes
+from orca_protos.http_limits import PROBE_LIMITS
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from orca_master.body_limits import BodyLimits
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError
@@ -113,6 +115,7 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
             raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
 
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
+    app.add_middleware(BodyLimits, limits=PROBE_LIMITS)
 
     @app.get("/state")
     async def state() -> EngineReport:

@@ -1,7 +1,7 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes that generate nothing.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
-and log line → CORS → API key.
+and log line → CORS → API key → bounds of the body.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from orca_master.bodies import checked_route, described
+from orca_master.body_limits import BodyLimits
 from orca_master.chat import add_chat
 from orca_master.completions import add_completions
 from orca_master.endpoint import Endpoint
@@ -45,7 +46,7 @@ from orca_master.responding import error_response
 
 def create_app(endpoint: Endpoint) -> FastAPI:
     """Returns the application around `endpoint`."""
-    described = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 429, 503)}
+    described = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
     app = FastAPI(
         title="ORCA",
         version=version("orca-serving"),
@@ -59,6 +60,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     add_chat(app, endpoint)
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
+    app.add_middleware(BodyLimits, limits=endpoint.config.http)
     if endpoint.config.api_keys:
         app.add_middleware(ApiKeys, keys=endpoint.config.api_keys)
     app.add_middleware(

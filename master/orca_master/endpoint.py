@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orca_protos.http_limits import HttpLimits
+
 from orca_master.chat_template import ChatTemplate
 from orca_master.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
@@ -20,7 +22,7 @@ from orca_master.tokenizer import TextCodec
 class EndpointConfig:
     """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
 
-    `num_processes`: how many serve it, 0 for none of its own.
+    `num_processes`: how many serve it, 0 for none of its own. `http`: bounds of the API's port in each process.
     """
 
     model_names: tuple[str, ...]
@@ -33,6 +35,7 @@ class EndpointConfig:
     log_requests: bool = True
     vllm_metrics: bool = False
     num_processes: int = 0
+    http: HttpLimits = field(default_factory=HttpLimits)
 
 
 @dataclass(slots=True)
@@ -47,7 +50,9 @@ class Endpoint:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.generator = Generator(self.engine, self.codec, self.config.request_timeout)
+        self.generator = Generator(
+            self.engine, self.codec, self.config.request_timeout, self.config.http.max_unread_bytes
+        )
 
     @property
     def model_name(self) -> str:

@@ -25,6 +25,9 @@ from orca_master.openai_types import GenerationRequest
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.tokenizer import IncrementalDecoder, TextCodec
 
+PIECE_BYTES = 256
+"""Of a piece without its text, with its place in the queue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -66,12 +69,16 @@ class Generation:
 
 
 class Generator:
-    """Makes generations and runs them. `timeout` is in seconds, None for no limit."""
+    """Makes generations and runs them. `timeout` is in seconds, None for no limit.
 
-    def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None) -> None:
+    `max_unread_bytes` bounds the pieces of one generation that nobody has taken yet.
+    """
+
+    def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None, max_unread_bytes: int) -> None:
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
+        self._max_unread_bytes = max_unread_bytes
         self.idle = asyncio.Event()
         """Set while no generation is under way."""
         self.idle.set()
@@ -124,26 +131,31 @@ class Generator:
     async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
         """Yields the pieces of all choices as they come; leaving early cancels what still runs.
 
-        Raises what the engine refuses or fails with, and RequestTimeoutError.
+        Raises what the engine refuses or fails with, and RequestTimeoutError, also after a caller has left too many
+        pieces untaken: the engine's work for them is then cancelled at once.
         """
-        queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        unread = _Unread(self._max_unread_bytes)
         self._num_active += 1
         self.idle.clear()
         try:
             async with _cancelling() as tasks:
-                tasks += [asyncio.create_task(self._run(choice, queue)) for choice in generation.choices]
+                tasks += [asyncio.create_task(self._run(choice, unread)) for choice in generation.choices]
                 deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
                 left = len(tasks)
                 while left:
                     try:
                         async with asyncio.timeout_at(deadline):
-                            piece = await queue.get()
+                            piece = await unread.get()
                     except TimeoutError as error:
                         raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
                     if piece is not None:
                         yield piece
                         continue
                     left -= 1
+                    if unread.exceeded:
+                        raise RequestTimeoutError(
+                            f"the client does not read: more than {self._max_unread_bytes} bytes wait for it"
+                        )
                     for task in tasks:
                         if task.done() and (failure := task.exception()) is not None:
                             raise failure
@@ -152,8 +164,10 @@ class Generator:
             if self._num_active == 0:
                 self.idle.set()
 
-    async def _run(self, choice: Choice, queue: asyncio.Queue[Piece | None]) -> None:
-        """Puts the pieces of one choice into the queue, and None at its end, however it ends."""
+    async def _run(self, choice: Choice, unread: _Unread) -> None:
+        """Puts the pieces of one choice into `unread`, and None at its end, however it ends."""
+        own_task = asyncio.current_task()
+        assert own_task is not None
         try:
             async with contextlib.aclosing(self._engine.generate(choice.submission)) as outputs:
                 async for output in outputs:
@@ -165,11 +179,42 @@ class Generator:
                     finish: Literal["stop", "length"] | None = None
                     if reason is not None:
                         finish = "stop" if reason is FinishReason.STOP else "length"
-                    queue.put_nowait(Piece(choice.index, text, output.token, output.logprobs, finish))
+                    unread.put(Piece(choice.index, text, output.token, output.logprobs, finish))
                     if finish is not None:
                         return
+                    if unread.exceeded:
+                        own_task.cancel()  # where the next output is awaited: the engine counts it as aborted
         finally:
-            queue.put_nowait(None)
+            unread.put(None)
+
+
+class _Unread:
+    """The pieces of a generation on their way to one reader, estimated in bytes; None ends a choice."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._bytes_left = max_bytes
+        self.exceeded = False
+        """Whether the reader has left more than `max_bytes` untaken."""
+
+    def put(self, piece: Piece | None) -> None:
+        """Adds a piece."""
+        self._bytes_left -= _size(piece)
+        self.exceeded = self.exceeded or self._bytes_left < 0
+        self._queue.put_nowait(piece)
+
+    async def get(self) -> Piece | None:
+        """Waits for the next piece."""
+        piece = await self._queue.get()
+        self._bytes_left += _size(piece)
+        return piece
+
+
+def _size(piece: Piece | None) -> int:
+    """Bytes of memory that a piece holds, roughly."""
+    if piece is None:
+        return 0
+    return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())
 
 
 @contextlib.asynccontextmanager

@@ -7,12 +7,14 @@ numbers of closed sets.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from orca_protos import engine_link_pb2 as pb
+from orca_protos.http_limits import HttpLimits
 
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_client import EngineStatus
@@ -49,6 +51,7 @@ ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
     pb.ERROR_KIND_MODEL_NOT_FOUND: ModelNotFoundError,
 }
 """What an Answer can raise; an unknown kind becomes EngineError."""
+_HTTP_LIMITS = tuple(field.name for field in dataclasses.fields(HttpLimits))
 _ERROR_KINDS = {cls: kind for kind, cls in ERROR_CLASSES.items()}
 _ENDED_AS = {None: pb.ENDED_AS_NOT_COUNTED, "stop": pb.ENDED_AS_STOP, "abort": pb.ENDED_AS_ABORT}
 _ENDED_AS_OF_NUMBER: dict[int, str | None] = {number: ended_as for ended_as, number in _ENDED_AS.items()}
@@ -172,6 +175,8 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.log_requests = config.log_requests
     message.vllm_metrics = config.vllm_metrics
     message.num_processes = config.num_processes
+    for field in _HTTP_LIMITS:
+        setattr(message.http, field, getattr(config.http, field))
 
 
 def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
@@ -186,6 +191,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         log_requests=message.log_requests,
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
+        http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
     )
 
 

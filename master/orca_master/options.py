@@ -11,12 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_protos.http_limits import HttpLimits
 
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE
 
+HTTP_LIMITS = (
+    ("h11-max-incomplete-event-size", "max_header_bytes", "BYTES", "longest URL and longest head of a request"),
+    ("h11-max-header-count", "max_header_count", "N", "header fields of a request"),
+    ("max-body-bytes", "max_body_bytes", "BYTES", "longest body of a request"),
+    ("max-connections", "max_connections", "N", "open connections per process, fewer if ulimit -n demands it"),
+    ("header-timeout", "header_timeout", "SECONDS", "for the head of a request"),
+    ("body-timeout", "body_timeout", "SECONDS", "longest pause of a client that sends a body"),
+    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "for which a connection may wait for a request"),
+    ("write-timeout", "write_timeout", "SECONDS", "longest pause of a client that does not read its answer"),
+    ("max-unread-bytes", "max_unread_bytes", "BYTES", "memory per stream for text that the client has not read"),
+)
+"""Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -127,9 +140,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes for HTTP and text, so that they do not share an interpreter with the scheduler (0)",
     )
+    add_http_limits(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--vllm-metrics", action="store_true", help="every metric also under vLLM's name")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
+
+
+def add_http_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds the bounds of the API's port."""
+    for name, field, unit, text in HTTP_LIMITS:
+        default = int(getattr(HttpLimits(), field))
+        parser.add_argument(f"--{name}", type=positive, metavar=unit, default=default, help=f"{text} ({default})")
+
+
+def http_limits(arguments: argparse.Namespace) -> HttpLimits:
+    """Returns the bounds of the API's port."""
+    return HttpLimits(**{field: getattr(arguments, name.replace("-", "_")) for name, field, *_ in HTTP_LIMITS})
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
@@ -171,6 +197,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         log_requests=not arguments.disable_log_requests,
         vllm_metrics=arguments.vllm_metrics,
         num_processes=arguments.api_processes,
+        http=http_limits(arguments),
     )
 
 

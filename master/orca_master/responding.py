@@ -27,6 +27,7 @@ KINDS = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    413: "invalid_request_error",
     429: "rate_limit_error",
 }
 EXTENSIONS = ("token_ids", "prompt_token_ids")

@@ -99,7 +99,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
             ended: asyncio.Future[Any] = front.ended
         else:
-            ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0]))
+            ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0], endpoint_config.http))
         started = asyncio.create_task(_start(engine, front))
         stopped = asyncio.create_task(stop.wait())
         try:

@@ -165,7 +165,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "drain_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "drain_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class EndpointConfig(_message.Message):
     LOG_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     VLLM_METRICS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
@@ -186,7 +187,30 @@ class EndpointConfig(_message.Message):
     log_requests: bool
     vllm_metrics: bool
     num_processes: int
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ...) -> None: ...
+    http: HttpLimits
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ...) -> None: ...
+
+class HttpLimits(_message.Message):
+    __slots__ = ("max_header_bytes", "max_header_count", "max_body_bytes", "max_connections", "header_timeout", "body_timeout", "keep_alive_timeout", "write_timeout", "max_unread_bytes")
+    MAX_HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_HEADER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    BODY_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ALIVE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNREAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_header_bytes: int
+    max_header_count: int
+    max_body_bytes: int
+    max_connections: int
+    header_timeout: float
+    body_timeout: float
+    keep_alive_timeout: float
+    write_timeout: float
+    max_unread_bytes: int
+    def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
     __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress")

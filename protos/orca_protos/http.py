@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
+
+from orca_protos.http_connection import BoundedProtocol
+from orca_protos.http_limits import PROBE_LIMITS, HttpLimits
+from orca_protos.http_listener import HttpListener
 
 Answer = Callable[[], Awaitable[tuple[int, str]]]
 """Returns status and text."""
@@ -31,24 +36,33 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: Any, listener: socket.socket, tls: ssl.SSLContext | None = None
+    app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serves an ASGI application while the block runs; yields the task, which ends early only by an error.
 
-    With `tls` the port speaks HTTPS alone.
+    Closes the listener. With `tls` the port speaks HTTPS alone.
     """
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # its warnings are one line per request that a stranger malformed
         access_log=False,
+        timeout_keep_alive=math.ceil(limits.keep_alive_timeout),
         timeout_graceful_shutdown=CLOSE_SECONDS,
-        ssl_context_factory=(lambda _config, _default: tls) if tls else None,
     )
+    config.load()
     server = _Server(config)
-    task = asyncio.create_task(server.serve([listener]))
+    port = HttpListener(
+        listener, limits, lambda registry: BoundedProtocol(config, server.server_state, limits, registry), tls
+    )
+    port.start()
+    task = asyncio.create_task(server.serve([]))
     try:
         yield task
     finally:
+        port.close()
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
 

@@ -36,6 +36,7 @@ from orca_master.progress import Progress
 from orca_master.request import FinishReason, SamplingParameters
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
+from orca_protos.http_limits import HttpLimits
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -73,6 +74,18 @@ submissions = build(
     sampling=sampling,
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
 )
+http_limits = build(
+    HttpLimits,
+    max_header_bytes=uint64,
+    max_header_count=uint64,
+    max_body_bytes=uint64,
+    max_connections=uint64,
+    header_timeout=floats,
+    body_timeout=floats,
+    keep_alive_timeout=floats,
+    write_timeout=floats,
+    max_unread_bytes=uint64,
+)
 configs = build(
     EndpointConfig,
     model_names=st.lists(texts, max_size=3).map(tuple),
@@ -85,6 +98,7 @@ configs = build(
     log_requests=st.booleans(),
     vllm_metrics=st.booleans(),
     num_processes=uint32,
+    http=http_limits,
 )
 statuses = build(
     EngineStatus,
@@ -140,6 +154,7 @@ CARRIED = {
     SamplingParameters: pb.SamplingParameters,
     Hello: pb.Hello,
     EndpointConfig: pb.EndpointConfig,
+    HttpLimits: pb.HttpLimits,
     EngineStatus: pb.EngineStatus,
     Answer: pb.Answer,
 }

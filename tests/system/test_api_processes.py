@@ -179,6 +179,13 @@ def test_what_breaks_the_protocol_ends_alone(served):
     assert not any("Traceback" in line for line in served.log)
 
 
+def test_limits_reach_the_processes(model):
+    with serve(model, "--api-processes", "1", "--max-body-bytes", "10000") as served:
+        refused = httpx.post(f"{served.url}/v1/completions", content=b" " * 10_001)
+        assert refused.status_code == 413
+        assert "the body exceeds 10000 bytes" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("min_tokens", [2**32, 10**30])
 def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
     """The request alone: the next one is served."""

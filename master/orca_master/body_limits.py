@@ -1,0 +1,70 @@
+"""ASGI middleware that bounds a request's body in size (413) and in time (408), before and while the application reads.
+
+Innermost, so that a client without a key is refused before anything of its body is read. Bodies that the application
+does not read are bounded by the connection (orca_protos/http_connection.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from orca_protos.http_limits import Allowance, HttpLimits
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orca_master.responding import error_response
+
+
+class BodyLimits:
+    """Raises HTTPException where the application awaits a body that is too long or too slow."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI 3.0."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # The parser has checked that it is a number.
+        if int(Headers(scope=scope).get("content-length", "0")) > self._limits.max_body_bytes:
+            await error_response(413, self._too_long())(scope, receive, send)
+            return
+        await self._app(scope, _BoundedBody(receive, self._limits, self._too_long()).receive, send)
+
+    def _too_long(self) -> str:
+        return f"the body exceeds {self._limits.max_body_bytes} bytes (--max-body-bytes)"
+
+
+class _BoundedBody:
+    """The body of one request on its way to the application."""
+
+    def __init__(self, receive: Receive, limits: HttpLimits, too_long: str) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._too_long = too_long
+        self._allowance = Allowance(limits.body_timeout)
+        self._num_bytes = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """See ASGI 3.0; after the body, waits without a bound for the client to leave."""
+        if self._complete:
+            return await self._receive()
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._allowance.seconds):
+                message = await self._receive()
+        except TimeoutError as error:
+            slow = f"the body came too slowly: a client may pause for {self._limits.body_timeout:g} s"
+            raise HTTPException(408, slow) from error
+        num_bytes = len(message.get("body", b""))
+        self._allowance.spend(time.monotonic() - started, num_bytes)
+        self._num_bytes += num_bytes
+        self._complete = not message.get("more_body", False)
+        if self._num_bytes > self._limits.max_body_bytes:
+            raise HTTPException(413, self._too_long)
+        return message

@@ -1,0 +1,273 @@
+"""`BoundedProtocol`: one HTTP/1.1 connection whose peer can neither make it keep much nor wait for long.
+
+uvicorn's parser bounds nothing before a request is complete. Here the head is bounded in bytes, fields and time, an
+idle connection and a reader that does not read in time. The application bounds the body, which it alone reads; a
+connection whose request body was not read to its end is closed after the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from orca_protos.http_limits import MIN_BYTES_PER_SECOND, HttpLimits
+
+LINGER_SECONDS = 1.0
+"""For a client that still sends after its answer: what comes is dropped. Closing at once would reset the connection and
+could destroy the answer on its way (RFC 9112, section 9.6)."""
+MAX_PIPELINED = 16
+"""Requests that may have come behind one that is being answered."""
+
+
+class Registry(Protocol):
+    """What a port knows of its connections (http_listener.py)."""
+
+    def note_waiting(self, connection: BoundedProtocol) -> None:
+        """No request of the connection is being answered."""
+
+    def note_busy(self, connection: BoundedProtocol) -> None:
+        """The head of a request has come."""
+
+    def note_closed(self, connection: BoundedProtocol) -> None:
+        """The connection is gone."""
+
+
+class _RefusedError(Exception):
+    """Raised inside a callback of the parser, which stops at it."""
+
+
+class _Transport:
+    """The transport for uvicorn: `close` is the protocol's, all else the real one's."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], is_closing: Callable[[], bool]) -> None:
+        self._transport = transport
+        self.close = close
+        self.is_closing = is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Made for each connection. The transport belongs to it; `registry` hears what the connection does."""
+
+    def __init__(self, config: Config, state: ServerState, limits: HttpLimits, registry: Registry) -> None:
+        super().__init__(config, state, {})
+        self._limits = limits
+        self._registry = registry
+        self._real: asyncio.Transport | None = None
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the client's next step: the first byte, the end of the head, or the end of the connection."""
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unwritten = 0
+        self._refusal: tuple[int, str] | None = None
+        self._receiving = False
+        """From the first byte of a request to its last."""
+        self._in_head = False
+        self._keep_alive = False
+        self._head_bytes = 0
+        self._head_fields = 0
+        self._silent_bytes = 0
+        """Read since the parser last reported anything: it keeps those of an unfinished field."""
+        self._reported = False
+
+    # ---- from the transport ----
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        self._real = transport
+        super().connection_made(_Transport(transport, self._close, self._is_closing))  # type: ignore[arg-type]
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._closing = True
+        self._cancel_timer()
+        self._cancel_write_timer()
+        super().connection_lost(exc)
+        self._registry.note_closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol. One call brings at most 256 KiB."""
+        if self._closing:
+            return
+        self._reported = False
+        super().data_received(data)
+        self._silent_bytes = 0 if self._reported else self._silent_bytes + len(data)
+        if self._silent_bytes > self._limits.max_header_bytes:
+            self._refuse(431, f"the request's head exceeds {self._limits.max_header_bytes} bytes")
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol: the client does not read."""
+        super().pause_writing()
+        assert self._real is not None
+        self._unwritten = self._real.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout, self._check_reader)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._cancel_write_timer()
+        super().resume_writing()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._real is not None:
+            self._real.abort()
+
+    def shutdown(self) -> None:
+        """Ends the connection after the answer under way (uvicorn's call at the end of the server)."""
+        self._keep_alive = False
+        super().shutdown()
+
+    # ---- from the parser ----
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request came."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop_parsing(400, f"more than {MAX_PIPELINED} requests wait for their turn on this connection")
+        super().on_message_begin()
+        self._reported = self._receiving = self._in_head = True
+        self._head_bytes = self._head_fields = 0
+        self._set_timer(self._limits.header_timeout, self._end_slow_head)
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL came."""
+        self._count_head(len(url), 414, "URL")
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head came, or of the trailer, which is counted and dropped."""
+        self._count_head(len(name) + len(value) + len(": \r\n"), 431, "head")
+        self._head_fields += 1
+        if self._head_fields > self._limits.max_header_count:
+            self._stop_parsing(431, f"the request has more than {self._limits.max_header_count} header fields")
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head came: the application starts."""
+        super().on_headers_complete()
+        self._reported, self._in_head = True, False
+        self._cancel_timer()
+        self._registry.note_busy(self)
+        # Until the body is there: an answer that does not wait for it ends the connection.
+        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body came."""
+        self._reported = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request came."""
+        super().on_message_complete()
+        self._reported, self._receiving = True, False
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keep_alive
+
+    def on_response_complete(self) -> None:
+        """An answer was written."""
+        super().on_response_complete()
+        if not self._closing and self.cycle.response_complete:
+            self._registry.note_waiting(self)
+            if not self._receiving:
+                self._wait_for_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer when the parser stops: bad syntax, or one of the bounds."""
+        status, message = self._refusal or (400, msg)
+        self._refuse(status, message)
+
+    # ---- time and size ----
+
+    def _count_head(self, num_bytes: int, status: int, part: str) -> None:
+        self._reported = True
+        self._head_bytes += num_bytes
+        if self._head_bytes > self._limits.max_header_bytes:
+            self._stop_parsing(status, f"the request's {part} exceeds {self._limits.max_header_bytes} bytes")
+
+    def _stop_parsing(self, status: int, message: str) -> None:
+        self._refusal = status, message
+        raise _RefusedError(message)
+
+    def _wait_for_request(self) -> None:
+        self._registry.note_waiting(self)
+        self._set_timer(self._limits.keep_alive_timeout, self._close)
+
+    def _end_slow_head(self) -> None:
+        if self.flow.read_paused:  # the client may not send: an earlier request is being answered
+            self._set_timer(self._limits.header_timeout, self._end_slow_head)
+        else:
+            self._refuse(408, f"the request's head was not complete within {self._limits.header_timeout:g} s")
+
+    def _check_reader(self) -> None:
+        """Ends a connection whose client read too little of what was written."""
+        assert self._real is not None
+        unwritten = self._real.get_write_buffer_size()
+        if self._unwritten - unwritten < MIN_BYTES_PER_SECOND * self._limits.write_timeout:
+            self.abort()
+            return
+        self._unwritten = unwritten
+        self._write_timer = self.loop.call_later(self._limits.write_timeout, self._check_reader)
+
+    def _set_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer = self.loop.call_later(seconds, call)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # ---- the end ----
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers without the application, in OpenAI's error shape, and closes."""
+        if self._closing or self._real is None:
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self._in_head or self.pipeline or cycle.response_started:
+                self.abort()  # an earlier answer is under way: another one in its midst would be read as part of it
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = json.dumps({"error": error}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self._receiving = True
+        self._real.write(head.encode() + body)
+        self._close()
+
+    def _is_closing(self) -> bool:
+        return self._closing or self._real is None or self._real.is_closing()
+
+    def _close(self) -> None:
+        """Closes after what is written has left, within a bound."""
+        if self._closing or self._real is None:
+            return
+        self._closing = True
+        if self._receiving:
+            self._set_timer(LINGER_SECONDS, self.abort)
+            self.flow.resume_reading()
+            if self._real.can_write_eof():
+                self._real.write_eof()
+        else:
+            self._set_timer(self._limits.write_timeout, self.abort)
+            self._real.close()

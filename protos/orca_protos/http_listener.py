@@ -1,0 +1,130 @@
+"""`HttpListener`: accepts the connections of one port, never more than the process has descriptors for.
+
+asyncio's own servers accept without a bound, and log every failure to accept, with a traceback, up to 2,048 times a
+second. At the limit, connections that have waited for a request for a second make room; if there is none, new ones
+stay in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from orca_protos.http_connection import BoundedProtocol, Registry
+from orca_protos.http_limits import HttpLimits, OncePerSecond, connections_of_this_process
+
+logger = logging.getLogger(__name__)
+
+BATCH = 64
+"""Connections accepted in one turn of the event loop."""
+SEND_BUFFER_BYTES = 128 << 10
+GRACE_SECONDS = 1.0
+"""For the first request of a connection at the limit, and until the next attempt to accept one."""
+
+
+class HttpListener(Registry):
+    """Accepts on `listener`, which it owns, from `start` to `close`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: HttpLimits,
+        make_connection: Callable[[Registry], BoundedProtocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._make_connection = make_connection
+        self._tls = tls
+        self._cap = connections_of_this_process(limits.max_connections)
+        self._loop = asyncio.get_running_loop()
+        self._open: set[BoundedProtocol] = set()
+        self._waiting: dict[BoundedProtocol, float] = {}
+        """Connections without a request in progress, with the time since when; the longest wait first."""
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = False
+        self._log = OncePerSecond()
+
+    def start(self) -> None:
+        """Begins to accept."""
+        self._listener.setblocking(False)
+        # Inherited by the connections: the kernel would keep 4 MB of each answer that is not read.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._resume()
+
+    def close(self) -> None:
+        """Accepts no more and closes the listening socket; open connections stay."""
+        self._pause()
+        self._listener.close()
+
+    def note_waiting(self, connection: BoundedProtocol) -> None:
+        """See Registry."""
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = time.monotonic()
+
+    def note_busy(self, connection: BoundedProtocol) -> None:
+        """See Registry."""
+        self._waiting.pop(connection, None)
+
+    def note_closed(self, connection: BoundedProtocol) -> None:
+        """See Registry."""
+        self._waiting.pop(connection, None)
+        self._open.discard(connection)
+        if len(self._open) < self._cap:
+            self._resume()
+
+    def _resume(self) -> None:
+        if not self._accepting and self._listener.fileno() >= 0:
+            self._accepting = True
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _pause(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            if len(self._open) >= self._cap:
+                self._make_room(f"{len(self._open)} connections are open, the limit")
+                return
+            try:
+                peer, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._make_room(f"a connection could not be accepted: {error.strerror}")
+                return
+            peer.setblocking(False)
+            connection = self._make_connection(self)
+            self._open.add(connection)
+            task = self._loop.create_task(self._connect(peer, connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _make_room(self, reason: str) -> None:
+        """Ends connections that wait for a request; accepts no more until one has ended, or after a while."""
+        self._pause()
+        self._loop.call_later(GRACE_SECONDS, self._resume)
+        latest = time.monotonic() - GRACE_SECONDS
+        idle = [connection for connection, since in itertools.islice(self._waiting.items(), BATCH) if since <= latest]
+        for connection in idle:
+            connection.abort()
+        if self._log.due():
+            action = "idle ones are closed" if idle else "new ones wait"
+            logger.warning("%s: %s (--max-connections, ulimit -n)", reason, action)
+
+    async def _connect(self, peer: socket.socket, connection: BoundedProtocol) -> None:
+        seconds = self._limits.header_timeout if self._tls is not None else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds
+            )
+        except OSError:  # no TLS, or the client has gone
+            peer.close()
+            self.note_closed(connection)

@@ -1,0 +1,167 @@
+"""A port accepts no more connections than its process has descriptors for, and says so once per second at most."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import ssl
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from orca_protos.http import listen, probes, serving
+from orca_protos.http_limits import Allowance, HttpLimits, OncePerSecond, connection_cap
+
+REQUEST = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
+CROWD = """
+import asyncio, logging, resource, sys
+from orca_protos.http import listen, probes, serving
+from orca_protos.http_limits import HttpLimits
+
+async def main():
+    async def x():
+        return 200, "here"
+    listener = listen("127.0.0.1", 0)
+    async with serving(probes({"/x": x}), listener, HttpLimits()):
+        print(listener.getsockname()[1], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+asyncio.run(main())
+"""
+"""A server in a process that may have 128 files open; it ends with its standard input."""
+
+
+@contextlib.asynccontextmanager
+async def port(limits: HttpLimits, tls=None):
+    async def x():
+        return 200, "here"
+
+    listener = listen("127.0.0.1", 0)
+    number = listener.getsockname()[1]
+    async with serving(probes({"/x": x}), listener, limits, tls):
+        yield number
+
+
+async def ask(number: int, tls=None) -> bytes:
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", number, ssl=tls)
+        writer.write(REQUEST)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed", "used", "cap"),
+    [(8192, 20000, 50, 8192), (8192, 1024, 40, 856), (100, 1024, 40, 100), (8192, 128, 40, 44), (8192, 64, 80, 1)],
+)
+def test_connections_leave_descriptors_for_the_process(wanted, allowed, used, cap):
+    assert connection_cap(wanted, allowed, used) == cap
+
+
+def test_an_allowance_is_earned_back_but_never_exceeds_the_timeout():
+    allowance = Allowance(10)
+    for _ in range(10):
+        allowance.spend(1, 1)
+    assert allowance.seconds < 0.01
+    allowance.spend(0, 1024)
+    assert 1 < allowance.seconds < 1.01
+    allowance.spend(1, 1 << 30)
+    assert allowance.seconds == 10
+
+
+def test_a_log_line_is_due_once_per_second():
+    log = OncePerSecond()
+    assert [log.due() for _ in range(1000)].count(True) <= 2
+
+
+def test_idle_connections_make_room(caplog):
+    """Ten clients that say nothing on a port of four connections: an eleventh is served all the same."""
+
+    async def run():
+        async with port(HttpLimits(max_connections=4, keep_alive_timeout=600)) as number:
+            silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(10)]
+            assert b"here" in await ask(number)
+            for _, writer in silent:
+                writer.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert "4 connections are open, the limit" in caplog.text
+
+
+def test_a_crowd_within_128_descriptors():
+    """300 silent connections: not one error of asyncio's, few lines of log, and a request is served among them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    number = int(process.stdout.readline())
+
+    async def run():
+        silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", number) for _ in range(300)))
+        assert b"here" in await ask(number)
+        async with asyncio.timeout(120):
+            for reader, writer in silent:
+                assert await reader.read() == b""
+                writer.close()
+
+    asyncio.run(run())
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "the limit" in log
+    assert "Traceback" not in log
+    assert "out of system resource" not in log
+    assert len(log) < 100_000
+
+
+def test_tls():
+    """With a certificate the port speaks HTTPS alone; a stranger to TLS does not disturb it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "port")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+
+    async def run(server, client):
+        async with port(HttpLimits(max_connections=4), server) as number:
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(REQUEST)
+            with contextlib.suppress(ConnectionResetError):
+                assert b"here" not in await reader.read()
+            writer.close()
+            for _ in range(8):
+                assert b"here" in await ask(number, client)
+
+    client = ssl.create_default_context()
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    asyncio.run(run(_server_context(certificate, key), client))
+
+
+def _server_context(certificate, key):
+    import tempfile
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(certificate.public_bytes(serialization.Encoding.PEM))
+        encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        file.write(key.private_bytes(*encoding))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
