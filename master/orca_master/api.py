@@ -129,7 +129,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         """Text or messages to token ids."""
         endpoint.check(body.model)
         if isinstance(body, TokenizeChatRequest):
-            text = endpoint.template.render(body.messages, body.add_generation_prompt, {})
+            text = await endpoint.template.render(body.messages, body.add_generation_prompt, {})
             tokens = endpoint.codec.encode(text, add_special_tokens=False)
         else:
             tokens = endpoint.codec.encode(body.prompt, body.add_special_tokens)

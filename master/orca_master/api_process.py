@@ -44,7 +44,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     stopped = asyncio.create_task(stop.wait())
     gc.freeze()
     try:
-        async with serving(create_app(endpoint), listener, config.http) as server:
+        async with endpoint.template, serving(create_app(endpoint), listener, config.http) as server:
             await asyncio.wait({listening, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
             await endpoint.drain()
     finally:

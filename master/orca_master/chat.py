@@ -108,7 +108,7 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
         endpoint.check(body.model)
-        text = endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        text = await endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         # The template writes the special tokens itself.
         prompt = endpoint.codec.encode(text, add_special_tokens=False)
         max_tokens = body.max_completion_tokens or body.max_tokens

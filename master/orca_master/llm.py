@@ -28,6 +28,7 @@ from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.generation import Generation, Piece
 from orca_master.openai_types import CompletionRequest
+from orca_master.preflight import check, model_command, text_command
 from orca_master.serve import local_topology, local_workers
 from orca_master.server import make_engine
 from orca_master.tokenizer import TextCodec
@@ -95,6 +96,9 @@ class LLM:
     ) -> None:
         """`engine` takes the fields of EngineConfig (`max_batch_size`, `kv_slots`, `admission` …)."""
         path = Path(model).resolve()
+        check(
+            model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len), text_command(path, None)
+        )
         self._stack = contextlib.ExitStack()
         try:
             addresses = self._stack.enter_context(local_workers(pipeline_parallel_size))

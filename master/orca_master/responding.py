@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestTimeoutError
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.generation import Generation, Generator, Piece
 from orca_master.openai_types import ErrorBody, ErrorDetail, GenerationRequest, Usage
 
@@ -121,10 +121,9 @@ async def _events(
         if include_usage:
             yield _event(dump(style.usage_chunk(generation, _usage(generation, generated))))
         yield "data: [DONE]\n\n"
-    except (EngineUnavailableError, QueueFullError, RequestTimeoutError) as error:
-        code = {RequestTimeoutError: "request_timeout", QueueFullError: "queue_full"}.get(
-            type(error), "engine_unavailable"
-        )
+    except (EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
+        codes = {RequestTimeoutError: "request_timeout", QueueFullError: "queue_full", RequestError: "text_unavailable"}
+        code = codes.get(type(error), "engine_unavailable")
         detail = ErrorDetail(message=str(error), type="server_error", code=code)
         yield _event(ErrorBody(error=detail).model_dump())
     finally:

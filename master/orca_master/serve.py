@@ -29,6 +29,7 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
+from orca_master.preflight import check, model_command, text_command
 from orca_master.server import SIGNALS, Ports, bind, run_to_exit_code
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
@@ -96,6 +97,12 @@ def main(argv: list[str]) -> int:
         if not (model / "config.json").is_file():
             parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
         names = endpoint_config(arguments, model.name)
+        check(
+            model_command(
+                model, arguments.pipeline_parallel_size, arguments.tensor_parallel_size, arguments.max_model_len
+            ),
+            text_command(model, names.chat_template),
+        )
         listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
     except ConfigurationError as error:
         parser.error(str(error))

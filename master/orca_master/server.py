@@ -44,6 +44,7 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
+from orca_master.preflight import check, text_command
 from orca_master.tokenizer import TextCodec
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
 
@@ -99,6 +100,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
             ended: asyncio.Future[Any] = front.ended
         else:
+            await stack.enter_async_context(template)
             ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0], endpoint_config.http))
         started = asyncio.create_task(_start(engine, front))
         stopped = asyncio.create_task(stop.wait())
@@ -177,6 +179,7 @@ def main(argv: list[str]) -> int:
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)
+        check(text_command(Path(topology.model.path), names.chat_template))
         ports = _ports(arguments)
     except ConfigurationError as error:
         parser.error(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -20,12 +21,22 @@ def template(tmp_path, source, **configuration):
     return ChatTemplate(tmp_path)
 
 
+def render(template, messages, prompt=True, options=None):
+    """Renders once, in a process that is ended again."""
+
+    async def once():
+        async with template:
+            return await template.render(messages, prompt, options or {})
+
+    return asyncio.run(once())
+
+
 def test_the_demo_models_template_renders_as_transformers_renders_it():
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     messages = [{"role": message.role, "content": message.content} for message in MESSAGES]
     for prompt in (True, False):
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-        assert ChatTemplate(DEMO).render(MESSAGES, prompt, {}) == expected
+        assert render(ChatTemplate(DEMO), MESSAGES, prompt) == expected
 
 
 def test_special_tokens_options_and_helpers(tmp_path):
@@ -34,37 +45,103 @@ def test_special_tokens_options_and_helpers(tmp_path):
         "{% if loop.index > 1 %}{% break %}{% endif %}\n"
         "    {{ m | tojson }}{% endfor %}{{ mood }}{{ strftime_now('%Y')[:2] }}"
     )
-    rendered = template(tmp_path, source, bos_token={"content": "<s>"}).render(MESSAGES, True, {"mood": "fine"})
+    rendered = render(template(tmp_path, source, bos_token={"content": "<s>"}), MESSAGES, True, {"mood": "fine"})
     assert rendered == '<s>    {"role": "system", "content": "Be brief."}fine20'
 
 
 def test_parts_of_text_are_joined(tmp_path):
     message = ChatMessage(role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
-    assert template(tmp_path, "{{ messages[0].content }}").render([message], True, {}) == "ab"
+    assert render(template(tmp_path, "{{ messages[0].content }}"), [message]) == "ab"
 
 
 def test_where_a_template_is_looked_for(tmp_path):
-    assert template(tmp_path, [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]).render(
-        MESSAGES, True, {}
-    ) == "d"  # fmt: skip
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    assert render(template(tmp_path, named), MESSAGES) == "d"
     (tmp_path / "chat_template.jinja").write_text("file of the model")
-    assert ChatTemplate(tmp_path).render(MESSAGES, True, {}) == "file of the model"
+    assert render(ChatTemplate(tmp_path), MESSAGES) == "file of the model"
     (tmp_path / "own.jinja").write_text("file of the user")
-    assert ChatTemplate(tmp_path, tmp_path / "own.jinja").render(MESSAGES, True, {}) == "file of the user"
+    assert render(ChatTemplate(tmp_path, tmp_path / "own.jinja"), MESSAGES) == "file of the user"
     with pytest.raises(ConfigurationError, match=r"--chat-template .*nothing: No such file"):
         ChatTemplate(tmp_path, tmp_path / "nothing")
 
 
-def test_refusals(tmp_path):
+def test_a_model_without_a_template(tmp_path):
     with pytest.raises(RequestError, match="no chat template"):
-        ChatTemplate(tmp_path).render(MESSAGES, True, {})
-    with pytest.raises(ConfigurationError, match="chat template, line 1: "):
-        template(tmp_path, "{% if %}")
-    with pytest.raises(RequestError, match="roles must alternate"):
-        template(tmp_path, "{{ raise_exception('roles must alternate') }}").render(MESSAGES, True, {})
-    with pytest.raises(RequestError, match="refuses these messages"):
-        template(tmp_path, "{{ messages[0].content + 1 }}").render(MESSAGES, True, {})
-    with pytest.raises(RequestError, match="refuses these messages"):
-        template(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}").render(MESSAGES, True, {})
-    with pytest.raises(RequestError, match="refuses these messages"):
-        template(tmp_path, "{{ messages.append(1) }}").render(MESSAGES, True, {})
+        render(ChatTemplate(tmp_path), MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "refuses these messages"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "nested too deeply"),
+        ("{{ 'a' * 2000000000 }}", "MiB of memory"),
+        ("{{ '%2000000000d' % 1 }}", "MiB of memory"),
+        (
+            "{% set n = namespace(s='aaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+            "MiB of memory",
+        ),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "longer than 1048576 characters"),
+        ("{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}", "2 s of processor time"),
+    ],
+)
+def test_templates_that_are_refused_with_the_request(tmp_path, source, message):
+    with pytest.raises(RequestError, match=message) as refused:
+        render(template(tmp_path, source), MESSAGES)
+    assert refused.value.field == "messages"
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_an_overrun_is_refused_alone_and_the_process_replaced(tmp_path):
+    """Requests that wait for their turn, one whose client leaves, and one after the overrun."""
+    source = (
+        "{% set r = range(99999) %}{% if messages[0].content == 'slow' %}{% for a in r %}{% for b in r %}{% endfor %}"
+    )
+    source += "{% endfor %}{% endif %}{{ messages[0].content }}"
+
+    def user(text):
+        return [ChatMessage(role="user", content=text)]
+
+    async def all_together():
+        async with template(tmp_path, source) as made:
+            assert await made.render(user("before"), True, {}) == "before"
+            texts = ["slow", "one", "gone", "two"]
+            tasks = [asyncio.create_task(made.render(user(text), True, {})) for text in texts]
+            await asyncio.sleep(0)
+            tasks[2].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            leaving = asyncio.create_task(made.render(user("leaves"), True, {}))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            return answers, await made.render(user("after"), True, {})
+
+    (slow, one, gone, two), after = asyncio.run(all_together())
+    assert isinstance(slow, RequestError)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert (one, two, after) == ("one", "two", "after")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "add_generation_prompt", "raise_exception", "bos_token", "range", "namespace", "chat_template",
+     "tokenize", "self", "_x", "__class__", "a b", "", "1a"],
+)  # fmt: skip
+def test_names_that_a_request_must_not_set(tmp_path, name):
+    with pytest.raises(RequestError, match="is not a name that a request may set") as refused:
+        render(template(tmp_path, "{{ messages }}"), MESSAGES, True, {name: []})
+    assert refused.value.field == "chat_template_kwargs"
+
+
+def test_a_lone_surrogate_and_a_long_conversation_pass(tmp_path):
+    made = template(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert render(made, [ChatMessage(role="user", content="a\ud800b")]) == "a\ud800b"
+    long = [ChatMessage(role="user", content="x" * 1000)] * 5000
+    assert len(render(made, long)) == 5_000_000

@@ -92,3 +92,28 @@ def test_generation_config_decides_over_config(tmp_path):
     assert TextCodec(tmp_path).stop_token_ids == {5}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert TextCodec(tmp_path).stop_token_ids == {7, 8}
+
+
+def test_errors_and_panics_of_the_library_are_request_errors(codec, tmp_path):
+    """An expression that backtracks without bound only on texts that the check at start does not know."""
+    saved = json.loads(codec._tokenizer.to_str())
+    saved["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(c+)+$"}, "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    hostile = TextCodec(tmp_path)
+    assert hostile.encode("abc")
+    with pytest.raises(RequestError, match=r"the model's tokenizer fails on this text: .*retry-limit") as refused:
+        hostile.encode("c" * 40 + "!")
+    assert "\n" not in str(refused.value)
+
+
+def test_prompts_are_neither_cut_nor_padded(codec, tmp_path):
+    saved = json.loads(codec._tokenizer.to_str())
+    saved["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 5}
+    saved["padding"] = {
+        "strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "x",
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    assert TextCodec(tmp_path).encode("hello") == codec.encode("hello")

@@ -6,7 +6,6 @@ never holds the whole model.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from orca_worker.errors import ModelError
+from orca_worker.weight_headers import WeightHeaders, weight_file
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SUM_OF = {torch.float16: torch.float32}
+"""Stored dtype → dtype of the sum of its values, if not the same: in float16 sums of sound weights overflow."""
 CHUNK_VALUES = 1 << 20
 """Values that are read at a time."""
 
@@ -38,28 +38,29 @@ class Checkpoint:
         self._on_read = on_read
         self._bytes_read = 0
         self._files: dict[str, Any] = {}
-        self._file_of: dict[str, str] = self._index()
+        self._headers = WeightHeaders(model_path)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._headers.file_of
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
         """Returns `part` of the tensor `name`, which must be of exactly `shape` as a whole.
 
-        Only that part is read. Raises ModelError if the tensor is missing or of another shape.
+        Only that part is read. Raises ModelError if the tensor is missing, of another shape, or not of finite numbers.
         """
-        if name not in self._file_of:
-            raise ModelError(f"{self._path}: tensor {name} is missing")
-        stored = self._open(self._file_of[name]).get_slice(name)
-        found = tuple(stored.get_shape())
-        if found != shape:
-            raise ModelError(f"{self._path}: tensor {name} has shape {list(found)}, {list(shape)} is expected")
+        header = self._headers.tensor(name)
+        if header.shape != shape:
+            raise ModelError(f"{self._path}: tensor {name} has shape {list(header.shape)}, {list(shape)} is expected")
+        stored = self._open(self._headers.file_of[name]).get_slice(name)
         cuts = (*part, *[slice(None)] * (len(shape) - len(part)))
         tensor = self.empty(*(len(range(*cut.indices(size))) for cut, size in zip(cuts, shape, strict=True)))
         first, _, _ = cuts[0].indices(shape[0])
         # A part at a time: the stored values may be wider than what is kept, and are not held beside it.
         for rows in torch.split(tensor, max(1, CHUNK_VALUES // max(1, math.prod(shape[1:])))):
             chunk = stored[(slice(first, first + len(rows)), *cuts[1:])]
+            # One NaN or infinity makes the sum one, without memory for a mask; a sum may overflow by itself.
+            if not math.isfinite(chunk.sum(dtype=SUM_OF.get(chunk.dtype))) and not chunk.isfinite().all():
+                raise ModelError(f"{self._path}: tensor {name} has values that are NaN or infinite")
             rows.copy_(chunk)
             first += len(rows)
             self._bytes_read += chunk.nbytes
@@ -70,25 +71,12 @@ class Checkpoint:
         """Returns room for values of the dtype and on the device that `read` gives."""
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _index(self) -> dict[str, str]:
-        if (self._path / INDEX).is_file():
-            try:
-                weight_map = json.loads((self._path / INDEX).read_bytes())["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ModelError(f"{self._path / INDEX}: no weight_map in it") from error
-            return dict(weight_map)
-        if (self._path / SINGLE).is_file():
-            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        hint = ""
-        if any(self._path.glob("*.bin")) or any(self._path.glob("*.pt")):
-            hint = "; pickled weights are not read: save the model with safe_serialization"
-        raise ModelError(f"{self._path}: no weights: {SINGLE} or {INDEX} is expected{hint}")
-
     def _open(self, name: str) -> Any:
         if name not in self._files:
+            path = weight_file(self._path, name)
             try:
-                (self._path / name).open("rb").close()  # safe_open calls a file that may not be read "not found"
-                self._files[name] = safe_open(self._path / name, framework="pt")
+                path.open("rb").close()  # safe_open calls a file that may not be read "not found"
+                self._files[name] = safe_open(path, framework="pt")
             except OSError as error:
                 raise ModelError(f"{self._path / name}: {error.strerror or error}") from error
             except SafetensorError as error:

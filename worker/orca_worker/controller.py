@@ -26,7 +26,8 @@ from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH
 
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
-from orca_worker.model_config import load_digest, read_model_config
+from orca_worker.model_check import check_model
+from orca_worker.model_config import load_digest
 from orca_worker.rank_process import RANK_COMMAND
 from orca_worker.ranks import Ranks
 
@@ -105,7 +106,13 @@ class Controller(WorkerServicer):
             await self._abort(context, ModelError(f"environment: {refusal}"))
         try:
             path = Path(request.model_path)
-            read_model_config(path).check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
+            check_model(
+                path,
+                request.pipeline_parallel_size,
+                request.tensor_parallel_size,
+                request.max_model_len,
+                range(request.partition, request.partition + 1),
+            )
             if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
                 async for progress in self._load_ranks(request):
                     yield progress

@@ -6,13 +6,13 @@ The controller reads it before it spawns ranks, so that a model that does not fi
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.model_files import CONFIG_BYTES, FileError, checked, quote, read_object
 
+from orca_worker.config_schema import ArchitectureFile, ConfigFile, Gpt2File, LlamaFile
 from orca_worker.errors import ModelError
 from orca_worker.rope import Rope, read_rope
 
@@ -87,110 +87,112 @@ class ModelConfig:
 
 
 def read_model_config(model_path: Path) -> ModelConfig:
-    """Reads config.json; raises ModelError that names what is missing or unsupported."""
+    """Reads config.json; raises ModelError that names what is missing, wrong or unsupported."""
     path = model_path / "config.json"
     try:
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
-    names = raw.get("architectures") or ["none"]
-    family = ARCHITECTURES.get(names[0])
-    if family is None:
-        raise ModelError(f"{path}: architecture {names[0]} is not supported: {', '.join(ARCHITECTURES)} are")
-    try:
-        return _gpt2(raw) if family == "gpt2" else _llama_like(family, raw)
-    except KeyError as error:
-        raise ModelError(f"{path}: {error.args[0]} is missing") from error
+        raw = read_object(model_path, path.name, CONFIG_BYTES)
+        name = checked(ArchitectureFile, raw, path).architectures[0]
+        family = ARCHITECTURES.get(name)
+        if family is None:
+            raise ModelError(f"architecture {quote(name)[1:-1]} is not supported: {', '.join(ARCHITECTURES)} are")
+        if family == "gpt2":
+            return _gpt2(checked(Gpt2File, raw, path))
+        return _llama_like(family, checked(LlamaFile, raw, path))
+    except FileError as error:
+        raise ModelError(str(error)) from error
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _gpt2(raw: dict[str, Any]) -> ModelConfig:
-    _require(raw, "activation_function", "gelu_new", ("gelu_new", "gelu_pytorch_tanh"))
-    _require(raw, "scale_attn_weights", True, (True,))
-    _require(raw, "scale_attn_by_inverse_layer_idx", False, (False,))
-    _require(raw, "add_cross_attention", False, (False,))
-    hidden, heads, layers = raw["n_embd"], raw["n_head"], raw["n_layer"]
+def _gpt2(file: Gpt2File) -> ModelConfig:
+    _require(file, "activation_function", ("gelu_new", "gelu_pytorch_tanh"))
+    _require(file, "scale_attn_weights", (True,))
+    _require(file, "scale_attn_by_inverse_layer_idx", (False,))
+    _require(file, "add_cross_attention", (False,))
     return ModelConfig(
         family="gpt2",
-        num_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=raw.get("n_inner") or 4 * hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=_divide(hidden, heads),
-        vocabulary_size=raw["vocab_size"],
-        max_positions=raw["n_positions"],
-        norm_epsilon=raw.get("layer_norm_epsilon", 1e-5),
-        tied_head=raw.get("tie_word_embeddings", True),
+        num_layers=file.n_layer,
+        hidden_size=file.n_embd,
+        intermediate_size=file.n_inner or 4 * file.n_embd,
+        num_heads=file.n_head,
+        num_kv_heads=file.n_head,
+        head_dim=_divide(file.n_embd, file.n_head),
+        vocabulary_size=file.vocab_size,
+        max_positions=file.n_positions,
+        norm_epsilon=file.layer_norm_epsilon,
+        tied_head=file.tie_word_embeddings,
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
         normalised_heads=False,
-        windows=(None,) * layers,
+        windows=(None,) * file.n_layer,
         rope=None,
-        dtype=_dtype(raw),
+        dtype=_dtype(file),
     )
 
 
-def _llama_like(family: str, raw: dict[str, Any]) -> ModelConfig:
+def _llama_like(family: str, file: LlamaFile) -> ModelConfig:
     """Llama, and what its relatives add: Mistral a window, Qwen2 biases, Qwen3 norms on heads."""
-    _require(raw, "hidden_act", "silu", ("silu",))
-    hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
-    bias = raw.get("attention_bias", False) and family in ("llama", "qwen3")
+    _require(file, "hidden_act", ("silu",))
+    bias = file.attention_bias and family in ("llama", "qwen3")
+    head_dim = file.head_dim or (
+        128 if family == "qwen3" else _divide(file.hidden_size, file.num_attention_heads, multiple=2)
+    )
     return ModelConfig(
         family=family,
-        num_layers=raw["num_hidden_layers"],
-        hidden_size=hidden,
-        intermediate_size=raw["intermediate_size"],
-        num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or (128 if family == "qwen3" else _divide(hidden, heads)),
-        vocabulary_size=raw["vocab_size"],
-        max_positions=raw["max_position_embeddings"],
-        norm_epsilon=raw.get("rms_norm_eps", 1e-6),
-        tied_head=raw.get("tie_word_embeddings", False),
+        num_layers=file.num_hidden_layers,
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_heads=file.num_attention_heads,
+        num_kv_heads=file.num_key_value_heads or file.num_attention_heads,
+        head_dim=head_dim,
+        vocabulary_size=file.vocab_size,
+        max_positions=file.max_position_embeddings,
+        norm_epsilon=file.rms_norm_eps,
+        tied_head=file.tie_word_embeddings,
         qkv_bias=bias or family == "qwen2",
         output_bias=bias,
-        mlp_bias=raw.get("mlp_bias", False) and family == "llama",
+        mlp_bias=file.mlp_bias and family == "llama",
         normalised_heads=family == "qwen3",
-        windows=_windows(family, raw),
-        rope=read_rope(raw),
-        dtype=_dtype(raw),
+        windows=_windows(family, file),
+        rope=read_rope(file),
+        dtype=_dtype(file),
     )
 
 
-def _windows(family: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
-    layers: int = raw["num_hidden_layers"]
-    window: int | None = raw.get("sliding_window")
+def _windows(family: str, file: LlamaFile) -> tuple[int | None, ...]:
+    layers, window = file.num_hidden_layers, file.sliding_window
     if family == "mistral":
         return (window,) * layers
-    if family == "llama" or not raw.get("use_sliding_window") or window is None:
+    if family == "llama" or not file.use_sliding_window or window is None:
         return (None,) * layers
-    types = raw.get("layer_types") or [
-        "sliding_attention" if layer >= raw["max_window_layers"] else "full_attention" for layer in range(layers)
-    ]
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if file.layer_types:
+        return tuple(window if kind == "sliding_attention" else None for kind in file.layer_types)
+    if file.max_window_layers is None:
+        raise ModelError("max_window_layers is missing")
+    return tuple(window if layer >= file.max_window_layers else None for layer in range(layers))
 
 
-def _require(raw: dict[str, Any], name: str, default: object, supported: tuple[object, ...]) -> None:
-    if raw.get(name, default) not in supported:
-        raise ModelError(f"{name} {raw[name]!r} is not supported: {', '.join(map(repr, supported))} is")
+def _require(file: ConfigFile, name: str, supported: tuple[object, ...]) -> None:
+    value = getattr(file, name)
+    if value not in supported:
+        raise ModelError(f"{name} {quote(value)} is not supported: {', '.join(map(repr, supported))} is")
 
 
-def _divide(hidden: int, heads: int) -> int:
+def _divide(hidden: int, heads: int, multiple: int = 1) -> int:
+    """Returns the dimension of a head, which must be a multiple of `multiple`."""
     if hidden % heads:
         raise ModelError(f"hidden size {hidden} is not a multiple of the {heads} heads")
+    if hidden // heads % multiple:
+        raise ModelError(f"hidden size {hidden} over {heads} heads is {hidden // heads}, not a multiple of {multiple}")
     return hidden // heads
 
 
-def _dtype(raw: dict[str, Any]) -> str:
-    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+def _dtype(file: ConfigFile) -> str:
+    name = file.dtype or file.torch_dtype or "float32"
     if name not in DTYPES:
-        raise ModelError(f"dtype {name!r} is not supported: {', '.join(DTYPES)} are")
-    return str(name)
+        raise ModelError(f"dtype {quote(name)} is not supported: {', '.join(DTYPES)} are")
+    return name
 
 
 def load_digest(request: pb.LoadRequest) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from orca_protos.model_files import quote
+
+from orca_worker.config_schema import LlamaFile, RopeFields
 from orca_worker.errors import ModelError
 
 if TYPE_CHECKING:  # the controller reads configurations without torch
@@ -43,33 +46,39 @@ class Rope:
         return int(max_positions * self.factor) if stretches else max_positions
 
 
-def read_rope(raw: dict[str, Any]) -> Rope:
+def read_rope(file: LlamaFile) -> Rope:
     """Reads both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
 
-    Raises ModelError for a type that is not supported, KeyError for a parameter that is missing.
+    Raises ModelError for a type that is not supported, or a parameter that is missing or does not fit.
     """
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    parameters = file.rope_parameters or file.rope_scaling or RopeFields()
+    kind = parameters.rope_type or parameters.type or "default"
     if kind not in TYPES:
-        raise ModelError(f"rope_type {kind!r} is not supported: {', '.join(TYPES)} are")
-    if parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"rope_type {quote(kind)} is not supported: {', '.join(TYPES)} are")
+    if {parameters.partial_rotary_factor, file.partial_rotary_factor} - {None, 1.0}:
         raise ModelError("partial_rotary_factor other than 1 is not supported")
+    if kind != "default" and parameters.factor is None:
+        raise ModelError("factor of rope_parameters is missing")
     optional = {
-        name: parameters[name]
+        name: value
         for name in (
             *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
             *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
         )
-        if parameters.get(name) is not None
+        if (value := getattr(parameters, name)) is not None
     }
-    original = parameters.get("original_max_position_embeddings") or raw["max_position_embeddings"]
-    return Rope(
+    rope = Rope(
         type=kind,
-        theta=float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-        original_max_positions=original,
-        factor=float(parameters["factor"]) if kind != "default" else 1.0,
+        theta=float(parameters.rope_theta or file.rope_theta or 10000.0),
+        original_max_positions=parameters.original_max_position_embeddings or file.max_position_embeddings,
+        factor=float(parameters.factor) if kind != "default" and parameters.factor is not None else 1.0,
         **optional,
     )
+    if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+        raise ModelError(
+            f"high_freq_factor {rope.high_freq_factor} is not above low_freq_factor {rope.low_freq_factor}"
+        )
+    return rope
 
 
 def inverse_frequencies(

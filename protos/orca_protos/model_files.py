@@ -1,0 +1,137 @@
+"""Files of a model's folder, read with bounds: whoever packed the model chose every byte and every link in it.
+
+Rules: a name is plain (no folder in it); links are followed, but must end at a regular file below the folder, or in the
+`blobs` folder that a Hugging Face cache keeps beside its snapshots; the size is checked before anything is read; JSON
+is an object without duplicate names; its fields are checked by a pydantic model. An error is one line of printable text
+that begins with the file's path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
+CONFIG_BYTES = MEBIBYTE
+"""Limit of files that a person could have written, as config.json; real ones have a few kibibytes."""
+TOKENIZER_BYTES = 64 * MEBIBYTE
+"""Limit of tokenizer.json; that of a vocabulary of 256,000 tokens has 33 MiB."""
+INDEX_BYTES = 4 * MEBIBYTE
+"""Limit of an index or header of weights; those of 126 layers have 150 KiB. Parsed, 4 MiB may take 130 MiB."""
+QUOTED_CHARACTERS = 80
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class FileError(Exception):
+    """A file of a model that is refused; the message names the file and what is wrong."""
+
+
+class MissingFileError(FileError):
+    """A file that is not there."""
+
+
+def quote(value: object) -> str:
+    """Returns `value` as Python would write it, printable and cut: for values of a file in an error."""
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = ascii(value[: QUOTED_CHARACTERS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}…"
+
+
+def regular_file(folder: Path, name: str) -> Path:
+    """Returns the resolved path of the regular file `name` of `folder`; raises FileError, MissingFileError."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise FileError(f"{folder}: {quote(name)} is not the name of a file in this folder")
+    path = folder / name
+    try:
+        real, home = path.resolve(strict=True), folder.resolve(strict=True)
+        mode = real.stat().st_mode
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path}: {error.strerror}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    # In a Hugging Face cache snapshots/COMMIT/NAME is a link to blobs/DIGEST.
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
+        raise FileError(f"{path}: a link out of the model's folder, to {quote(str(real))}: copy the file here instead")
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path}: not a regular file")
+    return real
+
+
+def open_file(folder: Path, name: str, limit: int | None = None) -> BinaryIO:
+    """Opens a regular file of at most `limit` bytes; raises FileError, MissingFileError."""
+    real = regular_file(folder, name)
+    try:
+        # Without waiting: the file could have been replaced by a FIFO since it was looked at.
+        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise FileError(f"{folder / name}: {error.strerror}") from error
+    file = os.fdopen(descriptor, "rb")
+    status = os.fstat(descriptor)
+    problem = ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "not a regular file"
+    elif limit is not None and status.st_size > limit:
+        problem = f"{status.st_size} bytes, at most {limit} are read"
+    if problem:
+        file.close()
+        raise FileError(f"{folder / name}: {problem}")
+    return file
+
+
+def read_file(folder: Path, name: str, limit: int) -> bytes:
+    """Returns the content of a regular file of at most `limit` bytes; raises FileError, MissingFileError."""
+    with open_file(folder, name, limit) as file:
+        try:
+            return file.read(limit)
+        except OSError as error:
+            raise FileError(f"{folder / name}: {error.strerror}") from error
+
+
+def parse_object(content: bytes, path: Path) -> dict[str, Any]:
+    """Returns a JSON object; raises FileError if `content` is something else or an object names a field twice."""
+    try:
+        value = json.loads(content, object_pairs_hook=_without_duplicates)
+    except RecursionError as error:
+        raise FileError(f"{path}: nested too deeply") from error
+    except ValueError as error:
+        raise FileError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FileError(f"{path}: a JSON object is expected, not {quote(value)}")
+    return value
+
+
+def read_object(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; raises FileError, MissingFileError."""
+    return parse_object(read_file(folder, name, limit), folder / name)
+
+
+def checked(schema: type[Schema], raw: dict[str, Any], path: Path) -> Schema:
+    """Returns `raw` as a `schema`, where null means absent; raises FileError that names the first wrong field."""
+    try:
+        return schema.model_validate({name: value for name, value in raw.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(quote(part)[1:-1] if isinstance(part, str) else str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise FileError(f"{path}: {field} is missing") from error
+        message = first["msg"].removeprefix("Value error, ")
+        if not field:
+            raise FileError(f"{path}: {message}") from error
+        raise FileError(f"{path}: {field} {quote(first['input'])}: {message}") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names: set[str] = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{quote(twice)} is there twice")
+    return value

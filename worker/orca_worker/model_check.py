@@ -1,0 +1,96 @@
+"""Checks a model's folder without torch: config.json, names, sizes and headers of the weights, and how they agree.
+
+A controller runs it before it starts ranks, and `orca serve` before it starts workers, as
+
+    python -m orca_worker.model_check FOLDER [-pp P] [-tp T] [--max-model-len N]
+
+which prints one line and ends with exit code 2 if the model is refused. The values of the weights are checked by the
+ranks, while they are read (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+import sys
+from pathlib import Path
+
+from orca_worker.errors import ModelError
+from orca_worker.model_config import ModelConfig, read_model_config
+from orca_worker.tensor_shapes import partition_tensors
+from orca_worker.weight_headers import WeightHeaders
+
+LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
+ROTARY_BYTES = 64 << 20
+"""Room for the cosines and sines of all positions that every model has, however small its weights are."""
+MEMORY_BYTES = 512 << 20
+"""Limit of the process's address space: JSON of the sizes that are read fits."""
+CPU_SECONDS = 15
+
+
+def check_model(
+    folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int, partitions: range
+) -> ModelConfig:
+    """Returns the configuration of a model that can be loaded as far as `partitions` go; raises ModelError.
+
+    `max_model_len` 0: the configuration's. A folder may lack files that hold tensors of other partitions only.
+    """
+    config = read_model_config(folder)
+    weights = WeightHeaders(folder)
+    layers = {int(found[1]) for name in weights.file_of if (found := LAYER.match(name))}
+    missing = [layer for layer in range(config.num_layers) if layer not in layers]
+    if missing:
+        raise ModelError(
+            f"{folder / 'config.json'}: {config.num_layers} layers, but the weights have no layer {missing[0]}"
+        )
+    config.check_fits(pipeline_parallel_size, tensor_parallel_size)
+    prefixed = "transformer.wte.weight" in weights.file_of
+    for partition in partitions:
+        for name, shape in partition_tensors(config, partition, pipeline_parallel_size, prefixed):
+            stored = weights.tensor(name)
+            if stored.shape != shape:
+                raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
+    _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
+    return config
+
+
+def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
+    """Raises ModelError if tables of `max_model_len` positions would be larger than the weights."""
+    if config.rope is None:  # positions have weights
+        return
+    position_bytes = 2 * 4 * config.head_dim  # cosine and sine in float32
+    room = max(ROTARY_BYTES, weight_bytes)
+    if max_model_len * position_bytes > room:
+        raise ModelError(
+            f"{folder / 'config.json'}: {max_model_len} positions need tables of {max_model_len * position_bytes} "
+            f"bytes, more than the weights have: set --max-model-len to at most {room // position_bytes}"
+        )
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 2 for a model that is refused."""
+    parser = argparse.ArgumentParser(prog="orca_worker.model_check", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-pp", type=int, default=1)
+    parser.add_argument("-tp", type=int, default=1)
+    parser.add_argument("--max-model-len", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        check_model(arguments.folder, arguments.pp, arguments.tp, arguments.max_model_len, range(arguments.pp))
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(
+            f"{arguments.folder}: the model's files need more than {MEMORY_BYTES >> 20} MiB to check", file=sys.stderr
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""Headers of a model's weight files: which tensor is in which file, of which dtype and shape. Without torch.
+
+Source: the safetensors format (8 bytes: length of the header, little-endian; the header, JSON; the values). Everything
+in a header is checked: known dtypes, sizes that follow from shapes, values inside the file, no two tensors on the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from orca_protos.model_files import (
+    INDEX_BYTES,
+    FileError,
+    MissingFileError,
+    checked,
+    open_file,
+    parse_object,
+    quote,
+    read_object,
+    regular_file,
+)
+from pydantic import Field
+
+from orca_worker.config_schema import ModelFile
+from orca_worker.errors import ModelError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+LENGTH_BYTES = 8
+MAX_DIMENSIONS = 8
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Dtypes that weights may have → bytes of a value."""
+OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8} | {
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
+}  # fmt: skip
+"""Further dtypes of the format: a file may have such tensors beside the weights."""
+
+
+class IndexFile(ModelFile):
+    """model.safetensors.index.json."""
+
+    weight_map: Annotated[dict[str, str], Field(min_length=1)]
+
+
+class HeaderEntry(ModelFile):
+    """What a header says about one tensor; `data_offsets` count from the end of the header."""
+
+    dtype: str
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**48)]], Field(max_length=MAX_DIMENSIONS)]
+    data_offsets: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=2, max_length=2)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """`dtype` is the format's name, as "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class WeightHeaders:
+    """The weights of one folder; headers are read when they are first asked for. Raises ModelError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._headers: dict[str, dict[str, StoredTensor]] = {}
+        try:
+            self.file_of = self._tensor_files()
+        except FileError as error:
+            raise ModelError(str(error)) from error
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Returns what is stored of the weight `name`, whose dtype is one of FLOATS."""
+        if name not in self.file_of:
+            raise ModelError(f"{self._folder}: tensor {name} is missing")
+        file = self.file_of[name]
+        if file not in self._headers:
+            try:
+                self._headers[file] = read_header(self._folder, file)
+            except FileError as error:
+                raise ModelError(str(error)) from error
+        stored = self._headers[file].get(name)
+        if stored is None:
+            raise ModelError(f"{self._folder / file}: tensor {name} is missing, which {INDEX} says is here")
+        if stored.dtype not in FLOATS:
+            raise ModelError(f"{self._folder / file}: tensor {name} has dtype {stored.dtype}, not {', '.join(FLOATS)}")
+        return stored
+
+    def num_bytes(self) -> int:
+        """Returns the size of the weight files that are here."""
+        return sum(
+            path.stat().st_size for name in set(self.file_of.values()) if (path := self._folder / name).is_file()
+        )
+
+    def _tensor_files(self) -> dict[str, str]:
+        """Returns tensor → file name, from the index if there is one."""
+        path = self._folder / INDEX
+        if path.is_symlink() or path.exists():
+            weight_map = checked(IndexFile, read_object(self._folder, INDEX, INDEX_BYTES), path).weight_map
+            for name in set(weight_map.values()):
+                check_weight_name(name, path)
+            return weight_map
+        try:
+            self._headers[SINGLE] = read_header(self._folder, SINGLE)
+        except MissingFileError as error:
+            hint = ""
+            if any(self._folder.glob("*.bin")) or any(self._folder.glob("*.pt")):
+                hint = "; pickled weights are not read: save the model with safe_serialization"
+            raise FileError(f"{self._folder}: no weights: {SINGLE} or {INDEX} is expected{hint}") from error
+        return dict.fromkeys(self._headers[SINGLE], SINGLE)
+
+
+def check_weight_name(name: str, index: Path) -> None:
+    """Raises FileError for a file name of `index` that is not a plain name of a safetensors file."""
+    if "/" in name or not name.isprintable() or not name.endswith(SUFFIX) or name == SUFFIX:
+        raise FileError(f"{index}: weight_map names {quote(name)}: the name of a {SUFFIX} file is expected")
+
+
+def weight_file(folder: Path, name: str) -> Path:
+    """Returns the path of a weight file to open; raises ModelError."""
+    try:
+        return regular_file(folder, name)
+    except FileError as error:
+        raise ModelError(str(error)) from error
+
+
+def read_header(folder: Path, name: str) -> dict[str, StoredTensor]:
+    """Reads and checks the header of a safetensors file; raises FileError, MissingFileError."""
+    path = folder / name
+    try:
+        with open_file(folder, name) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if length > min(INDEX_BYTES, size - LENGTH_BYTES):
+                raise FileError(
+                    f"{path}: not a safetensors file, or cut short: a header of {length} bytes in a file of {size}; "
+                    f"at most {INDEX_BYTES} are read"
+                )
+            header = parse_object(file.read(length), path)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    header.pop("__metadata__", None)
+    room = size - LENGTH_BYTES - length
+    tensors, spans = {}, []
+    for tensor, raw in header.items():
+        if not isinstance(raw, dict):
+            raise FileError(f"{path}: tensor {quote(tensor)}: an object is expected")
+        entry = checked(HeaderEntry, raw, path / quote(tensor))
+        start, end = entry.data_offsets
+        value_bytes = FLOATS.get(entry.dtype) or OTHERS.get(entry.dtype)
+        if value_bytes is None:
+            raise FileError(f"{path}: tensor {quote(tensor)} has the unknown dtype {quote(entry.dtype)}")
+        if end - start != math.prod(entry.shape) * value_bytes or end > room:
+            raise FileError(
+                f"{path}: tensor {quote(tensor)} of shape {entry.shape} and dtype {entry.dtype} does not fill bytes "
+                f"{start} to {end} of {room}"
+            )
+        tensors[tensor] = StoredTensor(entry.dtype, tuple(entry.shape))
+        spans.append((start, end, tensor))
+    spans.sort()
+    for (_, end, one), (start, _, other) in itertools.pairwise(spans):
+        if start < end:
+            raise FileError(f"{path}: tensors {quote(one)} and {quote(other)} lie on the same bytes")
+    return tensors
