@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import FastAPI, Request, Response
 from orca_protos import engine_pb2 as pb
 
@@ -30,13 +32,11 @@ class ChatFormat:
         self._model_name = model_name
         self._codec = codec
 
-    def opening(self, generation: Generation) -> list[ChatCompletion]:
+    def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
         """The role, once for each choice."""
         role = AssistantMessage(role="assistant", content="")
-        return [
-            self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
-            for choice in generation.choices
-        ]
+        for choice in generation.choices:
+            yield self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
 
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
@@ -50,21 +50,21 @@ class ChatFormat:
         )
         return self._chunk(generation, choice)
 
-    def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> ChatCompletion:
+    def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
         """See Format."""
         wants_ids = self._body.return_token_ids
-        choices = [
-            ChatChoice(
-                index=index,
-                message=AssistantMessage(role="assistant", content="".join(piece.text for piece in said)),
-                finish_reason=said[-1].finish_reason,
-                logprobs=self._logprobs(said),
-                token_ids=[piece.token for piece in said] if wants_ids else None,
-                prompt_token_ids=generation.prompt_of(index) if wants_ids else None,
-            )
-            for index, said in enumerate(pieces)
-        ]
-        return self._completion("chat.completion", generation, choices, usage)
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(role="assistant", content="".join(piece.text for piece in pieces)),
+            finish_reason=pieces[-1].finish_reason,
+            logprobs=self._logprobs(pieces),
+            token_ids=[piece.token for piece in pieces] if wants_ids else None,
+            prompt_token_ids=generation.prompt_of(index) if wants_ids else None,
+        )
+
+    def answer(self, generation: Generation, usage: Usage) -> ChatCompletion:
+        """See Format."""
+        return self._completion("chat.completion", generation, [], usage)
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""

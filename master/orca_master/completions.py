@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import FastAPI, Request, Response
 
 from orca_master.endpoint import Endpoint
@@ -19,24 +21,25 @@ class CompletionFormat:
         self._model_name = model_name
         self._codec = codec
         self._offsets: dict[int, int] = {}
+        self._echo = ""
 
-    def opening(self, generation: Generation) -> list[Completion]:
+    def opening(self, generation: Generation) -> Iterator[Completion]:
         """With `echo`, or for those who want token ids, the prompt comes first."""
-        if not self._body.echo and not self._body.return_token_ids:
-            return []
-        return [
-            self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
-            for choice in generation.choices
-        ]
+        if self._body.echo or self._body.return_token_ids:
+            for choice in generation.choices:
+                yield self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
 
     def chunk(self, generation: Generation, piece: Piece) -> Completion:
         """See Format."""
         return self._completion(generation, [self._choice(generation, piece.index, [piece], opening=False)])
 
-    def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> Completion:
+    def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> CompletionChoice:
         """See Format."""
-        choices = [self._choice(generation, index, said, opening=True) for index, said in enumerate(pieces)]
-        return self._completion(generation, choices, usage)
+        return self._choice(generation, index, pieces, opening=True)
+
+    def answer(self, generation: Generation, usage: Usage) -> Completion:
+        """See Format."""
+        return self._completion(generation, [], usage)
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> Completion:
         """See Format."""
@@ -55,7 +58,7 @@ class CompletionFormat:
 
     def _choice(self, generation: Generation, index: int, pieces: list[Piece], opening: bool) -> CompletionChoice:
         prompt = generation.prompt_of(index)
-        echo = self._codec.decode(prompt, skip_special_tokens=True) if opening and self._body.echo else ""
+        echo = self._echo_of(index, prompt) if opening and self._body.echo else ""
         wants_ids = self._body.return_token_ids
         return CompletionChoice(
             index=index,
@@ -65,6 +68,12 @@ class CompletionFormat:
             token_ids=[piece.token for piece in pieces] if wants_ids and pieces else None,
             prompt_token_ids=prompt if wants_ids and opening else None,
         )
+
+    def _echo_of(self, index: int, prompt: list[int]) -> str:
+        """The text of a prompt, decoded once for its n choices, which follow each other."""
+        if index % self._body.n == 0:
+            self._echo = self._codec.decode(prompt, skip_special_tokens=True)
+        return self._echo
 
     def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         found = CompletionLogprobs()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import abc
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from orca_master.engine_types import EngineState, Output, Submission
-from orca_master.errors import EngineUnavailableError
 from orca_master.progress import Progress
 
 
@@ -24,6 +22,8 @@ class EngineStatus:
     max_model_len: int
     num_slots: int
     progress: Progress
+    max_queued_requests: int
+    max_queued_tokens: int
 
     @property
     def unavailable(self) -> str:
@@ -70,29 +70,3 @@ class EngineClient(abc.ABC):
     @abc.abstractmethod
     async def metrics(self) -> bytes:
         """Returns the text exposition of the metrics."""
-
-    async def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
-        """Submits and yields outputs up to the one with a finish reason.
-
-        Leaving the iteration early cancels the request. Raises what `EngineMaster.submit` raises, and
-        EngineUnavailableError when the engine fails under way.
-        """
-        queue: asyncio.Queue[Output] = asyncio.Queue()
-        ended_as = None
-        try:
-            await self.submit(submission, queue.put_nowait)
-            while True:
-                output = await queue.get()
-                if output.error is not None:
-                    raise EngineUnavailableError(output.error)
-                yield output
-                if output.finish_reason is not None:
-                    return
-        except asyncio.CancelledError:
-            ended_as = "abort"
-            raise
-        except GeneratorExit:  # the reader had enough: a stop string
-            ended_as = "stop"
-            raise
-        finally:
-            self.release(submission.request_id, ended_as)

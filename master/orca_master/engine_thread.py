@@ -67,6 +67,8 @@ class EngineThread(EngineClient):
             facts.max_model_len,
             engine.num_slots,
             self._progress(),
+            self.config.max_queued_requests,
+            self.config.max_queued_tokens,
         )
 
     def _progress(self) -> Progress:

@@ -1,32 +1,36 @@
 """`Generator`: from a request on the wire to pieces of text, for any number of prompts and choices.
 
 Each prompt becomes `n` submissions to the engine, one per choice, which differ in `choice` alone (and so in their
-noise). The choices run side by side; `pieces` yields what any of them says, as it comes. A stop string ends its
-choice here: the engine is told to cancel it.
+noise). All choices are accepted, a few at a time, or none: at the first refusal the accepted ones are cancelled. They
+run side by side; `pieces` yields their pieces as they come. A stop string ends its choice here: the engine is told to
+cancel it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine_client import EngineClient
-from orca_master.engine_types import Submission
-from orca_master.errors import RequestError, RequestTimeoutError
+from orca_master.engine_types import Output, Submission
+from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
+from orca_master.limits import check_choices
 from orca_master.openai_types import GenerationRequest
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.tokenizer import IncrementalDecoder, TextCodec
 
 PIECE_BYTES = 256
 """Of a piece without its text, with its place in the queue."""
+SUBMITTED_AT_ONCE = 16
+"""Choices that are handed to the engine before the event loops, the engine's as well, turn to other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,15 @@ class Generator:
     def prepare(
         self, prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
     ) -> Generation:
-        """Returns the choices of a request; raises RequestError for tokens that the model does not have."""
-        vocabulary = self._engine.status.vocabulary_size
+        """Returns the choices of a request.
+
+        Raises RequestError for tokens that the model does not have and for more choices than can wait, QueueFullError
+        for more than can wait now.
+        """
+        status = self._engine.status
+        vocabulary = status.vocabulary_size
+        num_tokens = sum(map(len, prompts)) + len(prompts) * max_tokens
+        check_choices(len(prompts), body.n, num_tokens * body.n, status)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         for field, tokens in (
             *(("prompt", prompt) for prompt in prompts),
@@ -107,6 +118,7 @@ class Generator:
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         choices = []
+        shared = [tuple(prompt) for prompt in prompts]
         for index in range(len(prompts) * body.n):
             prompt_index, choice = divmod(index, body.n)
             sampling = SamplingParameters(
@@ -123,7 +135,7 @@ class Generator:
                 min_tokens=body.min_tokens,
                 logprobs=logprobs,
             )
-            submission = Submission(f"{request_id}-{index}", tuple(prompts[prompt_index]), max_tokens, sampling, stop)
+            submission = Submission(f"{request_id}-{index}", shared[prompt_index], max_tokens, sampling, stop)
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))
         return Generation(request_id, int(time.time()), prompts, choices)
@@ -134,96 +146,107 @@ class Generator:
         Raises what the engine refuses or fails with, and RequestTimeoutError, also after a caller has left too many
         pieces untaken: the engine's work for them is then cancelled at once.
         """
-        unread = _Unread(self._max_unread_bytes)
+        run = _Run(self._engine, self._max_unread_bytes)
         self._num_active += 1
         self.idle.clear()
         try:
-            async with _cancelling() as tasks:
-                tasks += [asyncio.create_task(self._run(choice, unread)) for choice in generation.choices]
-                deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
-                left = len(tasks)
+            deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await run.submit(generation.choices)
+                left = len(generation.choices)
                 while left:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            piece = await unread.get()
-                    except TimeoutError as error:
-                        raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
-                    if piece is not None:
-                        yield piece
-                        continue
-                    left -= 1
-                    if unread.exceeded:
-                        raise RequestTimeoutError(
-                            f"the client does not read: more than {self._max_unread_bytes} bytes wait for it"
-                        )
-                    for task in tasks:
-                        if task.done() and (failure := task.exception()) is not None:
-                            raise failure
+                    async with asyncio.timeout_at(deadline):
+                        piece = await run.next_piece()
+                    left -= piece.finish_reason is not None
+                    yield piece
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
         finally:
+            run.cancel()
             self._num_active -= 1
             if self._num_active == 0:
                 self.idle.set()
 
-    async def _run(self, choice: Choice, unread: _Unread) -> None:
-        """Puts the pieces of one choice into `unread`, and None at its end, however it ends."""
-        own_task = asyncio.current_task()
-        assert own_task is not None
-        try:
-            async with contextlib.aclosing(self._engine.generate(choice.submission)) as outputs:
-                async for output in outputs:
-                    assert output.token is not None
-                    reason = output.finish_reason
-                    text = choice.decoder.step(output.token, last=reason is not None)
-                    if choice.decoder.stopped:
-                        reason = FinishReason.STOP
-                    finish: Literal["stop", "length"] | None = None
-                    if reason is not None:
-                        finish = "stop" if reason is FinishReason.STOP else "length"
-                    unread.put(Piece(choice.index, text, output.token, output.logprobs, finish))
-                    if finish is not None:
-                        return
-                    if unread.exceeded:
-                        own_task.cancel()  # where the next output is awaited: the engine counts it as aborted
-        finally:
-            unread.put(None)
 
+class _Run:
+    """A generation under way: turns outputs into pieces as they come, and keeps those that nobody has taken yet."""
 
-class _Unread:
-    """The pieces of a generation on their way to one reader, estimated in bytes; None ends a choice."""
+    def __init__(self, engine: EngineClient, max_unread_bytes: int) -> None:
+        self._engine = engine
+        self._max_unread_bytes = self._bytes_left = max_unread_bytes
+        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._running: dict[int, Choice] = {}
+        """What must be released, by index."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._queue: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._bytes_left = max_bytes
-        self.exceeded = False
-        """Whether the reader has left more than `max_bytes` untaken."""
+    async def submit(self, choices: list[Choice]) -> None:
+        """Hands the choices to the engine; raises the first refusal."""
+        for start in range(0, len(choices), SUBMITTED_AT_ONCE):
+            some = choices[start : start + SUBMITTED_AT_ONCE]
+            answers = []
+            for choice in some:
+                self._running[choice.index] = choice
+                answers.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
+            refusals = await asyncio.gather(*answers, return_exceptions=True)
+            for choice, refusal in zip(some, refusals, strict=True):
+                if refusal is not None and self._running.pop(choice.index, None) is not None:
+                    self._engine.release(choice.submission.request_id, None)
+            for refusal in refusals:
+                if refusal is not None:
+                    raise refusal
 
-    def put(self, piece: Piece | None) -> None:
-        """Adds a piece."""
-        self._bytes_left -= _size(piece)
-        self.exceeded = self.exceeded or self._bytes_left < 0
-        self._queue.put_nowait(piece)
-
-    async def get(self) -> Piece | None:
-        """Waits for the next piece."""
-        piece = await self._queue.get()
+    async def next_piece(self) -> Piece:
+        """Waits for the next piece; raises why there is none."""
+        piece = await self._pieces.get()
+        if isinstance(piece, Exception):
+            raise piece
         self._bytes_left += _size(piece)
         return piece
 
+    def cancel(self) -> None:
+        """Releases what still runs."""
+        # The youngest first: those that wait leave before a place among the running ones is free for them.
+        while self._running:
+            _, choice = self._running.popitem()
+            self._engine.release(choice.submission.request_id, "abort")
 
-def _size(piece: Piece | None) -> int:
+    def _receive(self, choice: Choice, output: Output) -> None:
+        if choice.index not in self._running:
+            return  # behind a stop string or the end of the generation
+        try:
+            if output.error is not None:
+                raise EngineUnavailableError(output.error)
+            piece = _piece(choice, output)
+        except Exception as error:  # raised where the pieces are taken
+            self._fail(error)
+            return
+        if piece.finish_reason is not None:
+            del self._running[choice.index]
+            # One that the engine has not ended was ended by a stop string.
+            self._engine.release(choice.submission.request_id, "stop")
+        self._bytes_left -= _size(piece)
+        self._pieces.put_nowait(piece)
+        if self._bytes_left < 0:
+            unread = f"more than {self._max_unread_bytes} bytes wait for it"
+            self._fail(RequestTimeoutError(f"the client does not read: {unread}"))
+
+    def _fail(self, error: Exception) -> None:
+        self.cancel()
+        self._pieces.put_nowait(error)
+
+
+def _piece(choice: Choice, output: Output) -> Piece:
+    assert output.token is not None
+    reason = output.finish_reason
+    text = choice.decoder.step(output.token, last=reason is not None)
+    if choice.decoder.stopped:
+        reason = FinishReason.STOP
+    finish: Literal["stop", "length"] | None = None
+    if reason is not None:
+        finish = "stop" if reason is FinishReason.STOP else "length"
+    return Piece(choice.index, text, output.token, output.logprobs, finish)
+
+
+def _size(piece: Piece) -> int:
     """Bytes of memory that a piece holds, roughly."""
-    if piece is None:
-        return 0
     return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())
-
-
-@contextlib.asynccontextmanager
-async def _cancelling() -> AsyncIterator[list[asyncio.Task[None]]]:
-    """A list of tasks that are cancelled and waited for when the block is left."""
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

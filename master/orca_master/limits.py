@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from orca_master.errors import RequestError
+from orca_master.engine_client import EngineStatus
+from orca_master.errors import QueueFullError, RequestError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
 from orca_master.openai_types import MAX_LOGPROBS
 from orca_master.request import Request
@@ -28,6 +29,33 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
             f"this server has {num_slots}: lower max_tokens or raise --kv-slots",
             "max_tokens",
         )
+
+
+def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus) -> None:
+    """Refuses several choices that the queue cannot hold; one choice is the engine's to refuse.
+
+    `num_tokens` is the sum over all choices, prompts and answers. Raises RequestError for what exceeds the whole queue,
+    QueueFullError for what exceeds the places that are free now.
+    """
+    num_choices = num_prompts * n
+    if num_choices == 1:
+        return
+    field = "n" if n > 1 else "prompt"
+    choices = f"{field}: {num_prompts} prompts with n = {n} are {num_choices} choices"
+    if num_choices > status.max_queued_requests:
+        raise RequestError(
+            f"{choices}, at most {status.max_queued_requests} can wait (--max-queue-depth): send several requests",
+            field,
+        )
+    if num_tokens > status.max_queued_tokens:
+        raise RequestError(
+            f"{choices} of {num_tokens} tokens, at most {status.max_queued_tokens} can wait (--max-queue-tokens): "
+            "send several requests",
+            field,
+        )
+    waiting = status.progress.num_waiting
+    if num_choices > status.max_queued_requests - waiting:
+        raise QueueFullError(f"{waiting} requests are waiting, the limit is {status.max_queued_requests}: {choices}")
 
 
 def check_values(request: Request, vocabulary_size: int) -> None:

@@ -209,6 +209,8 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.progress.num_waiting = progress.num_waiting
     message.progress.since = progress.since
     message.progress.stall_timeout = progress.stall_timeout
+    message.max_queued_requests = status.max_queued_requests
+    message.max_queued_tokens = status.max_queued_tokens
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -229,4 +231,6 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
             message.progress.since,
             message.progress.stall_timeout,
         ),
+        message.max_queued_requests,
+        message.max_queued_tokens,
     )

@@ -114,7 +114,7 @@ class RemoteEngine(EngineClient):
         self._gone = True
         for answer in self._answers.values():
             _settle(answer, None, EngineUnavailableError(GONE))
-        for request_id, receiver in self._receivers.items():
+        for request_id, receiver in list(self._receivers.items()):  # a receiver may release requests
             receiver(Output(request_id, None, FinishReason.ERROR, GONE))
         self._receivers.clear()
 

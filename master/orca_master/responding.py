@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -37,14 +37,17 @@ T = TypeVar("T")
 class Format(Protocol):
     """How one endpoint words its answers."""
 
-    def opening(self, generation: Generation) -> Sequence[BaseModel]:
-        """Chunks of a stream before the first piece."""
+    def opening(self, generation: Generation) -> Iterator[BaseModel]:
+        """Yields the chunks of a stream before the first piece."""
 
     def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
         """The chunk of a piece; one without text still says that a token came."""
 
-    def answer(self, generation: Generation, pieces: list[list[Piece]], usage: Usage) -> BaseModel:
-        """The whole answer; `pieces` by choice."""
+    def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> BaseModel:
+        """One whole choice of an answer; `pieces` are all of its pieces."""
+
+    def answer(self, generation: Generation, usage: Usage) -> BaseModel:
+        """The answer around its choices."""
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
         """The last chunk of a stream, for those who ask for usage."""
@@ -67,7 +70,7 @@ async def respond(
         if collected is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         usage = _usage(generation, sum(map(len, collected)))
-        return JSONResponse(dump(style.answer(generation, collected, usage)))
+        return Response(await _answer(generation, collected, usage, style), media_type="application/json")
     first = await _unless_gone(request, _first(pieces))
     if first is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -75,21 +78,36 @@ async def respond(
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
+async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
+    """The answer as JSON, choice by choice: many long ones take longer than other requests can wait."""
+    choices = []
+    for index, said in enumerate(pieces):
+        choices.append(_json(_dump_choice(style.choice(generation, index, said).model_dump())))
+        await asyncio.sleep(0)
+    around = dump(style.answer(generation, usage))
+    del around["choices"]
+    return f'{_json(around)[:-1]},"choices":[{",".join(choices)}]}}'.encode()
+
+
 def dump(answer: BaseModel) -> dict[str, Any]:
     """The wire form: what was not asked for is left out, OpenAI's nulls stay."""
     data = answer.model_dump()
     if data["usage"] is None:
         del data["usage"]
-    for choice in data["choices"]:
-        for name in EXTENSIONS:
-            if choice[name] is None:
-                del choice[name]
-        for name in ("message", "delta"):
-            if choice.get(name, 0) is None:
-                del choice[name]
-        if "delta" in choice:
-            choice["delta"] = {name: value for name, value in choice["delta"].items() if value is not None}
+    data["choices"] = [_dump_choice(choice) for choice in data["choices"]]
     return data
+
+
+def _dump_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    for name in EXTENSIONS:
+        if choice[name] is None:
+            del choice[name]
+    for name in ("message", "delta"):
+        if choice.get(name, 0) is None:
+            del choice[name]
+    if "delta" in choice:
+        choice["delta"] = {name: value for name, value in choice["delta"].items() if value is not None}
+    return choice
 
 
 async def _first(pieces: AsyncIterator[Piece]) -> Piece:
@@ -131,7 +149,11 @@ async def _events(
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {_json(data)}\n\n"
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
 def _usage(generation: Generation, generated: int) -> Usage:

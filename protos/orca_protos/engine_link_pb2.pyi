@@ -213,7 +213,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,8 @@ class EngineStatus(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -228,7 +230,9 @@ class EngineStatus(_message.Message):
     max_model_len: int
     num_slots: int
     progress: Progress
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    max_queued_requests: int
+    max_queued_tokens: int
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("num_iterations", "num_unfinished", "num_running", "num_waiting", "since", "stall_timeout")

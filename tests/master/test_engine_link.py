@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class FakeEngine(EngineClient):
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, "", False, 100, 64, 32, Progress())
+        return EngineStatus(self.state, "", False, 100, 64, 32, Progress(), 9, 999)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.receivers[submission.request_id] = receive
@@ -68,6 +68,29 @@ class FakeEngine(EngineClient):
 
 def submission(request_id: str) -> Submission:
     return Submission(request_id, (1, 2, 3), 8, SamplingParameters(logprobs=1), frozenset({7}))
+
+
+async def generate(engine: EngineClient, wanted: Submission) -> AsyncIterator[Output]:
+    """Submits and yields the outputs up to the last; leaving early cancels the request."""
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    ended_as = None
+    try:
+        await engine.submit(wanted, outputs.put_nowait)
+        while True:
+            output = await outputs.get()
+            if output.error is not None:
+                raise EngineUnavailableError(output.error)
+            yield output
+            if output.finish_reason is not None:
+                return
+    except asyncio.CancelledError:
+        ended_as = "abort"
+        raise
+    except GeneratorExit:
+        ended_as = "stop"
+        raise
+    finally:
+        engine.release(wanted.request_id, ended_as)
 
 
 class RawPeer:
@@ -126,7 +149,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_outputs_refusals_and_ends(tmp_path):
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
         async def collect(name: str) -> list[Output]:
-            return [output async for output in remote.generate(submission(name))]
+            return [output async for output in generate(remote, submission(name))]
 
         answers = [asyncio.create_task(collect(name)) for name in "ab"]
         await until(lambda: len(engine.receivers) == 2)
@@ -158,14 +181,14 @@ def test_leaving_says_how(tmp_path):
     """A reader that had enough found a stop string; one that is cancelled lost its client."""
 
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
-        enough = remote.generate(submission("enough"))
+        enough = generate(remote, submission("enough"))
         first = asyncio.create_task(anext(enough))
         await until(lambda: "enough" in engine.receivers)
         engine.tell("enough", 4)
         assert (await first).token == 4
         await enough.aclose()
 
-        gone = asyncio.create_task(anext(remote.generate(submission("gone"))))
+        gone = asyncio.create_task(anext(generate(remote, submission("gone"))))
         await until(lambda: "gone" in engine.receivers)
         gone.cancel()
         await until(lambda: len(engine.released) == 2)
@@ -189,7 +212,7 @@ def test_a_change_of_the_engine_is_told(tmp_path):
 
 def test_requests_of_a_process_that_is_gone_are_let_go(tmp_path):
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
-        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        waiting = asyncio.create_task(anext(generate(remote, submission("mine"))))
         _reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
         send(writer, encode_to_master(Submit(0, submission("other"))))
         await until(lambda: len(engine.receivers) == 2)
@@ -209,10 +232,10 @@ def test_a_master_that_is_gone_leaves_nobody_waiting(tmp_path):
         async with EngineServer(engine, MODEL, CONFIG).listening(tmp_path / "socket"):
             remote, _ = await connect(tmp_path / "socket")
             listening = asyncio.create_task(remote.listen())
-            waiting = asyncio.create_task(anext(remote.generate(submission("a"))))
+            waiting = asyncio.create_task(anext(generate(remote, submission("a"))))
             await until(lambda: "a" in engine.receivers)
         await listening
-        for late in (waiting, anext(remote.generate(submission("b"))), remote.metrics()):
+        for late in (waiting, anext(generate(remote, submission("b"))), remote.metrics()):
             with pytest.raises(EngineUnavailableError) as refused:
                 await late
             found.append(str(refused.value))
@@ -241,7 +264,7 @@ def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplo
     """Its requests are cancelled and its id is known; other processes notice nothing."""
 
     async def play(engine: FakeEngine, server: EngineServer, remote: RemoteEngine) -> None:
-        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        waiting = asyncio.create_task(anext(generate(remote, submission("mine"))))
         peer = await RawPeer.connect(tmp_path / "socket")
         peer.send(Submit(0, submission("other")))
         await until(lambda: len(engine.receivers) == 2)
@@ -262,7 +285,7 @@ def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplo
 
 def test_the_limit_of_a_message_follows_the_model():
     """It admits the longest prompt with a bias for every token, whatever their sizes."""
-    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress())
+    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress(), 9, 999)
     longest = replace(
         submission("x" * 100),
         prompt=(2**32 - 1,) * 3000,
@@ -277,7 +300,7 @@ def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):
     """A process cannot release, or take the place of, another one's request; unknown ids do nothing."""
 
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
-        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        waiting = asyncio.create_task(anext(generate(remote, submission("mine"))))
         await until(lambda: "mine" in engine.receivers)
         peer = await RawPeer.connect(tmp_path / "socket")
         peer.send(Release("mine", "abort"), Release("nobody's", None), Submit(1, submission("mine")))
@@ -345,9 +368,9 @@ def test_a_request_that_the_link_cannot_carry_is_refused_alone(tmp_path, state, 
         engine.state = state
         server.announce()
         await until(lambda: remote.status.state is state)
-        waiting = asyncio.create_task(anext(remote.generate(submission("mine"))))
+        waiting = asyncio.create_task(anext(generate(remote, submission("mine"))))
         with pytest.raises(RequestError, match=message) as refused:
-            await anext(remote.generate(replace(submission("large"), **change)))
+            await anext(generate(remote, replace(submission("large"), **change)))
         assert refused.value.field == field
         await until(lambda: "mine" in engine.receivers)
         engine.tell("mine", 4)
@@ -363,7 +386,7 @@ def test_a_fault_of_the_engine_is_an_engine_error(tmp_path, caplog):
     async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
         engine.refusals = {"a": ZeroDivisionError("by zero")}
         with pytest.raises(EngineError, match="ZeroDivisionError: by zero"):
-            await anext(remote.generate(submission("a")))
+            await anext(generate(remote, submission("a")))
 
     run(tmp_path, play)
     assert "ZeroDivisionError: by zero" in caplog.text

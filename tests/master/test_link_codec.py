@@ -117,6 +117,8 @@ statuses = build(
         since=floats,
         stall_timeout=floats,
     ),
+    max_queued_requests=uint64,
+    max_queued_tokens=uint64,
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

@@ -36,6 +36,6 @@ def test_the_reason_has_the_numbers_and_the_option():
 @pytest.mark.parametrize("state", EngineState)
 def test_only_an_engine_that_claims_to_serve_is_stalled(state):
     """An engine whose pipelines are being formed says that, and not that it is stalled."""
-    status = EngineStatus(state, "", False, 100, 64, 64, STALLED)
+    status = EngineStatus(state, "", False, 100, 64, 64, STALLED, 9, 999)
     assert ("stalled" in status.unavailable) == (state is EngineState.SERVING)
     assert progress_report(state.value, status.serves, status.progress)["stalled"] == (state is EngineState.SERVING)

@@ -199,7 +199,7 @@ def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
 class NoEngine(EngineClient):
     """An engine that is loading for ever."""
 
-    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0, Progress())
+    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0, Progress(), 0, 0)
 
     async def submit(self, submission, receive) -> None:
         raise NotImplementedError

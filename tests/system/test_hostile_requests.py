@@ -45,6 +45,8 @@ def url(checkpoint, tmp_path_factory):
         ({"prompt": "a\ud800b"}, "prompt"),
         ({"prompt": ["a", "\udfff"]}, "prompt"),
         ({"prompt": [1], "\ud800": 1}, None),
+        ({"prompt": ["a"] * 1024, "n": 128}, "n"),
+        ({"prompt": [[1]] * 1024, "n": 5, "stream": True}, "n"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )

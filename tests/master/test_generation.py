@@ -1,0 +1,180 @@
+"""Many choices of one request: all are accepted or none, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from orca_master.engine_client import EngineClient, EngineStatus
+from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from orca_master.generation import SUBMITTED_AT_ONCE, Generation, Generator
+from orca_master.openai_types import CompletionRequest
+from orca_master.progress import Progress
+from orca_master.request import FinishReason
+from orca_master.tokenizer import TextCodec
+
+DEPTH, TOKENS = 256, 100_000
+
+
+class Queue(EngineClient):
+    """Accepts up to `room` requests; one token ends each when `finish` is called."""
+
+    def __init__(self, room: int = DEPTH, waiting: int = 0) -> None:
+        self.room = room
+        self.waiting = waiting
+        self.accepted: dict[str, Submission] = {}
+        self.receivers: dict[str, Callable[[Output], object]] = {}
+        self.released: dict[str, str | None] = {}
+        self.bursts: list[int] = []
+        """Submissions of each turn of the event loop."""
+
+    @property
+    def status(self) -> EngineStatus:
+        progress = Progress(num_waiting=self.waiting)
+        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS)
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        loop = asyncio.get_running_loop()
+        if not self.bursts or self.bursts[-1] == 0:
+            self.bursts.append(0)
+            loop.call_soon(self.bursts.append, 0)
+        self.bursts[-1] += 1
+        answer: asyncio.Future[None] = loop.create_future()
+        if len(self.accepted) == self.room:
+            answer.set_exception(QueueFullError("full"))
+        else:
+            self.accepted[submission.request_id] = submission
+            answer.set_result(None)
+        self.receivers[submission.request_id] = receive
+        return answer
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        del self.receivers[request_id]
+        self.released[request_id] = ended_as
+
+    async def metrics(self) -> bytes:
+        return b""
+
+    def finish(self, count: int, **output: Any) -> None:
+        for request_id, receive in list(self.receivers.items())[:count]:
+            receive(Output(request_id, **({"token": 5, "finish_reason": FinishReason.LENGTH} | output)))
+
+
+def prepare(
+    engine: Queue,
+    tmp_path,
+    num_prompts: int,
+    n: int,
+    max_tokens: int = 4,
+    timeout: float | None = None,
+    max_unread: int = 1 << 20,
+):
+    body = CompletionRequest(prompt=[[1, 2]] * num_prompts, n=n)
+    generator = Generator(engine, TextCodec(tmp_path), timeout, max_unread)
+    return generator, generator.prepare("test", body, [[1, 2]] * num_prompts, max_tokens, None)
+
+
+async def collect(generator: Generator, generation: Generation) -> list[int]:
+    return [piece.index async for piece in generator.pieces(generation)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_more_choices_than_can_ever_wait(tmp_path):
+    for num_prompts, n, field in ((1024, 128, "n"), (DEPTH + 1, 1, "prompt"), (3, 86, "n")):
+        with pytest.raises(RequestError, match=rf"at most {DEPTH} can wait \(--max-queue-depth\)") as refused:
+            prepare(Queue(), tmp_path, num_prompts, n)
+        assert refused.value.field == field
+    with pytest.raises(RequestError, match="at most 100000 can wait"):
+        prepare(Queue(), tmp_path, 10, 10, max_tokens=1000)
+
+
+def test_more_choices_than_can_wait_now(tmp_path):
+    with pytest.raises(QueueFullError, match="250 requests are waiting"):
+        prepare(Queue(waiting=250), tmp_path, 1, 7)
+    prepare(Queue(waiting=250), tmp_path, 1, 6)
+    prepare(Queue(waiting=DEPTH), tmp_path, 1, 1)  # the engine decides about a single one
+
+
+def test_many_choices_come_a_few_at_a_time_and_share_their_prompt(tmp_path):
+    async def run() -> None:
+        engine = Queue()
+        generator, generation = prepare(engine, tmp_path, 8, 32)
+        collecting = asyncio.create_task(collect(generator, generation))
+        await until(lambda: len(engine.accepted) == DEPTH)
+        assert max(engine.bursts) <= SUBMITTED_AT_ONCE
+        assert len({id(submission.prompt) for submission in engine.accepted.values()}) == 8
+        assert [submission.sampling.choice for submission in engine.accepted.values()] == list(range(32)) * 8
+        engine.finish(DEPTH)
+        assert sorted(await collecting) == list(range(DEPTH))
+        assert len(engine.released) == DEPTH
+        assert generator.idle.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_refusal_takes_all_choices_back(tmp_path):
+    async def run() -> None:
+        engine = Queue(room=100)
+        generator, generation = prepare(engine, tmp_path, 4, 50)
+        with pytest.raises(QueueFullError):
+            await collect(generator, generation)
+        assert not engine.receivers
+        assert [engine.released[request_id] for request_id in engine.accepted] == ["abort"] * 100
+        assert len(engine.released) <= 100 + SUBMITTED_AT_ONCE, "nothing is submitted behind a refusal"
+        assert generator.idle.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_an_error_and_a_timeout_cancel_what_runs(tmp_path):
+    async def run() -> None:
+        engine = Queue()
+        generator, generation = prepare(engine, tmp_path, 1, 3)
+        leaving = asyncio.create_task(collect(generator, generation))
+        await until(lambda: len(engine.receivers) == 3)
+        engine.finish(1)
+        await until(lambda: len(engine.receivers) == 2)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert (len(engine.receivers), list(engine.released.values())) == (0, ["stop", "abort", "abort"])
+
+        failing = asyncio.create_task(collect(generator, generation))
+        await until(lambda: len(engine.receivers) == 3)
+        engine.finish(1, token=None, finish_reason=FinishReason.ERROR, error="lost")
+        with pytest.raises(EngineUnavailableError, match="lost"):
+            await failing
+        assert not engine.receivers
+
+        generator, generation = prepare(engine, tmp_path, 1, 3, timeout=0.05)
+        with pytest.raises(RequestTimeoutError):
+            await collect(generator, generation)
+        assert not engine.receivers
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
+    async def run() -> None:
+        engine = Queue()
+        generator, generation = prepare(engine, tmp_path, 1, 2, max_unread=1000)
+        pieces = generator.pieces(generation)
+        first = asyncio.create_task(anext(pieces))
+        await until(lambda: len(engine.receivers) == 2)
+        engine.finish(1, finish_reason=None)
+        assert (await first).token == 5
+        for _ in range(4):
+            engine.finish(1, finish_reason=None)
+        assert list(engine.released.values()) == ["abort", "abort"]
+        with pytest.raises(RequestTimeoutError, match="does not read: more than 1000 bytes"):
+            async for _ in pieces:
+                pass
+
+    asyncio.run(run())
