@@ -18,6 +18,7 @@ from orca_operator import pod_api
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
+DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
@@ -224,10 +225,37 @@ class Auth(Part):
     )
 
 
-class Switch(Part):
-    """Something that is there or not."""
+class IssuerReference(Part):
+    """An issuer of cert-manager."""
 
-    enabled: bool = Field(False, description="Whether it is wanted.")
+    name: Text = Field(description="Its name.")
+    kind: Text = Field("Issuer", description="Issuer, ClusterIssuer, or the kind of an external issuer.")
+    group: Text = Field("cert-manager.io", description="The API group of that kind.")
+
+
+class Tls(Part):
+    """Mutual TLS between the pods."""
+
+    mode: Literal["selfSigned", "secret", "certManager", "off"] | None = Field(
+        None,
+        description="Where certificates come from: the operator makes them (selfSigned), one Secret (secret), or "
+        'cert-manager (certManager); off is plaintext, in YAML only with quotes: "off". Unset is selfSigned for '
+        "revisions that begin with this version; a running revision stays as it is.",
+    )
+    secret_name: Annotated[str, Field(pattern=DNS_NAME, max_length=253)] | None = Field(
+        None,
+        description="For mode secret: tls.crt, tls.key and ca.crt of all pods. The certificate has the DNS names "
+        "{master,worker,operator}.NAME.NAMESPACE.orca-serving.io.",
+    )
+    issuer_ref: IssuerReference | None = Field(None, description="For mode certManager: the issuer.")
+    enabled: bool | None = Field(
+        None, description="Deprecated: true is selfSigned, unless a revision runs already; false is as if unset."
+    )
+
+    @property
+    def source(self) -> Literal["selfSigned", "secret", "certManager", "off"]:
+        """The mode of a new revision."""
+        return self.mode or "selfSigned"
 
 
 class NetworkPolicySettings(Part):
@@ -282,7 +310,7 @@ class Spec(Part):
     image_pull_secrets: list[PullSecret] = Field([], description="See the pod API.")
     service: ServiceSettings = Field(ServiceSettings(), description="The Service that clients use.")
     auth: Auth = Field(Auth(), description="Who may use the API.")
-    tls: Switch = Field(Switch(), description="Mutual TLS between the pods.")
+    tls: Tls = Field(Tls(), description="Mutual TLS between the pods.")
     network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), description="Who may reach which port.")
     pod_disruption_budget: DisruptionBudget = Field(DisruptionBudget(), description="Protection against evictions.")
     monitoring: Monitoring = Field(Monitoring(), description="Scraping by Prometheus.")
@@ -348,7 +376,6 @@ class Status(Part):
 
 INACTIVE: dict[str, Any] = {
     "autoscaling": None,
-    "tls.enabled": False,
     "rolloutStrategy.type": "Recreate",
     "rolloutStrategy.maxUnavailable": 1,
     "rolloutStrategy.maxSurge": 0,

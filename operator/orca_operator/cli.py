@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from datetime import timedelta
 from typing import NoReturn
 
 import kopf
@@ -15,7 +16,7 @@ import kopf
 from orca_operator.cluster import ClusterError, connect
 from orca_operator.handlers import make_registry
 from orca_operator.manifests.context import Images
-from orca_operator.reconcile import Reconciler
+from orca_operator.reconcile import PROPAGATION, Reconciler
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,13 +24,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-async def run(namespaces: list[str], images: Images, liveness: str | None) -> None:
+def _seconds(text: str) -> timedelta:
+    """Raises ValueError, which argparse reports."""
+    seconds = timedelta(seconds=int(text))
+    if not timedelta(0) < seconds <= timedelta(days=1):
+        raise ValueError(text)
+    return seconds
+
+
+async def run(namespaces: list[str], images: Images, liveness: str | None, propagation: timedelta) -> None:
     """Runs until SIGINT or SIGTERM; raises ClusterError without a cluster. No namespaces: all of them."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    reconciler = Reconciler(await asyncio.to_thread(connect), images)
+    reconciler = Reconciler(await asyncio.to_thread(connect), images, propagation)
     await kopf.operator(
         registry=make_registry(reconciler),
         namespaces=namespaces,
@@ -49,6 +58,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--all-namespaces", action="store_true", help="watch all namespaces; needs a ClusterRole")
     parser.add_argument("--master-image", default="orca-master:0.1.0", help="image of masters (orca-master:0.1.0)")
     parser.add_argument("--worker-image", default="orca-worker:0.1.0", help="image of workers (orca-worker:0.1.0)")
+    parser.add_argument(
+        "--certificate-propagation", type=_seconds, default=PROPAGATION, metavar="SECONDS",
+        help="until every pod has a Secret's new content; bounds how fast an authority is replaced (300)",
+    )  # fmt: skip
     parser.add_argument("--liveness-port", type=int, help="port for /healthz (none)")
     arguments = parser.parse_args(argv)
     if arguments.all_namespaces and arguments.namespace:
@@ -60,9 +73,10 @@ def main(argv: list[str]) -> int:
     liveness = None
     if arguments.liveness_port is not None:
         liveness = f"http://0.0.0.0:{arguments.liveness_port}/healthz"
+    propagation = arguments.certificate_propagation
     images = Images(arguments.master_image, arguments.worker_image)
     try:
-        asyncio.run(run([] if arguments.all_namespaces else namespaces, images, liveness))
+        asyncio.run(run([] if arguments.all_namespaces else namespaces, images, liveness, propagation))
     except ClusterError as error:
         print(f"orca operator: error: {error}", file=sys.stderr)
         return 1

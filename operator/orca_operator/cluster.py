@@ -30,6 +30,7 @@ API_VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
+    "Certificate": "cert-manager.io/v1",
     "Event": "v1",
     KIND: API_VERSION,
 }

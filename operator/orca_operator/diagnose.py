@@ -37,6 +37,7 @@ class Reason(enum.StrEnum):
     SERVING = "Serving"
     SUSPENDED = "Suspended"
     INVALID_SPEC = "InvalidSpec"
+    CERTIFICATE_NOT_READY = "CertificateNotReady"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     INSUFFICIENT_GPU = "InsufficientGPU"
@@ -60,6 +61,8 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.SERVING: "Every pipeline that is wanted serves.",
     Reason.SUSPENDED: "`spec.suspend` is set: there are no pods.",
     Reason.INVALID_SPEC: "The spec cannot be carried out; what ran before goes on. The message names the field.",
+    Reason.CERTIFICATE_NOT_READY: "A new revision has no usable certificate yet; what ran before goes on. The message "
+    "names the Secret and what is wrong with it.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be had.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker asks for.",

@@ -18,7 +18,7 @@ from typing import Any
 from orca_operator import names
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.manifests.access import admin_secret
-from orca_operator.manifests.context import Context
+from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
 from orca_operator.plan import Action, Apply, Delete, PutScheduler, PutTopology
 from orca_operator.validation import InvalidSpecError
@@ -83,6 +83,30 @@ class Executor:
             self._token = _decoded((secret.get("data") or {}).get("token", ""))
         return self._token
 
+    def read_secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
+        """Returns the content of a Secret, None if it is not there."""
+        secret = self._cluster.get("Secret", namespace, name)
+        return None if secret is None else _content(secret)
+
+    def read_own_secret(self, owner: Owner, name: str) -> dict[str, bytes] | None:
+        """Returns the content of a Secret that the operator made, None if it is not there.
+
+        Raises InvalidSpecError for a Secret of this name that is somebody else's.
+        """
+        secret = self._cluster.get("Secret", owner.namespace, name)
+        return None if secret is None or not self._claim(secret, owner) else _content(secret)
+
+    def write_secret(self, manifest: dict[str, Any]) -> None:
+        """Makes or changes a Secret of the operator's own; raises InvalidSpecError if the API server refuses it."""
+        metadata = manifest["metadata"]
+        try:
+            self._cluster.apply(manifest)
+        except ClusterError as error:
+            if error.status in REFUSED:
+                raise InvalidSpecError(f"Secret {metadata['name']}: {error}") from error
+            raise
+        logger.info("%s: wrote Secret %s", metadata["namespace"], metadata["name"])
+
     def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
@@ -109,19 +133,19 @@ class Executor:
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
         self._written[(kind, name)] = (content, version(written))
 
-    def _claim(self, live: Object, context: Context) -> bool:
+    def _claim(self, live: Object, owner: Owner) -> bool:
         """Returns whether an object may be written; one that an earlier OrcaDeployment of the name left is deleted.
 
         Raises InvalidSpecError for one of somebody else's, which stays as it is.
         """
-        if owner_uid(live) == context.uid:
+        if owner_uid(live) == owner.uid:
             return True
         kind, metadata = live["kind"], live["metadata"]
-        if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != context.name:
+        if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != owner.name:
             raise InvalidSpecError(
                 f"metadata.name: a {kind} named {metadata['name']} exists and is not ORCA's: choose another name"
             )
-        self._cluster.delete(kind, context.namespace, metadata["name"], metadata["uid"])
+        self._cluster.delete(kind, owner.namespace, metadata["name"], metadata["uid"])
         return False
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
@@ -135,6 +159,10 @@ def version(live: Mapping[str, Any]) -> str:
     """What changes when somebody changes what we wrote, and not when only the object's status moves."""
     metadata = live["metadata"]
     return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
+
+
+def _content(secret: Object) -> dict[str, bytes]:
+    return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
 
 
 def _decoded(data: str) -> str:

@@ -1,7 +1,14 @@
-"""Calls to the admin port of engine masters (docs/contracts.md, section 6)."""
+"""Calls to the admin port of engine masters (docs/contracts.md, sections 6 and 10).
+
+A master whose pod mounts certificates speaks mutual TLS: the operator proves that it is `operator.IDENTITY`, and the
+master that it is `master.IDENTITY`, whatever the address of its pod.
+"""
 
 from __future__ import annotations
 
+import os
+import ssl
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,32 +24,94 @@ class MasterError(Exception):
         self.unauthorized = unauthorized
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The operator's certificate, key and trusted authorities (PEM), and the DNS name of the masters they are for."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes
+    server_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How to reach one master: host:port, bearer token, and credentials; None for a master that speaks plaintext."""
+
+    address: str
+    token: str
+    credentials: Credentials | None = None
+
+
 class MasterClient:
-    """One client for all masters."""
+    """The connections to all masters."""
 
     def __init__(self) -> None:
-        self._client = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False)
+        self._plain = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False)
+        self._secure: dict[str, tuple[Credentials, httpx.AsyncClient]] = {}
 
-    async def state(self, address: str, token: str) -> dict[str, Any]:
+    async def state(self, door: Door) -> dict[str, Any]:
         """Returns `GET /state`; raises MasterError."""
-        return await self._call("GET", address, "/state", token, None)
+        return await self._call("GET", door, "/state", None)
 
-    async def put(self, address: str, token: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def put(self, door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Changes topology or scheduler and returns the state after it; raises MasterError."""
-        return await self._call("PUT", address, path, token, body)
+        return await self._call("PUT", door, path, body)
+
+    async def forget(self, server_name: str) -> None:
+        """Closes the connections to masters of this DNS name."""
+        if (known := self._secure.pop(server_name, None)) is not None:
+            await known[1].aclose()
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
+        """Closes all connections."""
+        for server_name in list(self._secure):
+            await self.forget(server_name)
+        await self._plain.aclose()
 
-    async def _call(self, method: str, address: str, path: str, token: str, body: Any) -> dict[str, Any]:
+    async def _client(self, credentials: Credentials | None) -> httpx.AsyncClient:
+        """The client for these credentials; a new one closes the connections that were made with earlier ones."""
+        if credentials is None:
+            return self._plain
+        known = self._secure.get(credentials.server_name)
+        if known is not None and known[0] == credentials:
+            return known[1]
         try:
-            answer = await self._client.request(
-                method, f"http://{address}{path}", headers={"Authorization": f"Bearer {token}"}, json=body
-            )
+            context = tls_context(credentials)
+        except (ssl.SSLError, ValueError) as error:
+            raise MasterError(f"the operator's certificate cannot be used: {error}") from error
+        await self.forget(credentials.server_name)
+        client = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False, verify=context)
+        self._secure[credentials.server_name] = (credentials, client)
+        return client
+
+    async def _call(self, method: str, door: Door, path: str, body: Any) -> dict[str, Any]:
+        client = await self._client(door.credentials)
+        scheme, extensions = "http", {}
+        if door.credentials is not None:
+            scheme, extensions = "https", {"sni_hostname": door.credentials.server_name}
+        headers = {"Authorization": f"Bearer {door.token}"}
+        try:
+            url = f"{scheme}://{door.address}{path}"
+            answer = await client.request(method, url, headers=headers, json=body, extensions=extensions)
             if answer.status_code >= 400:
                 raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code == 401)
             found: dict[str, Any] = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise MasterError(f"{address}{path}: {error}") from error
+            raise MasterError(f"{door.address}{path}: {error}") from error
         return found
+
+
+def tls_context(credentials: Credentials) -> ssl.SSLContext:
+    """Returns a client's context; raises ssl.SSLError or ValueError for PEM that cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=credentials.authorities.decode("ascii"))
+    # Python's ssl reads keys from files only. A file in memory leaves no key on a disk.
+    file = os.memfd_create("operator-certificate")
+    try:
+        os.write(file, credentials.certificate + b"\n" + credentials.key)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context

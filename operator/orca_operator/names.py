@@ -23,6 +23,7 @@ REVISION_LABEL = f"{GROUP}/revision"
 
 MASTER = "master"
 WORKER = "worker"
+OPERATOR = "operator"
 OPERATOR_APP = "orca-operator"
 """`app.kubernetes.io/name` of the operator's own pods (charts/orca)."""
 
@@ -33,6 +34,11 @@ WORKER_PORT = 50051
 
 LONGEST_NAME = 36
 """So that every child's name and the labels made from it fit into 63 characters."""
+
+CERTIFICATE_VOLUME = "orca-tls"
+"""The volume with a pod's certificate; a pod without it speaks plaintext."""
+ROTATE_ANNOTATION = f"{GROUP}/rotate-certificates"
+"""Of an OrcaDeployment: another value asks for a new certificate authority (`tls.mode: selfSigned`)."""
 
 
 def master(name: str, revision: str) -> str:
@@ -63,6 +69,24 @@ def control(name: str) -> str:
 def admin(name: str) -> str:
     """The Secret with the admin port's token."""
     return f"{name}-admin"
+
+
+def dns_name(role: str, name: str, namespace: str) -> str:
+    """The DNS name of a role in certificates; no server resolves it. At most 125 of 253 characters."""
+    return f"{role}.{name}.{namespace}.{GROUP}"
+
+
+def own_secret(name: str, part: str) -> str:
+    """A Secret that the operator makes for `tls.mode: selfSigned`: of the authority (`ca`) or of a role."""
+    return f"{name}-tls-{part}"
+
+
+def issued(name: str, role: str) -> str:
+    """The Certificate of a role for `tls.mode: certManager`, and its Secret.
+
+    Another name than for `selfSigned`, so that a change of the mode leaves the Secret of pods that still run alone.
+    """
+    return f"{name}-issued-{role}"
 
 
 def pipeline_id(revision_hash: str, index: int) -> str:

@@ -9,9 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orca_operator.names import ADMIN_PORT, KIND, MASTER, PARTITION_LABEL, REVISION_LABEL, ROLE_LABEL, WORKER
+from orca_operator.names import (
+    ADMIN_PORT,
+    CERTIFICATE_VOLUME,
+    KIND,
+    MASTER,
+    PARTITION_LABEL,
+    REVISION_LABEL,
+    ROLE_LABEL,
+    WORKER,
+)
 
 Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPort:
+    """`address` is host:port; `secret` the Secret with the master's certificate, "" if the master speaks plaintext."""
+
+    address: str
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +76,32 @@ class Observed:
         """Whether a revision's master takes requests."""
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))
 
-    def admin_address(self, revision: str) -> str | None:
-        """host:port of the admin port of a revision's master, if it runs."""
+    def admin_port(self, revision: str) -> AdminPort | None:
+        """The admin port of a revision's master, if it runs."""
         for pod in self.pods(MASTER, revision):
             address = pod.get("status", {}).get("podIP")
             if address and not is_ending(pod):
-                return f"[{address}]:{ADMIN_PORT}" if ":" in address else f"{address}:{ADMIN_PORT}"
+                host = f"[{address}]" if ":" in address else address
+                return AdminPort(f"{host}:{ADMIN_PORT}", certificate_secret(pod["spec"]))
         return None
+
+    def certificate_secrets(self) -> dict[str, str]:
+        """The Secret with the certificate of the master, by revision; "" of a revision that speaks plaintext."""
+        return {
+            label(deployment, REVISION_LABEL): certificate_secret(deployment["spec"]["template"]["spec"])
+            for deployment in self.of_kind("Deployment")
+        }
+
+
+def certificate_secret(pod_spec: Object) -> str:
+    """The Secret with a pod's certificate, "" for a pod that speaks plaintext.
+
+    Only the pod itself says how the pod speaks: a revision keeps the rendering that it began with.
+    """
+    for volume in pod_spec.get("volumes") or []:
+        if volume["name"] == CERTIFICATE_VOLUME:
+            return str(volume.get("secret", {}).get("secretName", ""))
+    return ""
 
 
 def name_of(child: Object) -> str:

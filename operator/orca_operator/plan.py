@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_operator import names
-from orca_operator.manifests import access, boot, services
+from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of
 from orca_operator.revision import controller_revision, rendering, surplus
 
 WORKLOADS = ("Deployment", "StatefulSet")
-PRUNED = (*WORKLOADS, "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Service", "ServiceAccount")
+PRUNED = (
+    *WORKLOADS,
+    "ConfigMap",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "PodMonitor",
+    "Certificate",
+    "Service",
+    "ServiceAccount",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +65,15 @@ class PutScheduler:
 Action = Apply | Delete | PutTopology | PutScheduler
 
 
-def plan(context: Context, observed: Observed) -> list[Action]:
-    """Returns the actions of one pass, in order."""
+def plan(context: Context, observed: Observed, has_certificates: bool = True) -> list[Action]:
+    """Returns the actions of one pass, in order.
+
+    A new revision waits for its certificates, and what ran before goes on meanwhile.
+    """
     pipelines = context.spec.num_pipelines
     surroundings = _surroundings(context, observed, pipelines)
+    if pipelines and not has_certificates and context.revision not in observed.revisions():
+        return [Apply(manifest) for manifest in surroundings]
     ending = _other_revisions(context, observed)
     workloads = _workloads(context, observed, pipelines)
     actions: list[Action] = [Apply(manifest) for manifest in surroundings]
@@ -84,6 +98,7 @@ def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[
         *access.network_policies(context),
         boot.boot_config_map(context, pipelines),
         controller_revision(context, observed),
+        *tls.issued_certificates(context),
         *(manifest for manifest in optional if manifest is not None),
     ]
 

@@ -12,20 +12,21 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orca_operator import names
 from orca_operator.api import Spec
+from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.events import Announcer
 from orca_operator.execute import Executor, Outcome
-from orca_operator.manifests.context import Context, Images
+from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported
-from orca_operator.master_client import MasterClient, MasterError
-from orca_operator.observe import Object, Observed
+from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.observe import AdminPort, Object, Observed
 from orca_operator.plan import PutTopology, plan
-from orca_operator.revision import revision_hash
+from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import Situation, make_status, not_supported
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import InvalidSpecError, parse
@@ -38,6 +39,8 @@ POLL_SECONDS = 5.0
 """Between passes without an event: masters report only when asked."""
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
+PROPAGATION = timedelta(minutes=5)
+"""Until every pod has the content of a Secret that was written: the kubelet's sync takes up to two minutes."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class _Deployment:
     """What is remembered of one OrcaDeployment between passes; all of it can be lost."""
 
     executor: Executor
+    keeper: CertificateKeeper | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     uid: str = ""
@@ -56,7 +60,8 @@ class _Deployment:
 class Reconciler:
     """All OrcaDeployments of the watched namespaces. Lives on one event loop."""
 
-    def __init__(self, cluster: Cluster, images: Images) -> None:
+    def __init__(self, cluster: Cluster, images: Images, propagation: timedelta = PROPAGATION) -> None:
+        self._propagation = propagation
         self.store = Store()
         self.last_turn = time.monotonic()
         self._cluster = cluster
@@ -106,6 +111,7 @@ class Reconciler:
                 logger.exception("%s/%s: unexpected; again in %.0f s", *key, retry)
                 delay, retry = retry, min(2 * retry, longest)
         self.store.forget(key)
+        await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
         del self._deployments[key]
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
@@ -117,6 +123,8 @@ class Reconciler:
         metadata = resource["metadata"]
         if metadata["uid"] != deployment.uid:  # another one of the same name
             deployment.executor, deployment.uid = Executor(self._cluster), metadata["uid"]
+            owner = Owner(name, namespace, metadata["uid"])
+            deployment.keeper = CertificateKeeper(deployment.executor, owner, self._propagation)
         if metadata.get("deletionTimestamp"):
             return True
         if time.monotonic() - deployment.listed_at > RELIST_SECONDS:
@@ -126,13 +134,17 @@ class Reconciler:
         children = self.store.children(key)
         spec: Spec | None = None
         context: Context | None = None
-        problem = ""
+        problem = source = ""
+        keeper, request = deployment.keeper, (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
+        assert keeper is not None
         try:
             spec = parse(name, resource.get("spec") or {})
             context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
+            source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
+            await self._certify(keeper, children, source, request)
             observed = await self._observe(key, deployment, children, context)
             if is_supported(spec.model):
-                actions = plan(context, observed)
+                actions = plan(context, observed, has_certificates=not keeper.problems.get(source))
                 outcome = await asyncio.to_thread(deployment.executor.run, actions, context, observed)
                 observed = await self._tell_masters(outcome, deployment, observed, context)
                 await self._announce_skipped(resource, deployment, outcome)
@@ -140,6 +152,7 @@ class Reconciler:
                 problem = not_supported(spec)
         except InvalidSpecError as error:
             problem = str(error)
+            await self._certify(keeper, children, source, request)
             observed = await self._observe(key, deployment, children, None)
         situation = Situation(
             name,
@@ -150,6 +163,8 @@ class Reconciler:
             observed,
             problem,
             deployment.skipped,
+            source,
+            keeper.problems,
         )
         await self._write_status(resource, deployment, make_status(situation, previous, datetime.now(UTC)), previous)
         return True
@@ -161,24 +176,32 @@ class Reconciler:
                 found += self._cluster.children(kind, *key)
         return found
 
+    @staticmethod
+    async def _certify(keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str) -> None:
+        """Keeps the certificates of the wanted revision and of those that run."""
+        sources = {source, *Observed(children).certificate_secrets().values()} - {""}
+        await asyncio.to_thread(keeper.refresh, sources, request, datetime.now(UTC))
+
     async def _observe(
         self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None
     ) -> Observed:
         """Children, and the reports of the masters that run."""
         observed = Observed(children)
-        addresses = {revision: observed.admin_address(revision) for revision in observed.revisions()}
+        ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         executor, reports = deployment.executor, {}
         if context is not None:
             token = await asyncio.to_thread(executor.admin_token, context)
         else:
             token = await asyncio.to_thread(executor.read_admin_token, *key)
-        for revision, address in addresses.items():
-            if address is None:
+        for revision, port in ports.items():
+            if (door := _door(port, token, deployment)) is None:
                 continue
             try:
-                reports[revision] = await self._masters.state(address, token)
+                reports[revision] = await self._masters.state(door)
             except MasterError as error:
                 logger.debug("%s/%s: %s", *key, error)
+                if port is not None and deployment.keeper is not None:
+                    deployment.keeper.forget(port.secret)
                 if error.unauthorized and context is not None:
                     await asyncio.to_thread(executor.admin_token, context, True)
         return Observed(children, reports)
@@ -190,12 +213,12 @@ class Reconciler:
         reports = dict(observed.reports)
         token = await asyncio.to_thread(deployment.executor.admin_token, context)
         for put in outcome.puts:
-            address = observed.admin_address(put.revision)
-            if address is None:
+            door = _door(observed.admin_port(put.revision), token, deployment)
+            if door is None:
                 continue
             path = "/topology" if isinstance(put, PutTopology) else "/scheduler"
             try:
-                reports[put.revision] = await self._masters.put(address, token, path, dict(put.body))
+                reports[put.revision] = await self._masters.put(door, path, dict(put.body))
                 deployment.wake.set()
             except MasterError as error:
                 logger.warning("%s/%s: %s", context.namespace, context.name, error)
@@ -232,3 +255,13 @@ class Reconciler:
                 await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
             raise
         await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
+
+
+def _door(port: AdminPort | None, token: str, deployment: _Deployment) -> Door | None:
+    """How to reach a master; None without a master, or without credentials for a master that speaks TLS."""
+    if port is None:
+        return None
+    if not port.secret:
+        return Door(port.address, token)
+    credentials = deployment.keeper.credentials.get(port.secret) if deployment.keeper is not None else None
+    return Door(port.address, token, credentials) if credentials is not None else None

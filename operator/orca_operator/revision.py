@@ -16,7 +16,7 @@ from orca_operator.api import Spec
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
-from orca_operator.observe import Object, Observed, label, name_of
+from orca_operator.observe import Object, Observed, certificate_secret, label, name_of
 
 HASH_LENGTH = 6
 KEPT_REVISIONS = 5
@@ -33,7 +33,7 @@ LIVE: dict[str, Any] = {
     "pod_disruption_budget": True,
     "monitoring": True,
     "suspend": True,
-    "tls": True,
+    "tls": {"enabled"},
     "scheduler": {"max_batch_size", "max_queue_depth", "token_budget"},
 }
 """Fields whose change restarts no pod."""
@@ -56,6 +56,12 @@ def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], lis
         for made, kept in zip(stateful_sets, data["statefulSets"], strict=True):
             made["spec"] = kept
     return deployment, stateful_sets
+
+
+def certificate_source(context: Context, observed: Observed) -> str:
+    """Returns the Secret with the certificate of the revision's master, "" if its pods speak plaintext."""
+    deployment, _ = rendering(context, observed)
+    return certificate_secret(deployment["spec"]["template"]["spec"])
 
 
 def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:

@@ -7,7 +7,7 @@ while its status stays the same, so that an unchanged status is equal to the pre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,13 +28,19 @@ CONDITIONS: Mapping[str, str] = {
     "PipelinesFormed": "every pipeline that is wanted serves",
     "MasterServing": "the engine master takes requests",
     "ScalingReady": "`replicas` and the scale subresource are acted on; False while `autoscaling` is set, which is not",
+    "TLSReady": "the pods of the revision that serves speak mutual TLS; reason `PlaintextRevision`: the revision began "
+    "before that, and its next one does",
     "FullyApplied": "every field is acted on, and the cluster serves every kind that is wanted",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a status is made from. `spec` and `revision` are None where the spec is invalid; `problem` says why."""
+    """What a status is made from. `spec` and `revision` are None where the spec is invalid; `problem` says why.
+
+    `certificates` is the Secret with the certificate of the wanted revision's master, "" for plaintext;
+    `certificate_problems` is what is wrong with the certificates of such a Secret.
+    """
 
     name: str
     namespace: str
@@ -44,6 +50,8 @@ class Situation:
     observed: Observed
     problem: str = ""
     skipped: Sequence[str] = ()
+    certificates: str = ""
+    certificate_problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
@@ -73,7 +81,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
     verdict = _verdict(situation, wanted, available, serving_revision)
-    conditions = _conditions(situation, verdict, wanted, available, master_ready, previous, now)
+    conditions = _conditions(situation, verdict, wanted, available, master_ready, serving_revision, previous, now)
     status["conditions"] = [
         _condition(kind, *conditions[kind], situation.generation, previous, now) for kind in CONDITIONS
     ]
@@ -145,10 +153,11 @@ def _verdict(situation: Situation, wanted: int, available: int, serving_revision
         return Diagnosis(Reason.INVALID_SPEC, situation.problem)
     assert situation.spec is not None
     assert situation.revision is not None
-    if situation.spec.suspend:
-        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set")
     if not wanted:
-        return Diagnosis(Reason.SUSPENDED, "spec.replicas is 0")
+        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+    lacking = situation.certificate_problems.get(situation.certificates, "")
+    if lacking and situation.revision not in situation.observed.revisions():
+        return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     if serving_revision != situation.revision:
         return Diagnosis(Reason.ROLLING_UPDATE, f"revision {serving_revision} ends, {situation.revision} follows")
     if available >= wanted:
@@ -162,6 +171,7 @@ def _conditions(
     wanted: int,
     available: int,
     master_ready: bool,
+    serving_revision: str,
     previous: Mapping[str, Any],
     now: datetime,
 ) -> dict[str, tuple[bool, str, str]]:
@@ -193,6 +203,7 @@ def _conditions(
         "PipelinesFormed": (wanted <= available, reason, f"{available} of {wanted} serve"),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
         "ScalingReady": _scaling_ready(spec),
+        "TLSReady": _tls_ready(situation, serving_revision),
         "FullyApplied": _fully_applied(situation),
     }
 
@@ -233,6 +244,22 @@ def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
     if spec.autoscaling is not None:
         return False, "NotYetActive", "spec.autoscaling is not acted on yet; spec.replicas is"
     return True, "Scalable", "spec.replicas and the scale subresource are acted on"
+
+
+def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
+    """Pods say how they speak, not the spec: a revision keeps the rendering that it began with."""
+    spec, secrets = situation.spec, situation.observed.certificate_secrets()
+    if spec is None and revision not in secrets:
+        return False, Reason.INVALID_SPEC.value, situation.problem
+    secret = secrets.get(revision, situation.certificates)
+    if lacking := situation.certificate_problems.get(secret):
+        return False, Reason.CERTIFICATE_NOT_READY.value, lacking
+    if secret:
+        return True, "MutualTLS", f"revision {revision} speaks mutual TLS with the certificates of Secret {secret}"
+    if spec is not None and spec.tls.source == "off":
+        return False, "Off", f"spec.tls.mode is off: revision {revision} speaks plaintext"
+    hint = "a new value of spec.restart.id makes a revision that speaks TLS"
+    return False, "PlaintextRevision", f"revision {revision} began without TLS and keeps speaking plaintext; {hint}"
 
 
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:

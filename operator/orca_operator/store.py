@@ -14,7 +14,7 @@ from orca_operator.observe import Object, name_of
 
 WATCHED = (
     "Pod", "Service", "ConfigMap", "ServiceAccount", "Deployment", "StatefulSet", "ControllerRevision", "NetworkPolicy",
-    "PodDisruptionBudget", "PodMonitor",
+    "PodDisruptionBudget", "PodMonitor", "Certificate",
 )  # fmt: skip
 """Of kinds that a cluster does not serve kopf says so once, and watches the others."""
 

@@ -164,6 +164,27 @@ RULES = (
         f"{rank_environment.WORDS} with worker.env",
         lambda name, spec: all(map(rank_environment.is_allowed, spec.communication.env)),
     ),
+    Rule(
+        "tls",
+        "has(self.secretName) == (has(self.mode) && self.mode == 'secret')",
+        "tls.secretName",
+        "is for tls.mode secret, which needs it",
+        lambda name, spec: (spec.tls.secret_name is not None) == (spec.tls.mode == "secret"),
+    ),
+    Rule(
+        "tls",
+        "has(self.issuerRef) == (has(self.mode) && self.mode == 'certManager')",
+        "tls.issuerRef",
+        "is for tls.mode certManager, which needs it",
+        lambda name, spec: (spec.tls.issuer_ref is not None) == (spec.tls.mode == "certManager"),
+    ),
+    Rule(
+        "tls",
+        "!has(self.enabled) || !self.enabled || !has(self.mode) || self.mode == 'selfSigned'",
+        "tls.enabled",
+        "is a deprecated alias of tls.mode selfSigned: leave it out to choose another mode",
+        lambda name, spec: not spec.tls.enabled or spec.tls.mode in (None, "selfSigned"),
+    ),
     *_map_rules(),
 )
 

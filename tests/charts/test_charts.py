@@ -86,7 +86,7 @@ def test_the_roles_rights_are_bounded(tmp_path):
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
     secrets = [rule["verbs"] for rule in role["rules"] if "secrets" in rule["resources"]]
-    assert secrets == [["get", "create", "delete"]]
+    assert secrets == [["get", "create", "patch", "delete"]]
     pods = [rule["verbs"] for rule in role["rules"] if "pods" in rule["resources"]]
     assert pods == [["get", "list", "watch"]]
 

@@ -149,7 +149,6 @@ def test_inactive_fields_are_found():
     busy = merged(
         MINIMAL,
         autoscaling={"maxReplicas": 3},
-        tls={"enabled": True},
         rolloutStrategy={"type": "RollingUpdate", "maxUnavailable": 2, "maxSurge": 1},
         recoveryPolicy={"maxRestarts": 1, "restartWindowSeconds": 1, "nodeFailureGraceSeconds": 1},
         startupTimeoutSeconds=5,

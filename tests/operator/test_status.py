@@ -143,9 +143,9 @@ def test_downloads_are_seen():
 
 
 def test_what_is_not_acted_on_is_said():
-    found = status(context(merged(MINIMAL, tls={"enabled": True}, autoscaling={"maxReplicas": 2})), Observed())
+    found = status(context(merged(MINIMAL, suspend=True, autoscaling={"maxReplicas": 2})), Observed())
     assert reason(found, "FullyApplied") == ("False", "NotYetActive")
-    assert "spec.autoscaling, spec.tls.enabled" in find_condition(found, "FullyApplied")["message"]
+    assert "not acted on by this version: spec.autoscaling" in find_condition(found, "FullyApplied")["message"]
     assert reason(found, "ScalingReady") == ("False", "NotYetActive")
     skipped = status(context(), Observed(), skipped=("policy/v1 PodDisruptionBudget",))
     assert reason(skipped, "FullyApplied") == ("False", "KindNotServed")

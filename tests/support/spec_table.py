@@ -55,6 +55,10 @@ FIELDS: list[Row] = [
     demo("spec.imagePullSecrets[0].name", imagePullSecrets=[{}]),
     demo("spec.imagePullSecrets[0]", imagePullSecrets=[None]),
     worker("sharedMemorySize", sharedMemorySize="much"),
+    demo("spec.tls.mode", tls={"mode": "on"}),
+    demo("spec.tls.mode", tls={"mode": False}),  # what YAML makes of off without quotes
+    demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "Mine"}),
+    demo("spec.tls.issuerRef.name", tls={"mode": "certManager", "issuerRef": {}}),
 ]
 """Types, bounds, patterns and required fields of ORCA's own API."""
 
@@ -233,6 +237,18 @@ RULES: list[Row] = [
     demo(communication={"rdmaResource": "a/b"}),
     demo("spec.model.dtype", model={**FILE, "dtype": "float16"}, communication={"backend": "gloo"}),
     demo(model={**FILE, "dtype": "float16"}),
+    demo("spec.tls.secretName", tls={"mode": "secret"}),
+    demo("spec.tls.secretName", tls={"secretName": "mine"}),
+    demo("spec.tls.secretName", tls={"mode": "selfSigned", "secretName": "mine"}),
+    demo(tls={"mode": "secret", "secretName": "mine.pods", "enabled": False}),
+    demo("spec.tls.issuerRef", tls={"mode": "certManager"}),
+    demo("spec.tls.issuerRef", tls={"issuerRef": {"name": "ours"}}),
+    demo(tls={"mode": "certManager", "issuerRef": {"name": "ours", "kind": "ClusterIssuer"}}),
+    demo("spec.tls.enabled", tls={"mode": "off", "enabled": True}),
+    demo("spec.tls.enabled", tls={"mode": "secret", "secretName": "mine", "enabled": True}),
+    demo(tls={"mode": "selfSigned", "enabled": True}),
+    demo(tls={"mode": "off", "enabled": False}),
+    demo(tls={"enabled": True}),
     *map_rows("worker.labels", "x", (*BAD_KEYS, "A.com/b")),
     *map_rows("master.labels", "x", ("a b",)),
     *map_rows("worker.nodeSelector", "x", ("a b",)),

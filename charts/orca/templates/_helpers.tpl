@@ -30,7 +30,10 @@ import another owner's object, so the chart leaves that CRD alone. `helm templat
 {{- end }}
 {{- end }}
 
-{{/* What the operator may do. Of Secrets it handles only d-admin, which RBAC cannot say: names are not known ahead. */}}
+{{/*
+What the operator may do. Of Secrets it writes only d-admin and d-tls-{ca,master,worker}, and reads beside them the one of
+tls.secretName or those of cert-manager. RBAC cannot say that: names are not known ahead.
+*/}}
 {{- define "orca.rules" -}}
 - apiGroups: [orca-serving.io]
   resources: [orcadeployments]
@@ -49,7 +52,7 @@ import another owner's object, so the chart leaves that CRD alone. `helm templat
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, delete]
+  verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
@@ -61,6 +64,9 @@ import another owner's object, so the chart leaves that CRD alone. `helm templat
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [cert-manager.io]
+  resources: [certificates]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]

@@ -1,4 +1,4 @@
-"""`Context`: what every builder is given."""
+"""`Owner` and `Context`: what every builder is given."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """One OrcaDeployment at one revision."""
+class Owner:
+    """One OrcaDeployment, whatever its spec says."""
 
     name: str
     namespace: str
     uid: str
-    spec: Spec
-    revision: str
-    images: Images
 
     def metadata(self, name: str, labels: dict[str, str]) -> dict[str, object]:
         """Metadata of a child: owned by the OrcaDeployment, so that it goes with it."""
@@ -38,3 +35,12 @@ class Context:
             "blockOwnerDeletion": True,
         }
         return {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": [owner]}
+
+
+@dataclass(frozen=True, slots=True)
+class Context(Owner):
+    """One OrcaDeployment at one revision."""
+
+    spec: Spec
+    revision: str
+    images: Images

@@ -7,6 +7,7 @@ from typing import Any
 from orca_operator import names
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import pod_template, resources
+from orca_operator.manifests.tls import pod_tls
 
 BOOT = "/etc/orca"
 ADMIN = "/etc/orca-admin"
@@ -30,22 +31,24 @@ def master_deployment(context: Context) -> dict[str, Any]:
         items = [{"key": keys.key, "path": "keys"}]
         volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items}})
         mounts.append({"name": "api-keys", "mountPath": API_KEYS, "readOnly": True})
+    tls = pod_tls(context, names.MASTER)
+    volumes += tls.volumes
     limits = resources(settings, {}, DEFAULT_REQUESTS)
     drain = [
         "orca", "drain", "--admin-port", str(names.ADMIN_PORT), "--admin-token-file", f"{ADMIN}/token",
-        "--timeout", str(spec.drain_timeout_seconds),
+        "--timeout", str(spec.drain_timeout_seconds), *(tls.options if tls.mounts else []),
     ]  # fmt: skip
     container = {
         "name": names.MASTER,
         "image": settings.image or context.images.master,
-        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml", "--insecure"],
+        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml", *tls.options],
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
         ],
         "resources": limits,
-        "volumeMounts": mounts,
+        "volumeMounts": mounts + tls.mounts,
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
     template = pod_template(spec, settings, context.name, labels, {}, container, volumes, share=["--without-weights"])

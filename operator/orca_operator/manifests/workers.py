@@ -9,6 +9,7 @@ from orca_operator.api import Spec
 from orca_operator.diagnose import GPU
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import pod_template, resources
+from orca_operator.manifests.tls import pod_tls
 
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
@@ -48,13 +49,15 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
     if spec.communication.rdma_resource:
         devices[spec.communication.rdma_resource] = "1"
     limits = resources(settings, devices, DEFAULT_REQUESTS)
+    tls = pod_tls(context, names.WORKER)
     container = {
         "name": names.WORKER,
         "image": settings.image or context.images.worker,
         "args": [
             "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
             # It gets its signal together with its master, and outlasts the master's drain.
-            "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS), "--insecure",
+            "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
+            *tls.options,
         ],
         "ports": [
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
@@ -62,7 +65,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         ],
         "env": _memory_request(spec, limits),
         "resources": limits,
-        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}, *tls.mounts],
     }  # fmt: skip
     shared_memory = {"medium": "Memory", "sizeLimit": settings.shared_memory_size}
     template = pod_template(
@@ -72,7 +75,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         labels,
         NO_MESH,
         container,
-        [{"name": "shared-memory", "emptyDir": shared_memory}],
+        [{"name": "shared-memory", "emptyDir": shared_memory}, *tls.volumes],
         share=["--partition", f"{partition}/{count}"],
     )
     return {

@@ -1,0 +1,110 @@
+"""`CertificateKeeper`: keeps the certificates of one OrcaDeployment's pods, and the operator's own, good.
+
+A source of certificates is named by the Secret that a master mounts. For each source in use, that is of the wanted
+revision and of those that still run, the keeper reads the Secrets, has rotation.py plan what to write, and yields the
+credentials with which the operator calls such a master. The operator's key for `selfSigned` exists in memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from orca_operator import names
+from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, is_due, is_signed_by, issue, problem
+from orca_operator.execute import Executor
+from orca_operator.manifests.context import Owner
+from orca_operator.manifests.tls import ROLES, own_secret
+from orca_operator.master_client import Credentials
+from orca_operator.rotation import CA, Data, plan, read
+from orca_operator.validation import InvalidSpecError
+
+CHECK_INTERVAL = timedelta(seconds=60)
+"""Between two looks at Secrets that were good: they are read by name, because the operator may list none."""
+
+
+class CertificateKeeper:
+    """Sources by the name of the Secret that a master mounts. Blocking."""
+
+    def __init__(self, executor: Executor, owner: Owner, propagation: timedelta) -> None:
+        self._executor = executor
+        self._owner = owner
+        self._propagation = propagation
+        self._own: KeyPair | None = None
+        self._request = ""
+        self._checked: dict[str, datetime] = {}
+        self.credentials: dict[str, Credentials] = {}
+        self.problems: dict[str, str] = {}
+
+    def refresh(self, sources: set[str], request: str, now: datetime) -> None:
+        """Looks at the sources whose time has come; `request` asks for a new authority (rotation.py).
+
+        Raises ClusterError if the API server does not answer.
+        """
+        if request != self._request:
+            self._checked.clear()
+        self._request = request
+        for source in set(self._checked) - sources:
+            self.forget(source)
+        for source in sorted(sources):
+            checked = self._checked.get(source)
+            if checked is not None and abs(now - checked) < CHECK_INTERVAL:
+                continue
+            try:
+                settled = self._look_at(source, request, now)
+            except InvalidSpecError as error:  # the name is taken
+                settled, self.problems[source] = False, str(error)
+            if settled:
+                self._checked[source] = now
+
+    def forget(self, source: str) -> None:
+        """Has a source looked at again in the next pass."""
+        self._checked.pop(source, None)
+
+    def _look_at(self, source: str, request: str, now: datetime) -> bool:
+        """Returns whether the source is good and nothing had to be written."""
+        if source == names.own_secret(self._owner.name, names.MASTER):
+            return self._keep_own(source, request, now)
+        if source == names.issued(self._owner.name, names.MASTER):
+            secrets = {role: names.issued(self._owner.name, role) for role in (*ROLES, names.OPERATOR)}
+        else:
+            secrets = dict.fromkeys((*ROLES, names.OPERATOR), source)
+        contents = {name: self._executor.read_secret(self._owner.namespace, name) for name in set(secrets.values())}
+        wrong = [
+            f"Secret {name}: {found}"
+            for name in sorted(contents)
+            if (found := self._wrong(contents[name], [role for role in secrets if secrets[role] == name], now))
+        ]
+        self.problems[source] = "; ".join(wrong)
+        mine = contents[secrets[names.OPERATOR]]
+        if not wrong and mine is not None:
+            self.credentials[source] = self._made(KeyPair(mine[CERTIFICATE], mine[KEY]), mine[AUTHORITIES])
+        return not wrong
+
+    def _keep_own(self, source: str, request: str, now: datetime) -> bool:
+        owner, secrets = self._owner, dict[str, Data]()
+        for part in (CA, *ROLES):
+            stored = self._executor.read_own_secret(owner, names.own_secret(owner.name, part))
+            if stored is not None:
+                secrets[part] = stored
+        writes = plan(secrets, {role: self._dns_name(role) for role in ROLES}, now, request, self._propagation)
+        for part, data in writes.items():
+            self._executor.write_secret(own_secret(owner, part, data))
+        authority = read((secrets | writes)[CA])
+        assert authority is not None, "plan makes one"
+        signer = authority.signer(now)
+        own = self._own
+        if own is None or is_due(own.certificate, now) or not is_signed_by(own.certificate, signer.certificate):
+            own = self._own = issue(signer, [self._dns_name(names.OPERATOR)], now)
+        self.credentials[source] = self._made(own, authority.bundle)
+        self.problems[source] = ""
+        return not writes
+
+    def _wrong(self, data: Mapping[str, bytes] | None, roles: list[str], now: datetime) -> str:
+        return "does not exist" if data is None else problem(data, [self._dns_name(role) for role in roles], now)
+
+    def _dns_name(self, role: str) -> str:
+        return names.dns_name(role, self._owner.name, self._owner.namespace)
+
+    def _made(self, pair: KeyPair, bundle: bytes) -> Credentials:
+        return Credentials(pair.certificate, pair.key, bundle, self._dns_name(names.MASTER))

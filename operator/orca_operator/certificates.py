@@ -1,0 +1,216 @@
+"""X.509 certificates of one OrcaDeployment (RFC 5280, RFC 6125). Pure: the time is an argument, only keys are random.
+
+Pods know each other by DNS names that no server resolves: `ROLE.NAME.NAMESPACE.orca-serving.io` with the roles master,
+worker and operator (names.dns_name, docs/contracts.md, section 10). rotation.py decides when a certificate is issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_LIFE = timedelta(days=3650)
+LEAF_LIFE = timedelta(days=90)
+RENEWED_AFTER = 2 / 3
+"""The part of a certificate's life after which the next one is issued."""
+BACKDATED = timedelta(hours=1)
+"""Nodes whose clocks are behind accept a new certificate all the same."""
+CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
+"""Keys of a Secret of type kubernetes.io/tls, as cert-manager writes it."""
+USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its private key, both PEM; an empty key is one that is lost."""
+
+    certificate: bytes
+    key: bytes
+
+
+def make_authority(now: datetime) -> KeyPair:
+    """Returns a new certificate authority, which signs leaf certificates only."""
+    key, serial = ec.generate_private_key(ec.SECP256R1()), x509.random_serial_number()
+    # Two authorities of a deployment must not share a name: a verifier looks for the issuer by name.
+    name = _name(f"orca-ca-{serial:x}"[:64])
+    usage = _key_usage(signs_certificates=True)
+    builder = (
+        _builder(name, name, key, serial, now, AUTHORITY_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    return KeyPair(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), _key_pem(key))
+
+
+def issue(authority: KeyPair, dns_names: Sequence[str], now: datetime) -> KeyPair:
+    """Returns a new leaf certificate for clients and servers, with these DNS names."""
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    signer = load_pem_private_key(authority.key, None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A common name has at most 64 characters and identifies nobody: the DNS names do.
+    name, alternatives = _name(dns_names[0].partition(".")[0]), [x509.DNSName(found) for found in dns_names]
+    builder = (
+        _builder(name, issuer.subject, key, x509.random_serial_number(), now, LEAF_LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(list(USAGES)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )  # fmt: skip
+    return KeyPair(builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM), _key_pem(key))
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    serial: int,
+    now: datetime,
+    life: timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def is_due(certificate: bytes, now: datetime) -> bool:
+    """Whether the next certificate should be issued by now."""
+    found = x509.load_pem_x509_certificate(certificate)
+    life = found.not_valid_after_utc - found.not_valid_before_utc
+    return now >= found.not_valid_before_utc + RENEWED_AFTER * life
+
+
+def is_expired(certificate: bytes, now: datetime) -> bool:
+    """Whether a certificate's life is over."""
+    return now >= x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Whether an authority's key has signed a certificate."""
+    return _issued(x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority))
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+        return False
+    return True
+
+
+def belongs(pair: KeyPair) -> bool:
+    """Whether both parts are PEM, and the key is that of the certificate."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        key = load_pem_private_key(pair.key, None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return False
+    plain = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return key.public_key().public_bytes(*plain) == certificate.public_key().public_bytes(*plain)
+
+
+def authorities(bundle: bytes) -> list[bytes]:
+    """Returns the certificates of a ca.crt, each as PEM; none if it cannot be read."""
+    try:
+        return [found.public_bytes(Encoding.PEM) for found in x509.load_pem_x509_certificates(bundle)]
+    except ValueError:
+        return []
+
+
+def missing_names(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
+    """Returns the DNS names that a certificate lacks."""
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        there = extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, ValueError):
+        there = []
+    return [name for name in dns_names if name not in there]
+
+
+def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) -> str:  # noqa: PLR0911, one per cause
+    """Returns why pods cannot use the content of a Secret, "" if they can."""
+    lacking = [key for key in (CERTIFICATE, KEY, AUTHORITIES) if not data.get(key)]
+    if lacking:
+        return f"has no {', '.join(lacking)}"
+    try:
+        leaf, *intermediates = x509.load_pem_x509_certificates(data[CERTIFICATE])
+        roots = x509.load_pem_x509_certificates(data[AUTHORITIES])
+    except ValueError:
+        return f"{CERTIFICATE} or {AUTHORITIES} is not a list of PEM certificates"
+    if not belongs(KeyPair(data[CERTIFICATE], data[KEY])):
+        return f"{KEY} is not the key of {CERTIFICATE}"
+    if now >= leaf.not_valid_after_utc:
+        return f"{CERTIFICATE} expired at {leaf.not_valid_after_utc.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    if missing := missing_names(data[CERTIFICATE], dns_names):
+        return f"{CERTIFICATE} lacks the DNS name {', '.join(missing)}"
+    if lacking := _missing_usages(leaf):
+        return f"{CERTIFICATE} lacks the extended key usage {', '.join(lacking)}"
+    if not _chains(leaf, intermediates, roots):
+        return f"{CERTIFICATE} is not signed by an authority of {AUTHORITIES}"
+    return ""
+
+
+def _missing_usages(leaf: x509.Certificate) -> list[str]:
+    try:
+        there = list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:  # RFC 5280: for every purpose
+        return []
+    words = {ExtendedKeyUsageOID.SERVER_AUTH: "server auth", ExtendedKeyUsageOID.CLIENT_AUTH: "client auth"}
+    return [words[usage] for usage in USAGES if usage not in there]
+
+
+def _chains(leaf: x509.Certificate, intermediates: list[x509.Certificate], roots: list[x509.Certificate]) -> bool:
+    current, left = leaf, list(intermediates)
+    while not any(_issued(current, root) for root in roots):
+        above = next((found for found in left if _issued(current, found)), None)
+        if above is None:
+            return False
+        left.remove(above)
+        current = above
+    return True

@@ -1,0 +1,130 @@
+"""Certificates as pods use them: TLS by Python's ssl in memory, lives, and what is wrong with a Secret."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from orca_operator import certificates, names
+from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority, problem
+
+NOW = datetime.now(UTC).replace(microsecond=0)  # Python's ssl has no clock of its own to set
+NAMES = [names.dns_name(role, "n" * 36, "s" * 63) for role in (names.MASTER, names.WORKER, names.OPERATOR)]
+
+
+def context(side: int, pair: KeyPair, bundle: bytes, folder: Path) -> ssl.SSLContext:
+    made = ssl.SSLContext(side)
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    made.load_verify_locations(cadata=bundle.decode())
+    path = folder / f"{id(pair)}.pem"
+    path.write_bytes(pair.certificate + pair.key)
+    made.load_cert_chain(path)
+    return made
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Mutual TLS without a network; raises ssl.SSLError on either side."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one = client.wrap_bio(down, up, server_hostname=name)
+    other = server.wrap_bio(up, down, server_side=True)
+    for _ in range(4):
+        for end in (one, other):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    for end in (one, other):  # TLS 1.3: a server's refusal reaches the client after its own handshake
+        with pytest.raises(ssl.SSLWantReadError):
+            end.read(1)
+
+
+def test_a_handshake_needs_the_right_name_and_the_right_authority(tmp_path):
+    authority, other = make_authority(NOW), make_authority(NOW)
+    master, worker, _ = NAMES
+    server = issue(authority, [worker], NOW)
+    ours = context(ssl.PROTOCOL_TLS_SERVER, server, authority.certificate, tmp_path)
+    pair = issue(authority, [master], NOW)
+    client = context(ssl.PROTOCOL_TLS_CLIENT, pair, authority.certificate, tmp_path)
+    handshake(ours, client, worker)
+    with pytest.raises(ssl.SSLCertVerificationError, match="match"):
+        handshake(ours, client, master)
+    stranger = context(ssl.PROTOCOL_TLS_CLIENT, issue(other, [master], NOW), authority.certificate, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(ours, stranger, worker)
+    trusting = context(ssl.PROTOCOL_TLS_CLIENT, pair, other.certificate, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(ours, trusting, worker)
+
+
+def test_dns_names_fit():
+    for name in NAMES:
+        assert len(name) <= 253
+        assert all(0 < len(label) <= 63 for label in name.split("."))
+    pair = issue(make_authority(NOW), NAMES, NOW)
+    assert certificates.missing_names(pair.certificate, NAMES) == []
+
+
+def test_lives():
+    authority = make_authority(NOW)
+    leaf = issue(authority, NAMES, NOW)
+    days = timedelta(days=1)
+    assert not certificates.is_due(leaf.certificate, NOW + 59 * days)
+    assert certificates.is_due(leaf.certificate, NOW + 60 * days)
+    assert not certificates.is_expired(leaf.certificate, NOW + 89 * days)
+    assert certificates.is_expired(leaf.certificate, NOW + 90 * days)
+    assert not certificates.is_due(authority.certificate, NOW + 6 * 365 * days)
+    assert certificates.is_due(authority.certificate, NOW + 7 * 365 * days)
+
+
+AUTHORITY = make_authority(NOW)
+LEAF = issue(AUTHORITY, NAMES, NOW)
+GOOD = {CERTIFICATE: LEAF.certificate, KEY: LEAF.key, AUTHORITIES: AUTHORITY.certificate}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({AUTHORITIES: make_authority(NOW).certificate + AUTHORITY.certificate}, ""),
+        ({AUTHORITIES: b""}, "has no ca.crt"),
+        ({KEY: b"", AUTHORITIES: b""}, "has no tls.key, ca.crt"),
+        ({CERTIFICATE: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
+        ({AUTHORITIES: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
+        ({KEY: b"nonsense"}, "tls.key is not the key of tls.crt"),
+        ({KEY: AUTHORITY.key}, "tls.key is not the key of tls.crt"),
+        ({AUTHORITIES: make_authority(NOW).certificate}, "tls.crt is not signed by an authority of ca.crt"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_named(changes, words):
+    assert problem(GOOD | changes, NAMES, NOW) == words
+
+
+def test_what_is_wrong_with_a_certificate_is_named():
+    only = issue(AUTHORITY, NAMES[:1], NOW)
+    found = problem({CERTIFICATE: only.certificate, KEY: only.key, AUTHORITIES: AUTHORITY.certificate}, NAMES, NOW)
+    assert found == f"tls.crt lacks the DNS name {NAMES[1]}, {NAMES[2]}"
+    late = NOW + timedelta(days=91)
+    assert problem(GOOD, NAMES, late).startswith("tls.crt expired at ")
+
+
+def test_a_chain_through_an_intermediate_authority():
+    """As cert-manager writes it: tls.crt holds leaf and intermediates, ca.crt the root."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+    root, middle = make_authority(NOW), make_authority(NOW)
+    made = x509.load_pem_x509_certificate(middle.certificate)
+    above = x509.load_pem_x509_certificate(root.certificate)
+    builder = x509.CertificateBuilder(
+        issuer_name=above.subject, subject_name=made.subject, public_key=made.public_key(),
+        serial_number=7, not_valid_before=made.not_valid_before_utc, not_valid_after=made.not_valid_after_utc,
+    ).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # fmt: skip
+    signed = builder.sign(load_pem_private_key(root.key, None), hashes.SHA256()).public_bytes(Encoding.PEM)
+    leaf = issue(middle, NAMES, NOW)
+    data = {CERTIFICATE: leaf.certificate + signed, KEY: leaf.key, AUTHORITIES: root.certificate}
+    assert problem(data, NAMES, NOW) == ""
+    assert "is not signed" in problem(data | {CERTIFICATE: leaf.certificate}, NAMES, NOW)
