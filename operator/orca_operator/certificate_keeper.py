@@ -20,7 +20,7 @@ from orca_operator.rotation import CA, Data, plan, read
 from orca_operator.validation import InvalidSpecError
 
 CHECK_INTERVAL = timedelta(seconds=60)
-"""Between two looks at Secrets that were good: they are read by name, because the operator may list none."""
+"""Between two looks at Secrets that are good: they are read by name, because the operator may list none."""
 
 
 class CertificateKeeper:
@@ -62,7 +62,7 @@ class CertificateKeeper:
         self._checked.pop(source, None)
 
     def _look_at(self, source: str, request: str, now: datetime) -> bool:
-        """Returns whether the source is good and nothing had to be written."""
+        """Returns whether the source is good and nothing is to be done in the next pass."""
         if source == names.own_secret(self._owner.name, names.MASTER):
             return self._keep_own(source, request, now)
         if source == names.issued(self._owner.name, names.MASTER):
@@ -98,7 +98,7 @@ class CertificateKeeper:
             own = self._own = issue(signer, [self._dns_name(names.OPERATOR)], now)
         self.credentials[source] = self._made(own, authority.bundle)
         self.problems[source] = ""
-        return not writes
+        return not writes and not authority.is_changing
 
     def _wrong(self, data: Mapping[str, bytes] | None, roles: list[str], now: datetime) -> str:
         return "does not exist" if data is None else problem(data, [self._dns_name(role) for role in roles], now)

@@ -1,7 +1,7 @@
 """X.509 certificates of one OrcaDeployment (RFC 5280, RFC 6125). Pure: the time is an argument, only keys are random.
 
 Pods know each other by DNS names that no server resolves: `ROLE.NAME.NAMESPACE.orca-serving.io` with the roles master,
-worker and operator (names.dns_name, docs/contracts.md, section 10). rotation.py decides when a certificate is issued.
+worker and operator (names.dns_name, docs/contracts.md, section 8). rotation.py decides when a certificate is issued.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls to the admin port of engine masters (docs/contracts.md, sections 6 and 10).
+"""Calls to the admin port of engine masters (docs/contracts.md, sections 6 and 8).
 
 A master whose pod mounts certificates speaks mutual TLS: the operator proves that it is `operator.IDENTITY`, and the
 master that it is `master.IDENTITY`, whatever the address of its pod.
@@ -98,7 +98,7 @@ class MasterClient:
                 raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code == 401)
             found: dict[str, Any] = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise MasterError(f"{door.address}{path}: {error}") from error
+            raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
         return found
 
 

@@ -53,6 +53,11 @@ class Authority:
     request: str = ""
 
     @property
+    def is_changing(self) -> bool:
+        """Whether a step of its replacement is still to come."""
+        return self.upcoming is not None or bool(self.previous)
+
+    @property
     def bundle(self) -> bytes:
         """ca.crt of every Secret."""
         return self.current.certificate + (self.upcoming.certificate if self.upcoming else b"") + self.previous
@@ -146,7 +151,7 @@ def _advanced(
     authority: Authority, leaves: Mapping[str, Data], now: datetime, request: str, propagation: timedelta
 ) -> Authority:
     """The next step, if it is time for one."""
-    if authority.upcoming is None and not authority.previous:
+    if not authority.is_changing:
         asked = request not in ("", authority.request)
         wanted = asked or is_due(authority.current.certificate, now)
         return replace(authority, upcoming=make_authority(now), request=request) if wanted else authority
