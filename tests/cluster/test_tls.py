@@ -1,0 +1,264 @@
+"""Mutual TLS between pods: what strangers get, what is read on the wire, and a rotation under load."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY
+from orca_operator.names import ADMIN_PORT, ROTATE_ANNOTATION, WORKER_PORT
+from orca_operator.rotation import NEXT_CERTIFICATE, PREVIOUS
+from support.kubernetes import MASTER_IMAGE, Namespace, demo_spec, eventually, helm
+
+CHART = str(Path(__file__).parents[2] / "charts" / "orca")
+BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
+PROPAGATION_SECONDS = 30
+TWO_PARTITIONS = {"pipelineParallelSize": 2}
+
+STRANGER = r"""
+import json, os, socket, ssl, sys
+import grpc
+from orca_protos import engine_pb2, engine_pb2_grpc
+
+given = json.load(sys.stdin)
+GET = b"GET /state HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer guess\r\nConnection: close\r\n\r\n"
+
+def describe(credentials):
+    options = [("grpc.ssl_target_name_override", given["worker_name"])]
+    channel = (grpc.secure_channel(given["worker"], credentials, options) if credentials
+               else grpc.insecure_channel(given["worker"]))
+    with channel:
+        try:
+            engine_pb2_grpc.WorkerStub(channel).Describe(engine_pb2.DescribeRequest(), timeout=10)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "answered"
+
+def state(context):
+    host, port = given["admin"].split(":")
+    try:
+        with socket.create_connection((host, int(port)), 10) as plain:
+            with (context.wrap_socket(plain) if context else plain) as connection:
+                connection.sendall(GET)
+                return connection.recv(4096).decode("latin-1").split("\r\n")[0]
+    except OSError as error:
+        return type(error).__name__
+
+def context(chain=None):
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if chain:
+        with open(os.memfd_create("chain"), "w") as file:
+            file.write(chain)
+            file.flush()
+            made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return made
+
+trusted = given["own"]["ca.crt"].encode()
+found = {"plaintext": [describe(None), state(None)],
+         "no certificate": [describe(grpc.ssl_channel_credentials(trusted)), state(context())]}
+for name in ("foreign", "own"):
+    pair = given[name]
+    credentials = grpc.ssl_channel_credentials(trusted, pair["tls.key"].encode(), pair["tls.crt"].encode())
+    found[name] = [describe(credentials), state(context(pair["tls.crt"] + pair["tls.key"]))]
+print(json.dumps(found))
+"""
+"""Runs in a pod of the cluster: what a worker and a master's admin port answer to four kinds of callers."""
+
+SNIFFER = """
+import collections, json, select, socket, sys
+needles = [needle.encode() for needle in json.loads(sys.argv[1])]
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
+read, found = collections.Counter(), collections.defaultdict(set)
+print("ready", flush=True)
+while sys.stdin not in select.select([wire, sys.stdin], [], [])[0]:
+    frame = wire.recv(1 << 17)
+    if frame[12:14] != bytes((8, 0)) or frame[23] != 6:  # IPv4, TCP
+        continue
+    tcp, end = 14 + 4 * (frame[14] & 15), 14 + int.from_bytes(frame[16:18], "big")
+    payload = frame[tcp + 4 * (frame[tcp + 12] >> 4):end]
+    for address, port in ((frame[26:30], frame[tcp:tcp + 2]), (frame[30:34], frame[tcp + 2:tcp + 4])):
+        place = socket.inet_ntoa(address) + ":" + str(int.from_bytes(port, "big"))
+        read[place] += len(payload)
+        found[place] |= {needle.decode() for needle in needles if needle in payload}
+print(json.dumps({place: [size, sorted(found[place])] for place, size in read.items()}))
+"""
+"""Runs in the node's network: bytes of TCP by endpoint, and the texts that were read in them, until its input ends."""
+
+LOAD = """
+import concurrent.futures, json, sys, threading, urllib.request
+stop, answered, failed = threading.Event(), [], []
+def ask():
+    while not stop.is_set():
+        request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                answered.append(json.load(answer)["usage"]["completion_tokens"])
+        except Exception as error:
+            failed.append(repr(error))
+        stop.wait(0.05)
+with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    threads = [pool.submit(ask) for _ in range(2)]
+    print("ready", flush=True)
+    sys.stdin.read()
+    stop.set()
+print(json.dumps([len(answered), failed]))
+"""
+"""Runs in a pod of the cluster: two clients that post one request after another, until their input ends."""
+
+SERVED = """
+import json, ssl, sys
+print(json.dumps([ssl.get_server_certificate(tuple(place), timeout=10) for place in json.load(sys.stdin)]))
+"""
+"""Runs in a pod of the cluster: the certificates that servers show."""
+
+
+class Background:
+    """A program in a pod that says "ready" and prints its result when its input ends."""
+
+    def __init__(self, namespace: Namespace, pod: str, *command: str) -> None:
+        exec_in = ["kubectl", "-n", namespace.name, "exec", "-i", pod, "--", "python3", "-c", *command]
+        self.process = subprocess.Popen(exec_in, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def result(self) -> Any:
+        """Ends the program and returns what it found."""
+        printed, _ = self.process.communicate(timeout=150)
+        assert self.process.returncode == 0
+        return json.loads(printed)
+
+
+@contextlib.contextmanager
+def background(namespace: Namespace, pod: str, *command: str) -> Iterator[Background]:
+    running = Background(namespace, pod, *command)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def content(namespace: Namespace, secret: str) -> dict[str, str]:
+    data = namespace.get("secret", secret)["data"]
+    return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+
+def addresses(namespace: Namespace, name: str) -> dict[str, list[str]]:
+    """host:port of the workers' gRPC servers, and of the master's admin port."""
+    found: dict[str, list[str]] = {"master": [], "worker": []}
+    for pod in namespace.pods(name):
+        role = pod["metadata"]["labels"]["orca-serving.io/component"]
+        port = ADMIN_PORT if role == "master" else WORKER_PORT
+        found[role].append(f"{pod['status']['podIP']}:{port}")
+    return found
+
+
+def test_strangers_are_refused_and_read_nothing(namespace: Namespace):
+    """A deployment with defaults beside one in plaintext, whose packets show that the capture sees what there is."""
+    sniffer = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sniffer"},
+        "spec": {"hostNetwork": True, "terminationGracePeriodSeconds": 0, "containers": [
+            {"name": "sniffer", "image": MASTER_IMAGE, "command": ["sleep", "3600"],
+             "securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_RAW", "NET_ADMIN"]}}}]},
+    }  # fmt: skip
+    namespace.apply(sniffer)
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/sniffer", "--timeout=60s")
+    needles = ["/models/demo", "orca.v1.Worker", "Bearer "]
+    with background(namespace, "sniffer", SNIFFER, json.dumps(needles)) as capture:
+        namespace.deploy(demo_spec(parallelism=TWO_PARTITIONS))
+        namespace.deploy(demo_spec(parallelism=TWO_PARTITIONS, tls={"mode": "off"}), "plain")
+        for name in ("demo", "plain"):
+            namespace.wait_ready(name, 150)
+            assert namespace.ask(name, [BODY])[0]["usage"]["completion_tokens"] == 4
+        read = capture.result()
+    assert namespace.condition("TLSReady")["reason"] == "MutualTLS"
+    assert namespace.condition("TLSReady", "plain")["reason"] == "Off"
+    demo, plain = addresses(namespace, "demo"), addresses(namespace, "plain")
+    for place in plain["worker"]:
+        assert {"/models/demo", "orca.v1.Worker"} <= set(read[place][1]), "the capture sees plaintext"
+    assert "Bearer " in read[plain["master"][0]][1]
+    for place in demo["worker"] + demo["master"]:
+        size, texts = read[place]
+        print(f"{place}: {size} bytes captured")
+        assert size > 2000
+        assert texts == [], place
+
+    namespace.deploy(demo_spec(suspend=True), "other")  # it has certificates, too, and no pods
+    namespace.wait_reason("Suspended", 30, "other")
+    given = {
+        "worker": demo["worker"][0], "admin": demo["master"][0],
+        "worker_name": f"worker.demo.{namespace.name}.orca-serving.io",
+        "own": content(namespace, "demo-tls-master"), "foreign": content(namespace, "other-tls-master"),
+    }  # fmt: skip
+    printed = namespace.kubectl("exec", "-i", "client", "--", "python3", "-c", STRANGER, stdin=json.dumps(given))
+    found = json.loads(printed)
+    assert found.pop("own") == ["answered", "HTTP/1.1 401 Unauthorized"], "with the certificate the token still counts"
+    for caller, (worker, admin) in found.items():
+        assert worker == "UNAVAILABLE", caller
+        assert not admin.startswith("HTTP/"), (caller, admin)
+    assert set(found) == {"plaintext", "no certificate", "foreign"}
+
+
+def test_certificates_are_replaced_under_load_without_a_restart(namespace: Namespace, operator: str):
+    """A new authority and new certificates while two clients ask: no request fails and no pod restarts.
+
+    The kubelet looks at a pod's Secrets about once a minute, and at once when the pod is annotated; the operator is
+    told of a propagation delay that suits that.
+    """
+    helm("upgrade", "orca", CHART, "--namespace", operator, "--reuse-values", "--wait", "--timeout", "120s",
+         "--set", f"certificatePropagationSeconds={PROPAGATION_SECONDS}")  # fmt: skip
+    namespace.deploy(demo_spec(parallelism=TWO_PARTITIONS))
+    namespace.wait_ready(seconds=150)
+    namespace.ask("demo", [BODY])  # the client is there
+    secrets = ("demo-tls-master", "demo-tls-worker")
+    before = {name: content(namespace, name) for name in secrets}
+    pods = {pod["metadata"]["uid"] for pod in namespace.pods()}
+    assert served(namespace) == {before[name][CERTIFICATE] for name in secrets}
+    touched = 0
+
+    def replaced() -> bool:
+        nonlocal touched
+        touched += 1
+        selector = ("-l", "orca-serving.io/deployment=demo")
+        namespace.kubectl("annotate", "--overwrite", "pods", *selector, f"example.com/touched={touched}")
+        authority = content(namespace, "demo-tls-ca")
+        return authority[CERTIFICATE] != before[secrets[0]][AUTHORITIES] and not {NEXT_CERTIFICATE, PREVIOUS} & set(
+            authority
+        )
+
+    with background(namespace, "client", LOAD, "http://demo/v1/completions", json.dumps(BODY)) as load:
+        namespace.kubectl("annotate", "orca", "demo", f"{ROTATE_ANNOTATION}=now")
+        assert eventually(replaced, 300, interval=2)
+        after = {name: content(namespace, name) for name in secrets}
+        for name in secrets:
+            assert after[name][CERTIFICATE] != before[name][CERTIFICATE]
+            assert after[name][KEY] != before[name][KEY]
+            assert before[name][AUTHORITIES] not in after[name][AUTHORITIES]
+        assert eventually(lambda: served(namespace) == {after[name][CERTIFICATE] for name in secrets}, 150, 2)
+        answered, failed = load.result()
+    print(f"{answered} requests answered during the rotation, {len(failed)} failed")
+    assert failed == []
+    assert answered > 100
+    assert {pod["metadata"]["uid"] for pod in namespace.pods()} == pods
+    restarts = [status["restartCount"] for pod in namespace.pods() for status in pod["status"]["containerStatuses"]]
+    assert restarts == [0, 0, 0]
+    assert namespace.condition()["status"] == "True"
+    # A worker that is replaced is dialled anew, with certificates of the new authority only.
+    worker = next(pod["metadata"]["name"] for pod in namespace.pods() if "master" not in pod["metadata"]["name"])
+    namespace.kubectl("delete", "pod", worker)
+    assert namespace.ask("demo", [BODY])[0]["usage"]["completion_tokens"] == 4
+    namespace.wait_ready(seconds=150)
+
+
+def served(namespace: Namespace) -> set[str]:
+    """The certificates that the pods of the deployment show."""
+    places = [place.split(":") for places in addresses(namespace, "demo").values() for place in places]
+    printed = namespace.kubectl("exec", "-i", "client", "--", "python3", "-c", SERVED, stdin=json.dumps(places))
+    return set(json.loads(printed))
