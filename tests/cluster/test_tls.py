@@ -74,7 +74,7 @@ SNIFFER = """
 import collections, json, select, socket, sys
 needles = [needle.encode() for needle in json.loads(sys.argv[1])]
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
+wire.setsockopt(socket.SOL_SOCKET, 33, 1 << 27)  # SO_RCVBUFFORCE: tensors go by as well
 read, found = collections.Counter(), collections.defaultdict(set)
 print("ready", flush=True)
 while sys.stdin not in select.select([wire, sys.stdin], [], [])[0]:
@@ -181,9 +181,8 @@ def test_strangers_are_refused_and_read_nothing(namespace: Namespace):
     assert namespace.condition("TLSReady")["reason"] == "MutualTLS"
     assert namespace.condition("TLSReady", "plain")["reason"] == "Off"
     demo, plain = addresses(namespace, "demo"), addresses(namespace, "plain")
-    for place in plain["worker"]:
-        assert {"/models/demo", "orca.v1.Worker"} <= set(read[place][1]), "the capture sees plaintext"
-    assert "Bearer " in read[plain["master"][0]][1]
+    texts = {text for place in plain["worker"] + plain["master"] for text in read[place][1]}
+    assert texts == set(needles), "the capture sees plaintext"
     for place in demo["worker"] + demo["master"]:
         size, texts = read[place]
         print(f"{place}: {size} bytes captured")
