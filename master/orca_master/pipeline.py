@@ -98,10 +98,7 @@ class Pipeline:
         )
         self.facts = facts[0]
         self.phase = Phase.FORMING
-        prepared = await all_workers(
-            worker.prepare(pb.PrepareRequest(epoch=self.epoch, host_store=partition == 0))
-            for partition, worker in enumerate(workers)
-        )
+        await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
         await all_workers(
             worker.form(
                 pb.FormRequest(
@@ -109,7 +106,7 @@ class Pipeline:
                     next_hop=[*self._spec.workers, ""][partition + 1],
                     first_rank=partition * topology.tensor_parallel_size,
                     world_size=len(workers) * topology.tensor_parallel_size,
-                    store_address=prepared[0].store_address,
+                    rendezvous_host=self._spec.workers[0] if partition else "",
                     group_timeout_ms=int(config.stall_timeout * 1000),
                     max_in_flight=len(workers),
                 )

@@ -102,40 +102,58 @@ class ModelFacts(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("epoch", "host_store")
+    __slots__ = ("epoch",)
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    HOST_STORE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    host_store: bool
-    def __init__(self, epoch: _Optional[int] = ..., host_store: _Optional[bool] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("store_address",)
-    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    store_address: str
-    def __init__(self, store_address: _Optional[str] = ...) -> None: ...
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class FormRequest(_message.Message):
-    __slots__ = ("epoch", "next_hop", "first_rank", "world_size", "store_address", "group_timeout_ms", "max_in_flight")
+    __slots__ = ("epoch", "next_hop", "first_rank", "world_size", "group_timeout_ms", "max_in_flight", "rendezvous_host")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXT_HOP_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GROUP_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_HOST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     next_hop: str
     first_rank: int
     world_size: int
-    store_address: str
     group_timeout_ms: int
     max_in_flight: int
-    def __init__(self, epoch: _Optional[int] = ..., next_hop: _Optional[str] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., store_address: _Optional[str] = ..., group_timeout_ms: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+    rendezvous_host: str
+    def __init__(self, epoch: _Optional[int] = ..., next_hop: _Optional[str] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group_timeout_ms: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., rendezvous_host: _Optional[str] = ...) -> None: ...
 
 class Formed(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RendezvousRequest(_message.Message):
+    __slots__ = ("epoch", "key", "value", "timeout_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    key: str
+    value: bytes
+    timeout_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class RendezvousReply(_message.Message):
+    __slots__ = ("value", "error")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    error: str
+    def __init__(self, value: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
     __slots__ = ("max_tokens", "memory_utilization", "timeout_ms")
@@ -321,13 +339,14 @@ class ShutdownAccepted(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "number")
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     ALLOCATE_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadRequest
     prepare: PrepareRequest
@@ -335,11 +354,12 @@ class RankCommand(_message.Message):
     warmup: WarmupRequest
     allocate: AllocateRequest
     iteration: bytes
+    rendezvous: RendezvousReply
     number: int
-    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class RankReply(_message.Message):
-    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "number")
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +368,7 @@ class RankReply(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadProgress
     prepared: Prepared
@@ -357,5 +378,6 @@ class RankReply(_message.Message):
     result: IterationResult
     timing: StageTiming
     fault: Fault
+    rendezvous: RendezvousRequest
     number: int
-    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

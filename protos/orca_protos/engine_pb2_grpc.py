@@ -54,6 +54,11 @@ class WorkerStub:
                 request_serializer=orca__protos_dot_engine__pb2.FormRequest.SerializeToString,
                 response_deserializer=orca__protos_dot_engine__pb2.Formed.FromString,
                 _registered_method=True)
+        self.Rendezvous = channel.unary_unary(
+                '/orca.v1.Worker/Rendezvous',
+                request_serializer=orca__protos_dot_engine__pb2.RendezvousRequest.SerializeToString,
+                response_deserializer=orca__protos_dot_engine__pb2.RendezvousReply.FromString,
+                _registered_method=True)
         self.Warmup = channel.unary_unary(
                 '/orca.v1.Worker/Warmup',
                 request_serializer=orca__protos_dot_engine__pb2.WarmupRequest.SerializeToString,
@@ -99,7 +104,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Forgets every older epoch (queue, rows, groups) and names the addresses of the new one.
+        """Forgets every older epoch (queue, rows, groups).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +112,13 @@ class WorkerServicer:
 
     def Form(self, request, context):
         """Connects the next hop and the ranks of the new epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rendezvous(self, request, context):
+        """Sets or awaits a value at the rendezvous of an epoch. Asked by the other partitions' controllers at partition 0's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +181,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Form,
                     request_deserializer=orca__protos_dot_engine__pb2.FormRequest.FromString,
                     response_serializer=orca__protos_dot_engine__pb2.Formed.SerializeToString,
+            ),
+            'Rendezvous': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rendezvous,
+                    request_deserializer=orca__protos_dot_engine__pb2.RendezvousRequest.FromString,
+                    response_serializer=orca__protos_dot_engine__pb2.RendezvousReply.SerializeToString,
             ),
             'Warmup': grpc.unary_unary_rpc_method_handler(
                     servicer.Warmup,
@@ -304,6 +321,33 @@ class Worker:
             '/orca.v1.Worker/Form',
             orca__protos_dot_engine__pb2.FormRequest.SerializeToString,
             orca__protos_dot_engine__pb2.Formed.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rendezvous(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.Worker/Rendezvous',
+            orca__protos_dot_engine__pb2.RendezvousRequest.SerializeToString,
+            orca__protos_dot_engine__pb2.RendezvousReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,7 +16,7 @@ folder = Path(sys.argv.pop(1))
 prepare = Stage.prepare
 
 
-def late(self, epoch, store_host):
+def late(self, epoch):
     if not (folder / "preparing").exists():
         (folder / "preparing").touch()
         deadline = time.monotonic() + 60
@@ -24,7 +24,7 @@ def late(self, epoch, store_host):
             if time.monotonic() > deadline:
                 raise TimeoutError("nobody released the rank")
             time.sleep(0.01)
-    return prepare(self, epoch, store_host)
+    return prepare(self, epoch)
 
 
 Stage.prepare = late

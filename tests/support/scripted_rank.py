@@ -25,7 +25,6 @@ script = json.loads(sys.argv.pop(1))
 parser = argparse.ArgumentParser()
 parser.add_argument("--fd", type=int)
 parser.add_argument("--tensor-rank", type=int)
-parser.add_argument("--store-host")
 arguments = parser.parse_args()
 connection = socket.socket(fileno=arguments.fd)
 
@@ -38,7 +37,7 @@ def answer(command):
         digest = load_digest(command.load) if command.load.model_path else "none"
         return pb.RankReply(load=pb.LoadProgress(facts=pb.ModelFacts(digest=digest)))
     if kind == "prepare":
-        return pb.RankReply(prepared=pb.Prepared(store_address=f"store-{command.prepare.epoch}"))
+        return pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch))
     if kind == "form":
         return pb.RankReply(formed=pb.Formed())
     if kind == "warmup":

@@ -22,7 +22,7 @@ from orca_protos.engine_pb2_grpc import WorkerStub
 from orca_protos.tls import TlsFolder
 from support.certificates import Signed, sign, write
 from support.cluster import NAME, TOKEN, Cluster
-from support.served import eventually
+from support.served import descendants, eventually
 
 OLD, NEW = sign(), sign()
 NAMES = ("master.local.orca", "worker.local.orca", "operator.local.orca")
@@ -78,6 +78,7 @@ def test_a_stranger_at_a_workers_port(cluster):
                     stub.Describe(pb.DescribeRequest(), timeout=30),
                     stub.Load(load, timeout=30).read(),
                     stub.Prepare(pb.PrepareRequest(epoch=2**64 - 1), timeout=30),
+                    stub.Rendezvous(pb.RendezvousRequest(epoch=1, key="a", value=b""), timeout=30),
                     stub.Shutdown(pb.ShutdownRequest(), timeout=30),
                 ):
                     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -86,6 +87,21 @@ def test_a_stranger_at_a_workers_port(cluster):
 
     asyncio.run(run())
     assert cluster.ask(max_tokens=5)
+
+
+def test_no_rendezvous_store_listens(cluster):
+    """A rank listens on one port: gloo's, for tensors. torch's store would be a second one, of the first rank."""
+    for worker in cluster.workers.values():
+        assert [listening_sockets(rank) for rank in descendants(worker.pid)] == [1]
+
+
+def listening_sockets(pid: int) -> int:
+    """How many TCP sockets of a process listen."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for line in itertools.chain(*tables)]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return sum(str(target) in listening for target in links)
 
 
 def test_a_stranger_at_the_admin_port(cluster, tmp_path):

@@ -44,7 +44,7 @@ def at_the_door(folder: Path, visit: Callable[[Callable[[Signed | None], Any], C
 
     async def run() -> None:
         tls = TlsFolder(write(folder / "worker", WORKER, CA), "worker")
-        controller = Controller("127.0.0.1", ("false",), tls=tls)
+        controller = Controller(("false",), tls=tls)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)])
         add_WorkerServicer_to_server(controller, server)
         port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())

@@ -21,7 +21,7 @@ def rank_process() -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orca_worker.rank", "--tensor-rank", "3", "--store-host", "127.0.0.1",
+            [sys.executable, "-m", "orca_worker.rank", "--tensor-rank", "3",
              "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -28,12 +28,16 @@ COMMANDS = {
 }
 
 
+async def nothing_asked(_: pb.RendezvousRequest) -> pb.RendezvousReply:
+    raise AssertionError("a scripted rank meets nobody")
+
+
 @contextlib.asynccontextmanager
 async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, list[pb.Fault]]]:
     """A rank that follows `script`, and the faults that its controller gets."""
     faults: list[pb.Fault] = []
     command = (sys.executable, str(SCRIPT), json.dumps(script))
-    rank = await RankProcess.spawn(2, 1, "127.0.0.1", {}, command, lambda _: None, faults.append)
+    rank = await RankProcess.spawn(2, 1, {}, command, lambda _: None, faults.append, nothing_asked)
     try:
         yield rank, faults
     finally:
@@ -149,7 +153,7 @@ def test_bytes_that_are_no_frame_are_a_fault(damage):
         command = (sys.executable, "-c", f"import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
                    "; input()")  # fmt: skip
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn(0, 0, "127.0.0.1", {}, command, lambda _: None, faults.append)
+        rank = await RankProcess.spawn(0, 0, {}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
@@ -175,7 +179,7 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
     async def run() -> None:
         command = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)")
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn(0, 0, "127.0.0.1", {}, command, lambda _: None, faults.append)
+        rank = await RankProcess.spawn(0, 0, {}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match="rank 0 ended: killed by SIGKILL"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]

@@ -24,7 +24,7 @@ def at_the_port(visit: Callable[[Controller, Any, int], Coroutine[Any, Any, None
     """Runs `visit(controller, stub, port)` against a worker's server that asks for no certificate."""
 
     async def run() -> None:
-        controller = Controller("127.0.0.1", ("false",))
+        controller = Controller(("false",))
         server = grpc.aio.server(options=SERVER_OPTIONS)
         add_WorkerServicer_to_server(controller, server)
         port = server.add_insecure_port("127.0.0.1:0")

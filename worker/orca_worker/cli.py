@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,16 +45,9 @@ async def run(
     tls: TlsFolder | None = None,
 ) -> int:
     """Serves until `Shutdown` or a signal; returns the exit code. Without `tls`, whoever reaches the port is obeyed."""
-    try:
-        store_host = _store_host(address)
-    except OSError as error:
-        print(
-            f"orca worker: error: --listen {address}: no IPv4 address for this host: {error.strerror}", file=sys.stderr
-        )
-        return 2
     # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
     # listens on TCP, like every pod, may share its cores with workers that its master does not know.
-    controller = Controller(store_host, rank_command, may_pin=address.startswith(UNIX), tls=tls)
+    controller = Controller(rank_command, may_pin=address.startswith(UNIX), tls=tls)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)] if tls else [])
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
     try:
@@ -113,13 +105,3 @@ def main(argv: list[str]) -> int:
         except TlsError as error:
             parser.error(str(error))
     return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls))
-
-
-def _store_host(address: str) -> str:
-    """The address on which this worker's data plane can be reached by the others."""
-    host = address.rpartition(":")[0]
-    if host == "unix":
-        return "127.0.0.1"
-    if host in ("0.0.0.0", "[::]"):
-        return socket.gethostbyname(socket.gethostname())
-    return socket.gethostbyname(host)

@@ -25,11 +25,12 @@ from orca_protos.tls import TlsFolder, open_channel
 from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH
 
 from orca_worker.epoch import Epoch
-from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
+from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError, kind_of
 from orca_worker.model_check import check_model
 from orca_worker.model_config import load_digest
 from orca_worker.rank_process import RANK_COMMAND
 from orca_worker.ranks import Ranks
+from orca_worker.rendezvous import Rendezvous
 
 LEAVE_POLL_SECONDS = 0.05
 
@@ -43,7 +44,6 @@ class Controller(WorkerServicer):
 
     def __init__(
         self,
-        store_host: str,
         rank_command: Sequence[str] = RANK_COMMAND,
         may_pin: bool = False,
         tls: TlsFolder | None = None,
@@ -52,7 +52,6 @@ class Controller(WorkerServicer):
         self.highest_epoch = 0
         self.num_streams = 0
         self._leaving = False
-        self._store_host = store_host
         self._rank_command = rank_command
         self._may_pin = may_pin
         self._tls = tls
@@ -63,7 +62,8 @@ class Controller(WorkerServicer):
         self._load: pb.LoadRequest | None = None
         self._facts: pb.ModelFacts | None = None
         self._epoch: Epoch | None = None
-        self._next_channel: grpc.aio.Channel | None = None
+        self._rendezvous = Rendezvous(0)
+        self._channels: list[grpc.aio.Channel] = []
         self._formed = asyncio.Condition()
 
     @property
@@ -130,7 +130,7 @@ class Controller(WorkerServicer):
         async with self._replacing_ranks:
             await self._end_ranks()
             ranks = self._ranks = await Ranks.spawn(
-                request, self._store_host, self._on_reply, self._on_fault, self._rank_command, self._may_pin
+                request, self._on_reply, self._on_fault, self._answer, self._rank_command, self._may_pin
             )
         try:
             async for progress in ranks.load(request):
@@ -153,6 +153,7 @@ class Controller(WorkerServicer):
             await self._abort(context, EpochError(f"epoch {request.epoch} is above the last one, {HIGHEST_EPOCH}"))
         self.highest_epoch = request.epoch
         await self._leave_epoch(f"epoch {request.epoch} is being formed")
+        self._rendezvous = Rendezvous(request.epoch)
         ranks = self._ranks
         try:
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
@@ -165,21 +166,28 @@ class Controller(WorkerServicer):
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
         """See engine.proto."""
         await self._check_prepared(request.epoch, context)
+        if request.rendezvous_host:
+            self._rendezvous.pass_on(self._dial(request.rendezvous_host))
         seconds = deadlines.form(request.group_timeout_ms / 1000).worker
         await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
         await self._check_prepared(request.epoch, context)  # the next epoch may have begun while this one formed
         next_hop = None
         if request.next_hop:
-            self._next_channel = open_channel(request.next_hop, self._tls)
             metadata = ((EPOCH_KEY, str(request.epoch)),)
-            next_hop = WorkerStub(self._next_channel).Run(  # type: ignore[no-untyped-call]
-                wait_for_ready=True, metadata=metadata
-            )
+            next_hop = self._dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
         async with self._formed:
             alone = request.world_size == len(self._ranks)
             self._epoch = Epoch(request.epoch, self._partition, next_hop, alone)
             self._formed.notify_all()
         return pb.Formed()
+
+    async def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:
+        """See engine.proto."""
+        try:
+            return await self._rendezvous.exchange(request)
+        except RendezvousError as error:
+            await self._abort(context, EpochError(str(error)))
+            raise  # unreachable: abort raises
 
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
@@ -262,6 +270,14 @@ class Controller(WorkerServicer):
             raise EpochError(f"epoch {number} was not formed")
         return self._epoch
 
+    def _dial(self, address: str) -> Any:
+        """Returns the stub of another worker for the rest of this epoch."""
+        self._channels.append(open_channel(address, self._tls))
+        return WorkerStub(self._channels[-1])  # type: ignore[no-untyped-call]
+
+    async def _answer(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        return await self._rendezvous.ask(request)
+
     def _on_reply(self, reply: pb.RankReply) -> None:
         if self._epoch is not None:
             self._epoch.reply(reply)
@@ -300,9 +316,10 @@ class Controller(WorkerServicer):
         if self._epoch is not None:
             self._epoch.leave(reason)
         self._epoch = None
-        if self._next_channel is not None:
-            await self._next_channel.close()
-        self._next_channel = None
+        await self._rendezvous.close()
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            await channel.close()
 
     async def _end_ranks(self) -> None:
         """Ends every rank, also if the call that wants it is cancelled."""

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import datetime
 import re
-import socket
 from collections import deque
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.errors import NeighbourError
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.shared_sum import share_memory
-
-
-def host_store(host: str) -> TCPStore:
-    """Returns a fresh rendezvous store listening on `host` and a free port (`.port`)."""
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
-    )
 
 
 class DataPlane:
@@ -39,7 +29,7 @@ class DataPlane:
     def __init__(
         self,
         backend: str,
-        store_address: str,
+        store: Store,
         rank: int,
         world_size: int,
         ranks: IntraLayer,
@@ -53,16 +43,14 @@ class DataPlane:
         self.posts_ahead = backend == "gloo"
         """Whether to post a receive as soon as it is known: gloo sends nothing before, NCCL would occupy the device."""
         self._timeout = datetime.timedelta(seconds=timeout)
-        host, _, port = store_address.rpartition(":")
         try:
-            store = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
             ranks.group = self._intra_layer_group(world_size, ranks.size)
             ranks.shared = None
             if ranks.size > 1 and backend == "gloo":
                 ranks.shared = share_memory(ranks.group, ranks.rank, ranks.size, timeout)
         except (RuntimeError, dist.DistError) as error:
-            raise NeighbourError(f"rank {rank} did not meet the others at {store_address}: {error}") from error
+            raise NeighbourError(f"rank {rank} did not meet the others: {error}") from error
 
     def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
         """Makes the group of every partition, as each rank must, and returns this rank's."""

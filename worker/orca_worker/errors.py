@@ -21,6 +21,10 @@ class EpochError(Exception):
     """A message of an epoch that is not the current one (FAILED_PRECONDITION)."""
 
 
+class RendezvousError(Exception):
+    """A question to the rendezvous of an epoch that has no answer (FAILED_PRECONDITION); the ranks do not meet."""
+
+
 class FaultError(Exception):
     """A fault of a rank, or of another partition, inside the controller (ABORTED or RESOURCE_EXHAUSTED)."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import queue
@@ -30,6 +31,8 @@ from orca_worker.stage import Stage
 
 PROGRESS_INTERVAL = 0.5
 """Seconds between two messages about a load."""
+ANSWER_SECONDS = 10.0
+"""How much longer than asked for a rank waits for an answer, so that the controller says why there is none."""
 LOCK_SECONDS = 1.0
 """How long one thread waits to report its fault while the other one writes a reply."""
 
@@ -39,14 +42,15 @@ Command = pb.RankCommand | pb.Iteration
 class Rank:
     """Executes commands in order and answers each on `connection`."""
 
-    def __init__(self, connection: socket.socket, tensor_rank: int, store_host: str) -> None:
+    def __init__(self, connection: socket.socket, tensor_rank: int) -> None:
         self._connection = connection
         self._writing = threading.Lock()
         self._tensor_rank = tensor_rank
         self._partition = 0
         self._epoch = 0
         self._number = 0  # of the command that is being executed
-        self._store_host = store_host
+        self._questions = itertools.count(1)
+        self._answers: dict[int, queue.SimpleQueue[pb.RendezvousReply]] = {}
         self._stage: Stage | None = None
         self._last_progress = 0.0
         self._unfinished: Callable[[], pb.RankReply] | None = None
@@ -85,11 +89,10 @@ class Rank:
             raise RankError(f"{kind} came before load")
         if kind == "prepare":
             self._epoch = command.prepare.epoch
-            host = self._store_host if command.prepare.host_store else None
-            address = stage.prepare(command.prepare.epoch, host)
-            self._reply(pb.RankReply(prepared=pb.Prepared(store_address=address)))
+            stage.prepare(command.prepare.epoch)
+            self._reply(pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch)))
         elif kind == "form":
-            stage.form(command.form)
+            stage.form(command.form, self.ask)
             self._reply(pb.RankReply(formed=pb.Formed()))
         elif kind == "warmup":
             num_blocks, formula = stage.warmup(command.warmup)
@@ -100,6 +103,23 @@ class Rank:
             self._reply(pb.RankReply(allocated=pb.Allocated()))
         else:
             raise RankError(f"command {kind} is unknown")
+
+    def ask(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        """Asks the rendezvous, and waits for the controller's answer; from any thread but the reader."""
+        number = next(self._questions)
+        answer = self._answers[number] = queue.SimpleQueue()
+        try:
+            self._send(pb.RankReply(rendezvous=request, number=number))
+            return answer.get(timeout=request.timeout_ms / 1000 + ANSWER_SECONDS)
+        except queue.Empty:
+            return pb.RendezvousReply(error="the controller gave no answer")
+        finally:
+            del self._answers[number]
+
+    def answer(self, command: pb.RankCommand) -> None:
+        """Takes the answer to a question on the reader thread; one that nobody waits for any longer is dropped."""
+        if (waiting := self._answers.get(command.number)) is not None:
+            waiting.put(command.rendezvous)
 
     def finish(self) -> None:
         """Waits for the iteration that was started last, and answers it."""
@@ -146,17 +166,20 @@ class Rank:
 
     def _reply(self, reply: pb.RankReply) -> None:
         reply.number = self._number
+        self._send(reply)
+
+    def _send(self, reply: pb.RankReply) -> None:
         with self._writing:
             self._connection.sendall(encode(reply))
 
 
-def run(connection: socket.socket, tensor_rank: int, store_host: str, cores: Sequence[int] = ()) -> int:
+def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) -> int:
     """Serves the controller until it is gone or a fault ends this rank; returns the exit code.
 
     `cores`: what the calling thread, and every thread that it starts later, is pinned to; none: not pinned.
     """
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    rank = Rank(connection, tensor_rank, store_host)
+    rank = Rank(connection, tensor_rank)
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
     if cores:  # after the reader's thread was started: that one waits most of the time, on whichever core is free
         os.sched_setaffinity(0, cores)
@@ -177,7 +200,10 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
     code = 1
     try:
         while (command := _next_command(connection)) is not None:
-            commands.put(rank.decode(command))
+            if command.HasField("rendezvous"):
+                rank.answer(command)
+            else:
+                commands.put(rank.decode(command))
         code = 0
     except BaseException as error:
         rank.report(error)
@@ -198,12 +224,11 @@ def run_as_process() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     parser.add_argument("--tensor-rank", type=int, required=True)
-    parser.add_argument("--store-host", required=True, help="address on which a rendezvous store listens")
     parser.add_argument("--cores", default="", help="cores to compute on, separated by commas (not pinned)")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     cores = [int(core) for core in arguments.cores.split(",") if core]
-    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, arguments.store_host, cores)
+    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, cores)
     sys.stderr.flush()
     os._exit(code)  # threads of gloo or NCCL may wait for a lost neighbour; nothing is left to save
 

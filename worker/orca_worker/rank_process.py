@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
@@ -26,6 +26,8 @@ from orca_worker.cgroup import memory_limit, oom_kills
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.frames import FrameError, encode, read_reply
 
+Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
+"""Answers a rank's question to the rendezvous; never raises."""
 RANK_COMMAND = (sys.executable, "-m", "orca_worker.rank")
 LAST_LINES = 5
 EXIT_SECONDS = 5.0
@@ -38,7 +40,8 @@ ANSWERS = {"load": "load", "prepare": "prepared", "form": "formed", "warmup": "w
 class RankProcess:
     """One rank, made by `spawn`.
 
-    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never one of kind REQUEST).
+    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never one of kind REQUEST),
+    `on_question` what the rank asks the rendezvous.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RankProcess:
         writer: asyncio.StreamWriter,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
+        on_question: Question,
     ) -> None:
         self._partition = partition
         self._tensor_rank = tensor_rank
@@ -57,6 +61,8 @@ class RankProcess:
         self._writer = writer
         self._on_reply = on_reply
         self._on_fault = on_fault
+        self._on_question = on_question
+        self._answering: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Queue[pb.RankReply]] = {}
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -74,24 +80,24 @@ class RankProcess:
         cls,
         partition: int,
         tensor_rank: int,
-        store_host: str,
         environment: Mapping[str, str],
         command: Sequence[str],
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
+        on_question: Question,
     ) -> RankProcess:
         """Starts a rank process with `environment` on top of this one's."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                *("--fd", str(theirs.fileno()), "--tensor-rank", str(tensor_rank), "--store-host", store_host),
+                *("--fd", str(theirs.fileno()), "--tensor-rank", str(tensor_rank)),
                 pass_fds=(theirs.fileno(),),
                 stderr=asyncio.subprocess.PIPE,
                 env={**HUGE_PAGES, **os.environ, **environment},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault)
+        return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault, on_question)
 
     def send(self, command: pb.RankCommand) -> None:
         """Puts a command into the rank's local queue. Never blocks."""
@@ -151,9 +157,9 @@ class RankProcess:
             if self._process.returncode is None:
                 self._process.kill()
         await self._process.wait()
-        for task in self._tasks:
+        for task in (tasks := [*self._tasks, *self._answering]):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -178,12 +184,20 @@ class RankProcess:
         kind = reply.WhichOneof("reply")
         if kind in ("result", "timing"):
             self._on_reply(reply)
+        elif kind == "rendezvous":
+            answering = asyncio.create_task(self._answer(reply))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
         elif kind == "fault" and reply.fault.kind != pb.FAULT_KIND_REQUEST:
             self._fail(reply.fault)
         elif reply.number == 0 or kind is None:
             self._kill(f"sent {kind or 'a reply of an unknown kind'} without a question")
         elif reply.number in self._waiting:
             self._waiting[reply.number].put_nowait(reply)
+
+    async def _answer(self, question: pb.RankReply) -> None:
+        answer = await self._on_question(question.rendezvous)
+        self.send(pb.RankCommand(rendezvous=answer, number=question.number))
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None

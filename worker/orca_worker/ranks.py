@@ -14,7 +14,7 @@ from orca_protos.together import together
 
 from orca_worker.cores import Processors, rank_setting
 from orca_worker.errors import FaultError, kind_of
-from orca_worker.rank_process import RANK_COMMAND, RankProcess
+from orca_worker.rank_process import RANK_COMMAND, Question, RankProcess
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +32,15 @@ class Ranks:
     async def spawn(
         cls,
         request: pb.LoadRequest,
-        store_host: str,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
+        on_question: Question,
         command: Sequence[str] = RANK_COMMAND,
         may_pin: bool = False,
     ) -> Ranks:
         """Starts the ranks that `request` needs; raises FaultError if a process cannot be started.
 
-        `on_reply` and `on_fault`: see RankProcess. `may_pin`: ranks may be pinned to cores (cores.py).
+        `on_reply`, `on_fault` and `on_question`: see RankProcess. `may_pin`: ranks may be pinned to cores (cores.py).
         """
         environment = dict(request.environment)
         if request.socket_interface:
@@ -63,12 +63,12 @@ class Ranks:
                     await RankProcess.spawn(
                         request.partition,
                         tensor_rank,
-                        store_host,
                         {**environment, **setting.environment},
                         (*command, *pinned),
                         # Results and timings are rank 0's to report; the others compute the same iteration.
                         on_reply if tensor_rank == 0 else _ignore,
                         on_fault,
+                        on_question,
                     )
                 )
         except OSError as error:

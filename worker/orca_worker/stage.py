@@ -7,10 +7,10 @@ its device.
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
@@ -19,7 +19,7 @@ from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
-from orca_worker.data_plane import DataPlane, host_store
+from orca_worker.data_plane import DataPlane
 from orca_worker.errors import ModelError, RankError
 from orca_worker.host_copies import HostCopies
 from orca_worker.intra_layer import IntraLayer
@@ -36,6 +36,7 @@ from orca_worker.recorded_increments import (
     Record,
     RecordedIncrements,
 )
+from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
 
@@ -79,7 +80,6 @@ class Stage:
         self._host_copies = HostCopies(self._device)
         self._recorder = None if request.enforce_eager else _recorder(self._device, kernels, self._ranks)
         self._recorded: RecordedIncrements | None = None
-        self._store: Any = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
         self._ended_ns = 0
@@ -99,26 +99,22 @@ class Stage:
             dtype=self._dtype_name,
         )
 
-    def prepare(self, epoch: int, store_host: str | None) -> str:
-        """Leaves the groups of older epochs; returns a new store's address if asked to host one."""
+    def prepare(self, epoch: int) -> None:
+        """Leaves the groups of older epochs."""
         if self._data_plane is not None:
             self._data_plane.close()
-        self._data_plane = self._store = None
+        self._data_plane = None
         self._recorded = None  # they hold the old group
         self._epoch = epoch
         self._forget_rows()
-        if store_host is None:
-            return ""
-        self._store = host_store(store_host)
-        return f"{store_host}:{self._store.port}"
 
-    def form(self, request: pb.FormRequest) -> None:
-        """Joins the epoch's group; raises RankError if the others do not come."""
+    def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
+        """Joins the epoch's group, over a rendezvous that `ask` reaches; raises RankError if the others do not come."""
         if request.world_size == 1:
             return
         self._data_plane = DataPlane(
             self._request.communication_backend,
-            request.store_address,
+            RendezvousStore(request.epoch, ask, datetime.timedelta(milliseconds=request.group_timeout_ms)),
             request.first_rank + self._ranks.rank,
             request.world_size,
             self._ranks,

@@ -1,0 +1,138 @@
+"""The values by which ranks find each other: bounded, of one epoch, and torch's process groups over them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+
+import grpc
+import grpc.aio
+import pytest
+import torch.distributed as dist
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from orca_worker import rendezvous as module
+from orca_worker.controller import Controller
+from orca_worker.errors import RendezvousError
+from orca_worker.rendezvous import MAX_KEY_LENGTH, Rendezvous
+from orca_worker.rendezvous_store import RendezvousStore
+
+
+def put(key: str, value: bytes, epoch: int = 7) -> pb.RendezvousRequest:
+    return pb.RendezvousRequest(epoch=epoch, key=key, value=value)
+
+
+def get(key: str, seconds: float = 60.0, epoch: int = 7) -> pb.RendezvousRequest:
+    return pb.RendezvousRequest(epoch=epoch, key=key, timeout_ms=int(seconds * 1000))
+
+
+def test_a_value_is_awaited_and_may_be_empty():
+    async def run() -> None:
+        values = Rendezvous(7)
+        waiting = [asyncio.ensure_future(values.exchange(get(key))) for key in ("a", "a", "b")]
+        await asyncio.sleep(0)
+        await values.exchange(put("a", b"1"))
+        await values.exchange(put("b", b""))
+        assert [(await each).value for each in waiting] == [b"1", b"1", b""]
+        await values.exchange(put("a", b"22"))
+        assert (await values.exchange(get("a", 0))).value == b"22"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (get("a", 0.01), "nobody set 'a' within 0 s"),
+        (get("a", epoch=6), "the rendezvous of epoch 6 is over"),
+        (put("a", b"", epoch=8), "the rendezvous of epoch 8 is over"),
+        (put("k" * (MAX_KEY_LENGTH + 1), b""), "a key of 1025 characters"),
+        (put("a", b"x" * 2000), "would take more than"),
+    ],
+)
+def test_what_is_refused(monkeypatch, request_, words):
+    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+
+    async def run() -> None:
+        with pytest.raises(RendezvousError, match=words):
+            await Rendezvous(7).exchange(request_)
+        assert words.split("'")[0] in (await Rendezvous(7).ask(request_)).error
+
+    asyncio.run(run())
+
+
+def test_keys_and_waits_are_bounded_in_number(monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 10 * module.KEY_OVERHEAD_BYTES)
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+
+    async def run() -> None:
+        values = Rendezvous(7)
+        for number in range(9):
+            await values.exchange(put(str(number), b""))
+            await values.exchange(put(str(number), b"y"))
+        with pytest.raises(RendezvousError, match="would take more than"):
+            await values.exchange(put("another", b""))
+        waiting = [asyncio.ensure_future(values.exchange(get("none"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(RendezvousError, match="more than 3 questions wait"):
+            await values.exchange(get("none"))
+        await values.close()
+        for each in waiting:
+            with pytest.raises(RendezvousError, match="epoch 7 is over"):
+                await each
+
+    asyncio.run(run())
+
+
+def test_another_partitions_controller_asks_the_host(tmp_path):
+    """Over gRPC; the host's refusal, and its silence when it is gone, are words in the answer."""
+
+    async def run() -> None:
+        host = Controller()
+        server = grpc.aio.server()
+        add_WorkerServicer_to_server(host, server)
+        server.add_insecure_port(f"unix:{tmp_path}/host.sock")
+        await server.start()
+        host._rendezvous = Rendezvous(7)
+        async with asyncio.timeout(100), grpc.aio.insecure_channel(f"unix:{tmp_path}/host.sock") as channel:
+            other = Rendezvous(7)
+            other.pass_on(WorkerStub(channel))
+            waiting = asyncio.ensure_future(other.ask(get("a")))
+            assert await host._rendezvous.ask(put("a", b"here")) == pb.RendezvousReply()
+            assert (await waiting).value == b"here"
+            assert "nobody set 'b'" in (await other.ask(get("b", 0.01))).error
+            waiting = asyncio.ensure_future(other.ask(get("c")))
+            await asyncio.sleep(0)
+            await host.close()
+            assert "partition 0: the rendezvous of epoch 7 is over" in (await waiting).error
+            await server.stop(0)
+            assert "partition 0: " in (await other.ask(get("c"))).error
+
+    asyncio.run(run())
+
+
+def test_the_store_of_torch_over_it():
+    """From a thread, as a rank does; `check` waits for nothing, and everything that ORCA does not need is refused."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    values = asyncio.run_coroutine_threadsafe(made(), loop).result()
+
+    def ask(request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        return asyncio.run_coroutine_threadsafe(values.ask(request), loop).result()
+
+    store = RendezvousStore(7, ask, datetime.timedelta(seconds=60))
+    prefixed = dist.PrefixStore("group", store)  # C++ that calls the Python methods
+    assert not prefixed.check(["a"])
+    prefixed.set("a", "text")
+    prefixed.wait(["a"])
+    assert (prefixed.get("a"), prefixed.check(["a"])) == (b"text", True)
+    with pytest.raises(RuntimeError, match="nobody set 'group/b'"):
+        prefixed.wait(["b"], datetime.timedelta(milliseconds=1))
+    with pytest.raises(RuntimeError):
+        prefixed.add("counter", 1)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+async def made() -> Rendezvous:
+    return Rendezvous(7)

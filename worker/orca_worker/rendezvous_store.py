@@ -1,0 +1,62 @@
+"""`RendezvousStore`: torch's interface to the values of a rendezvous, for gloo and NCCL in a rank.
+
+torch's own stores listen on a port that obeys whoever reaches it; this one asks the rank's controller (rendezvous.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+
+from orca_protos import engine_pb2 as pb
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+class RendezvousStore(Store):
+    """The values of `epoch`. `ask` sends a request and waits for the reply. Thread-safe.
+
+    torch calls `set`, `get`, `wait` and `check`, also from C++. They raise RuntimeError if the controller refuses or
+    if a value does not come in time. Everything else of torch's interface raises RuntimeError.
+    """
+
+    def __init__(
+        self, epoch: int, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply], timeout: datetime.timedelta
+    ) -> None:
+        super().__init__()
+        self._epoch = epoch
+        self._ask = ask
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Sets a key for all ranks."""
+        self._exchange(key, self._timeout, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits for a key and returns its value."""
+        return self._exchange(key, self._timeout)
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Waits until all keys are set."""
+        for key in keys:
+            self._exchange(key, self._timeout if timeout is None else timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are set."""
+        try:
+            self.wait(keys, datetime.timedelta(0))
+        except RuntimeError:
+            return False
+        return True
+
+    def clone(self) -> RendezvousStore:
+        """Returns this store: it has no connection of its own."""
+        return self
+
+    def _exchange(self, key: str, timeout: datetime.timedelta, value: bytes | None = None) -> bytes:
+        request = pb.RendezvousRequest(epoch=self._epoch, key=key, timeout_ms=int(timeout.total_seconds() * 1000))
+        if value is not None:
+            request.value = value
+        reply = self._ask(request)
+        if reply.error:
+            raise RuntimeError(reply.error)
+        return reply.value
