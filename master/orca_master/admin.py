@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_protos.http import probes
 from orca_protos.http_limits import PROBE_LIMITS
+from orca_protos.loop_watch import LoopWatch
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
@@ -156,12 +157,15 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
 
 
 def create_probes(engine: EngineThread) -> Any:
-    """Returns the probe port's application."""
+    """Returns the probe port's application; make it on the endpoint's loop."""
+    endpoint_loop = LoopWatch()
 
     async def startupz() -> tuple[int, str]:
         return 200, "ok\n"
 
     async def livez() -> tuple[int, str]:
+        if endpoint_loop.stuck():
+            return 503, "the endpoint's loop does not answer\n"
         alive = await engine.alive()
         return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
 

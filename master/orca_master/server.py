@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orca_protos.http import listen, serving
+from orca_protos.http import listen, serving, serving_apart
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
 from orca_master.admin import create_admin_app, create_probes
@@ -91,7 +91,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
     endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
         if ports.probes is not None:
-            await stack.enter_async_context(serving(create_probes(engine), ports.probes))
+            await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
         if ports.admin is not None:
             tls = config.tls.server_context() if config.tls else None
             await stack.enter_async_context(serving(create_admin_app(engine, ports.admin_token), ports.admin, tls=tls))

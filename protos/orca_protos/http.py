@@ -1,7 +1,7 @@
 """HTTP beside other work on the same event loop: a server without signal handling, and the probes of a process.
 
-Probes answer on a port of their own (docs/contracts.md, section 6), so that neither an API key nor a busy API stands
-between a kubelet and its answer.
+Probes answer on a port, a thread and an event loop of their own (docs/contracts.md, section 6), so that neither an API
+key nor a busy API stands between a kubelet and its answer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import math
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -65,6 +66,27 @@ async def serving(
         port.close()
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS) -> AsyncIterator[None]:
+    """`serving` on a thread and event loop of its own: it answers while the caller's loop is busy."""
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(app, listener, limits):
+            await stop.wait()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="probes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        await asyncio.to_thread(thread.join, 2 * CLOSE_SECONDS)
+        if not thread.is_alive():
+            loop.close()
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:

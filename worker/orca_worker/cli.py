@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import grpc.aio
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
-from orca_protos.http import listen, serving
+from orca_protos.http import listen, serving_apart
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
 
@@ -67,7 +67,7 @@ async def run(
             except OSError as error:
                 print(f"orca worker: error: --probe-port {probe_port}: {error.strerror}", file=sys.stderr)
                 return 2
-            await stack.enter_async_context(serving(create_probes(controller), listener))
+            await stack.enter_async_context(serving_apart(create_probes(controller), listener))
         await server.start()
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from orca_protos.http import probes
+from orca_protos.loop_watch import LoopWatch
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 
 from orca_worker.controller import Controller
 
 
 def create_probes(controller: Controller) -> Any:
-    """Returns the probe port's application."""
+    """Returns the probe port's application; make it on the controller's loop."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for name, text, read in (
@@ -24,8 +25,10 @@ def create_probes(controller: Controller) -> Any:
     ):
         Gauge(f"orca:{name}", text, registry=registry).set_function(read)
 
+    control_loop = LoopWatch()
+
     async def running() -> tuple[int, str]:
-        return 200, "ok\n"
+        return (503, "the control loop does not answer\n") if control_loop.stuck() else (200, "ok\n")
 
     async def readyz() -> tuple[int, str]:
         return (200, "ok\n") if controller.loaded else (503, "the weights are not loaded\n")
