@@ -1,7 +1,7 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes that generate nothing.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
-and log line → CORS → API key → bounds of the body.
+and log line → Host → CORS → API key → bounds of the body.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from orca_master.allowed_hosts import AllowedHosts
 from orca_master.bodies import checked_route, described
 from orca_master.body_limits import BodyLimits
 from orca_master.chat import add_chat
@@ -63,13 +64,16 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.add_middleware(BodyLimits, limits=endpoint.config.http)
     if endpoint.config.api_keys:
         app.add_middleware(ApiKeys, keys=endpoint.config.api_keys)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=list(endpoint.config.allowed_origins),
-        allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=[REQUEST_ID],
-    )
+    if endpoint.config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(endpoint.config.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
+    if endpoint.config.allowed_hosts:
+        app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
     app.openapi = lambda: _openapi(app, endpoint)  # type: ignore[method-assign]
     return app

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from orca_protos.http import serving
+from orca_protos.log_lines import configure_logging
 
 from orca_master.api import create_app
 from orca_master.chat_template import ChatTemplate
-from orca_master.cli import configure_logging
 from orca_master.endpoint import Endpoint
 from orca_master.errors import EngineUnavailableError
 from orca_master.remote_engine import connect
@@ -38,6 +38,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine, hello = await connect(engine_path)
     config, path = hello.config, hello.model_path
+    configure_logging(config.log_format)
     config = replace(config, drain_timeout=config.drain_timeout + LAST_SECONDS)
     endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
     listening = asyncio.create_task(engine.listen())

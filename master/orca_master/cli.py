@@ -8,7 +8,6 @@ code 2, never with a traceback.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from importlib.metadata import entry_points, version
 from typing import NoReturn
@@ -37,11 +36,6 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints the line and exits with code 2."""
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def configure_logging() -> None:
-    """Log lines go to standard error with time and module."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:

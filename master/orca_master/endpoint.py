@@ -22,7 +22,8 @@ from orca_master.tokenizer import TextCodec
 class EndpointConfig:
     """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
 
-    `num_processes`: how many serve it, 0 for none of its own. `http`: bounds of the API's port in each process.
+    `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
+    for any. `http`: bounds of the API's port in each process.
     """
 
     model_names: tuple[str, ...]
@@ -35,6 +36,8 @@ class EndpointConfig:
     log_requests: bool = True
     vllm_metrics: bool = False
     num_processes: int = 0
+    log_format: str = "text"
+    allowed_hosts: tuple[str, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
 
 

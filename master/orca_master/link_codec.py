@@ -175,6 +175,8 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.log_requests = config.log_requests
     message.vllm_metrics = config.vllm_metrics
     message.num_processes = config.num_processes
+    message.log_format = config.log_format
+    message.allowed_hosts.extend(config.allowed_hosts)
     for field in _HTTP_LIMITS:
         setattr(message.http, field, getattr(config.http, field))
 
@@ -191,6 +193,8 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         log_requests=message.log_requests,
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
+        log_format=message.log_format,
+        allowed_hosts=tuple(message.allowed_hosts),
         http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 import uuid
@@ -17,7 +18,8 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/progressz", "/metrics", "/version", "/openapi.json", "/docs"})
 """Served without an API key and without a log line: what kubelets, monitoring and people who look around ask for."""
 REQUEST_ID = "X-Request-Id"
-MAX_REQUEST_ID = 256
+VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+MAX_LOGGED_PATH = 256
 
 
 def _path(scope: Scope) -> str:
@@ -25,7 +27,7 @@ def _path(scope: Scope) -> str:
 
 
 class RequestIds:
-    """Takes `X-Request-Id` over or makes one, returns it, and logs each request when it ends."""
+    """Takes a valid `X-Request-Id` over or makes one, returns it, and logs each request when it ends."""
 
     def __init__(self, app: ASGIApp, log_requests: bool) -> None:
         self._app = app
@@ -37,7 +39,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID else uuid.uuid4().hex
+        request_id = given if VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
         status = 0
 
@@ -53,7 +55,9 @@ class RequestIds:
         finally:
             if self._log_requests and _path(scope) not in OPEN_PATHS:
                 seconds = time.monotonic() - started
-                logger.info("%s %s %d %.3f s id %s", scope["method"], scope["path"], status, seconds, request_id)
+                # As it was sent, percent-encoded: a decoded path could hold blanks and look like the rest of the line.
+                path = scope["raw_path"].decode("latin-1")[:MAX_LOGGED_PATH]
+                logger.info("%s %s %d %.3f s id %s", scope["method"], path, status, seconds, request_id)
 
 
 class ApiKeys:

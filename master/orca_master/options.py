@@ -7,16 +7,21 @@ has the last word.
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
 import yaml
 from orca_protos.http_limits import HttpLimits
+from orca_protos.log_lines import LOG_FORMATS
 
+from orca_master.allowed_hosts import default_hosts
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE
+
+logger = logging.getLogger(__name__)
 
 HTTP_LIMITS = (
     ("h11-max-incomplete-event-size", "max_header_bytes", "BYTES", "longest URL and longest head of a request"),
@@ -125,8 +130,18 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line")
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
-        "--allowed-origins", action="append", metavar="ORIGIN", help="browsers' origins, repeatable (any)"
+        "--allowed-hosts",
+        action="append",
+        metavar="NAME",
+        help="names in the Host field, repeatable, * for any (any; loopback's names if --host is a loopback address)",
     )
+    parser.add_argument(
+        "--allowed-origins",
+        action="append",
+        metavar="ORIGIN",
+        help="browsers' origins, repeatable (any; none if API keys are given)",
+    )
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="of log lines (text)")
     parser.add_argument(
         "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request (no limit)"
     )
@@ -186,6 +201,11 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
             raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: {error.strerror}") from error
         if not keys:
             raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: there is no key in it")
+    hosts = arguments.allowed_hosts or default_hosts(arguments.host)
+    origins = arguments.allowed_origins
+    if keys and origins is None:
+        logger.warning("no browser may call this server: with API keys, --allowed-origins ORIGIN says which may")
+        origins = []
     return EndpointConfig(
         model_names=tuple(arguments.served_model_name or [model_name]),
         chat_template=arguments.chat_template,
@@ -193,7 +213,9 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         drain_timeout=arguments.drain_timeout,
         api_keys=frozenset(keys),
         root_path=arguments.root_path.rstrip("/"),
-        allowed_origins=tuple(arguments.allowed_origins or ["*"]),
+        allowed_origins=("*",) if origins is None else tuple(origins),
+        allowed_hosts=() if "*" in hosts else tuple(hosts),
+        log_format=arguments.log_format,
         log_requests=not arguments.disable_log_requests,
         vllm_metrics=arguments.vllm_metrics,
         num_processes=arguments.api_processes,

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from orca_master.cli import OneLineParser, configure_logging
+from orca_protos.log_lines import configure_logging
+
+from orca_master.cli import OneLineParser
 from orca_master.errors import ConfigurationError
 from orca_master.options import (
     add_engine_options,
@@ -43,7 +45,7 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def local_workers(count: int) -> Iterator[list[str]]:
+def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
     """Starts `count` workers and yields their addresses; they have ended when it returns.
 
     Must be entered on the main thread while it is the only one: the kernel ties "dies with its parent"
@@ -53,7 +55,7 @@ def local_workers(count: int) -> Iterator[list[str]]:
         addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "orca_worker", "--listen", address],
+                [sys.executable, "-m", "orca_worker", "--listen", address, "--log-format", log_format],
                 # No other thread is there yet, so code before exec is safe.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
@@ -92,7 +94,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, _leave)
     try:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
-        configure_logging()
+        configure_logging(arguments.log_format)
         model = Path(arguments.model).resolve()
         if not (model / "config.json").is_file():
             parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
@@ -106,7 +108,7 @@ def main(argv: list[str]) -> int:
         listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
     except ConfigurationError as error:
         parser.error(str(error))
-    with local_workers(arguments.replicas * arguments.pipeline_parallel_size) as addresses:
+    with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
         topology = local_topology(
             ModelSpec(
                 path=str(model),

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from orca_protos.http import listen, serving, serving_apart
+from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
 from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
 from orca_master.api_processes import ApiProcesses, api_processes
 from orca_master.chat_template import ChatTemplate
-from orca_master.cli import OneLineParser, configure_logging
+from orca_master.cli import OneLineParser
 from orca_master.endpoint import Endpoint, EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
@@ -175,7 +176,7 @@ def main(argv: list[str]) -> int:
     _add_cluster_options(parser)
     try:
         arguments = parser.parse_args(with_config_file(argv))
-        configure_logging()
+        configure_logging(arguments.log_format)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)

@@ -99,6 +99,8 @@ configs = build(
     vllm_metrics=st.booleans(),
     num_processes=uint32,
     http=http_limits,
+    log_format=texts,
+    allowed_hosts=st.lists(texts, max_size=3).map(tuple),
 )
 statuses = build(
     EngineStatus,

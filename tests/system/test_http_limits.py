@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -59,7 +60,8 @@ def answer(peer: socket.socket) -> tuple[int, dict]:
 def post(num_bytes: int | None = None) -> bytes:
     """The head of a request with a body of a length, or with one of chunks."""
     length = "Transfer-Encoding: chunked" if num_bytes is None else f"Content-Length: {num_bytes}"
-    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n".encode()
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\n{length}"
+    return f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_body_that_flows_is_served(served):
 
 def test_a_connection_without_a_request_is_closed(served):
     with connection(served) as silent, connection(served) as kept:
-        kept.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert kept.recv(1024).startswith(b"HTTP/1.1 200")
         for peer in (silent, kept):
             while peer.recv(1024):
@@ -137,3 +139,34 @@ def test_a_reader_that_never_reads_ends_its_generation(served):
         assert eventually(lambda: value(httpx.get(metrics).text, "num_requests_running") == 0)
     assert value(httpx.get(metrics).text, "generation_tokens_total") - before < 4 * 8000
     assert httpx.post(f"{served.url}/v1/completions", json=SOUND).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        {"url": "/x%0A2026-11-21 00:00:00,000 CRITICAL FORGED%1b[2J%E2%80%A8".replace(" ", "%20")},
+        {"url": "/x%20200%200.001%20s%20id%20FORGED"},
+        {"url": "/x", "headers": {"X-Request-Id": "a b 200 0.001 s id FORGED"}},
+        {"url": "/x", "headers": {"X-Request-Id": "FORGED" * 22}},
+        {"url": "/" + "FORGED" * 100},
+    ],
+    ids=["path", "path with blanks", "request id", "long request id", "long path"],
+)
+def test_no_client_forges_a_log_line(served, forgery):
+    """Each request has one line, which ends with an id of the server's."""
+    count = len(served.log)
+    answer = httpx.get(served.url + forgery["url"], headers=forgery.get("headers"))
+    assert answer.status_code == 404
+    assert eventually(lambda: any(answer.headers["x-request-id"] in line for line in served.log[count:]))
+    (line,) = [line for line in served.log[count:] if " GET /" in line]
+    assert re.fullmatch(r"\S+ \S+ INFO orca_master.middleware: GET \S{2,256} 404 \d+\.\d{3} s id [0-9a-f]{32}", line)
+    assert line.isprintable()
+    assert not [line for line in served.log[count:] if line.startswith("2026-11-21 00:00:00") or "\x1b" in line]
+
+
+def test_a_rebound_name_is_refused(served):
+    """The server listens on a loopback address: other names lead to it from web pages alone."""
+    refused = httpx.get(f"{served.url}/v1/models", headers={"Host": "attacker.example"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "--allowed-hosts" in refused.json()["error"]["message"]
+    assert httpx.get(f"{served.url}/v1/models", headers={"Host": "LOCALHOST:1"}).status_code == 200

@@ -19,6 +19,7 @@ from typing import NoReturn
 import grpc.aio
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.http import listen, serving_apart
+from orca_protos.log_lines import LOG_FORMATS, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
 
@@ -91,11 +92,12 @@ def main(argv: list[str]) -> int:
     security.add_argument(
         "--insecure", action="store_true", help="without certificates, for host:port: obeys whoever reaches the port"
     )
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="of log lines (text)")
     arguments = parser.parse_args(argv)
     host, _, port = arguments.listen.rpartition(":")
     if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    configure_logging(arguments.log_format)
     tls = None
     if host != "unix":
         if not arguments.tls_dir and not arguments.insecure:

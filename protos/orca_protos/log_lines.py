@@ -1,0 +1,60 @@
+"""Log lines that no client can forge: text or JSON on standard error, one line per event.
+
+Control characters and everything else that does not print are escaped in every message, whoever logs it; lines of a
+traceback are marked, because the text of an exception may hold a client's newlines.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+LOG_FORMATS = ("text", "json")
+_CONTINUATION = "\n    | "
+
+
+def escaped(text: str) -> str:
+    """Returns the text on one line, with characters that do not print as Python's escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger and message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:
+        """See logging.Formatter."""
+        lines = super().formatException(ei).splitlines()  # type: ignore[arg-type]
+        return _CONTINUATION[1:] + _CONTINUATION.join(map(escaped, lines))
+
+
+class JsonFormatter(logging.Formatter):
+    """An object per line: time, level, logger, message, and exception where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logging(log_format: str = "text") -> None:
+    """Sends every logger's lines to standard error, in one of LOG_FORMATS."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

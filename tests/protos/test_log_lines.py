@@ -1,0 +1,55 @@
+"""One event is one line: what a client sends cannot make a second one, nor command a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+from orca_protos.log_lines import JsonFormatter, TextFormatter, escaped
+
+FORGED = "x\n2026-11-21 00:00:00,000 CRITICAL forged\x1b[2J\r\u2028\u202e\ud800"
+
+
+def record(message: str, *arguments: object, exc_info=None) -> logging.LogRecord:
+    return logging.LogRecord("a.logger", logging.INFO, "file", 1, message, arguments, exc_info)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("GET /v1/models", "GET /v1/models"),
+        ("Grüße 你好", "Grüße 你好"),
+        ("a\nb\r\x1b[2J\x00\x7f", "a\\nb\\r\\x1b[2J\\x00\\x7f"),
+        ("\u2028\u202e\ud800", "\\u2028\\u202e\\ud800"),
+    ],
+)
+def test_what_does_not_print_is_escaped(text, line):
+    assert escaped(text) == line
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+def test_an_event_is_one_line(formatter):
+    for event in (record(FORGED), record("%s", FORGED), record("%(a)s", {"a": FORGED})):
+        line = formatter.format(event)
+        assert line.isprintable()
+        assert "forged" in line
+    name = record("x")
+    name.name = FORGED
+    assert formatter.format(name).isprintable()
+
+
+def test_a_traceback_is_marked():
+    """No line of it can be taken for an event's: each begins with a mark."""
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        event = record("failed", exc_info=sys.exc_info())
+    first, *others = TextFormatter().format(event).split("\n")
+    assert first.endswith("a.logger: failed")
+    assert others
+    assert all(line.startswith("    | ") and line.isprintable() for line in others)
+    fields = json.loads(JsonFormatter().format(event))
+    assert (fields["level"], fields["logger"], fields["message"]) == ("INFO", "a.logger", "failed")
+    assert "ValueError" in fields["exception"]
