@@ -22,6 +22,8 @@ class Hub:
         self.stall_after: dict[str, int] = {}
         self.stalled = threading.Event()
         self.damaged: dict[str, int] = {}
+        self.without_digest: set[str] = set()
+        self.sizes: dict[str, int] = {}
         self.token = ""
         hub = self
 
@@ -43,8 +45,10 @@ class Hub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def etag(self, name: str) -> str:
-        kind = hashlib.sha256 if name.endswith(".safetensors") else hashlib.sha1
-        return kind(self.files[name]).hexdigest()
+        content = self.files[name]
+        if name.endswith(".safetensors"):
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def answer(self, handler: BaseHTTPRequestHandler, body: bool) -> None:
         path = handler.path.partition("?")[0]
@@ -58,6 +62,9 @@ class Hub:
                 sibling: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": self.etag(name)}
                 if name.endswith(".safetensors"):
                     sibling["lfs"] = {"sha256": self.etag(name), "size": len(content), "pointerSize": 130}
+                if name in self.without_digest:
+                    del sibling["blobId"]
+                sibling["size"] = self.sizes.get(name, sibling["size"])
                 siblings.append(sibling)
             return self.send(handler, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode(), {})
         if found := re.fullmatch(rf"/{REPOSITORY}/resolve/{COMMIT}/(.+)", path):

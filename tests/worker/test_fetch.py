@@ -118,6 +118,58 @@ def test_a_file_that_stays_damaged_is_refused(hub, tmp_path):
     assert "model-layer1.safetensors" not in present(tmp_path / "model")
 
 
+def test_small_files_are_verified_too(hub, tmp_path):
+    hub.damaged["config.json"] = 1
+    assert fetch(hub, tmp_path / "model")[0] == 0
+    assert (tmp_path / "model" / "config.json").read_bytes() == hub.files["config.json"]
+    hub.damaged["tokenizer.json"] = 99
+    code, line = fetch(hub, tmp_path / "other")
+    assert code == 1
+    assert "tokenizer.json: its Git blob id is not the published one" in line
+
+
+def test_a_file_without_a_digest_is_named_and_never_counted_as_verified(hub, tmp_path):
+    hub.without_digest.add("tokenizer.json")
+    for _ in range(2):
+        code, line = fetch(hub, tmp_path / "model")
+        assert code == 0
+        assert line.endswith("not verified, because the hub publishes no digest of them: tokenizer.json")
+    assert "tokenizer.json" not in json.loads((tmp_path / "model" / ".orca-verified.json").read_text())
+    assert [name for name, _ in hub.sent].count("tokenizer.json") == 2
+    assert [name for name, _ in hub.sent].count("config.json") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.safetensors", "/tmp/evil.safetensors", "sub/evil.safetensors", "evil.bin", ".safetensors",
+     "away.safetensors"],
+)  # fmt: skip
+def test_an_index_that_names_other_files_is_refused(hub, tmp_path, name):
+    if not name.startswith("away"):
+        hub.files[name] = b"evil"
+    hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": name}}).encode()
+    code, line = fetch(hub, tmp_path / "folder" / "model")
+    assert code == 1
+    assert "model.safetensors.index.json" in line
+    assert repr(name) in line
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_files_that_are_not_a_models_are_not_fetched(hub, tmp_path):
+    """Such a file could replace the record of what was verified, or leave the folder."""
+    hub.files |= dict.fromkeys((".orca-verified.json", "../up.json", "sub/x.json", "a\nb.json"), b"{}")
+    assert fetch(hub, tmp_path / "folder" / "model", "--without-weights")[0] == 0
+    assert present(tmp_path / "folder" / "model") == {
+        "config.json", "tokenizer.json", "model.safetensors.index.json",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "folder" / "model" / ".orca-verified.json").read_text())
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["model"]
+    hub.sizes["tokenizer.json"] = 1 << 40
+    code, line = fetch(hub, tmp_path / "large")
+    assert code == 1
+    assert "tokenizer.json: 1099511627776 bytes, at most 67108864 are fetched" in line
+
+
 def test_errors_name_the_way_out(hub, tmp_path):
     assert "does not exist, or needs a token: see model.secretRef" in fetch(hub, tmp_path / "a", uri="hf://no/no")[1]
     assert "has no revision 'v9': see model.revision" in fetch(hub, tmp_path / "b", "--revision", "v9")[1]

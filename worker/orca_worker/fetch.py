@@ -1,7 +1,8 @@
 """`orca fetch`: the init container that brings a model from a hub into a volume, once for all pods that share it.
 
 A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, a large
-file that was interrupted goes on where it stopped. A file with a published SHA-256 is checked against it.
+file that was interrupted goes on where it stopped. Every file is checked against the digest that the hub publishes:
+SHA-256 for large files, Git's blob id for others. One without is named in the last line, and fetched again next time.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
+from orca_worker.weight_headers import INDEX, read_index
 
 logger = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
 VERIFIED = ".orca-verified.json"
-TEXT = re.compile(r"^[^/]+\.(json|jinja|txt|model)$")
+TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
+WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
+"""Names that are fetched: plain ones, without a folder in them; those that begin with a dot are this program's own."""
 LOCK_SECONDS = 6 * 3600
 TRIES = 3
-LAYER = re.compile(r"\.(\d+)\.")
+LAYER = re.compile(r"\.([0-9]{1,6})\.")
 
 
 class FetchError(Exception):
@@ -75,58 +79,76 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
     if "config.json" not in siblings:
         raise FetchError(f"hf://{repository} has no config.json: it is not a Transformers model")
     commit = info.sha or revision
-    for name in sorted(filter(TEXT.match, siblings)):
+    names = sorted(filter(TEXT.match, siblings))
+    for name in names:
+        if (size := siblings[name].size or 0) > TOKENIZER_BYTES:
+            raise FetchError(
+                f"{name}: {size} bytes, at most {TOKENIZER_BYTES} are fetched of a file beside the weights"
+            )
         _download(repository, commit, folder, siblings[name])
     if weights:
-        for name in _weight_files(folder, siblings, partition):
+        weight_names = _weight_files(folder, siblings, partition)
+        for name in weight_names:
             _download(repository, commit, folder, siblings[name])
+        names += weight_names
+    unverifiable = [name for name in names if _digest(siblings[name]) is None]
+    logger.info("%d files verified", len(names) - len(unverifiable))
+    if unverifiable:
+        logger.warning("not verified, because the hub publishes no digest of them: %s", ", ".join(unverifiable))
 
 
 def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tuple[int, int] | None) -> list[str]:
     """Names of the weight files: all, or those with a tensor of the partition's layers or of none."""
     if INDEX not in siblings:
-        found = sorted(name for name in siblings if name.endswith(".safetensors") and "/" not in name)
+        found = sorted(filter(WEIGHTS.match, siblings))
         if not found:
             raise FetchError("the repository has no safetensors: pickled weights are not read")
         return found
-    weight_map: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
-    if partition is None:
-        return sorted(set(weight_map.values()))
     try:
-        layers = read_model_config(folder).layers_of(*partition)
-    except ModelError as error:
+        weight_map = read_index(folder)
+        layers = read_model_config(folder).layers_of(*partition) if partition is not None else None
+    except (FileError, ModelError) as error:
         raise FetchError(str(error)) from error
     needed = set()
     for tensor, name in weight_map.items():
+        if not WEIGHTS.match(name) or name not in siblings:
+            raise FetchError(f"{INDEX} names {quote(name)}, which is no weight file of the repository")
         layer = LAYER.search(tensor)
-        if layer is None or int(layer[1]) in layers:
+        if layers is None or layer is None or int(layer[1]) in layers:
             needed.add(name)
     return sorted(needed)
 
 
 def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) -> None:
-    """Downloads and verifies one file, unless it is there already."""
+    """Downloads and verifies one file, unless it is there and was verified."""
     record = folder / VERIFIED
     verified: dict[str, str] = json.loads(record.read_bytes()) if record.exists() else {}
-    name, expected = sibling.rfilename, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id or ""
+    name, expected = sibling.rfilename, _digest(sibling)
     path = folder / name
-    if verified.get(name) == expected and path.is_file():
+    if expected is not None and verified.get(name) == expected and path.is_file():
         return
     for attempt in range(1, TRIES + 1):
         if sibling.lfs is None:
             hf_hub_download(repository, name, revision=commit, local_dir=folder, force_download=True)
-            break
-        _download_resumed(hf_hub_url(repository, name, revision=commit), path)
-        if _sha256(path) == expected:
+        else:
+            _download_resumed(hf_hub_url(repository, name, revision=commit), path)
+        if expected is None or expected == (_git_blob(path) if sibling.lfs is None else _sha256(path)):
             break
         logger.warning("%s: damaged in transfer, attempt %d of %d", name, attempt, TRIES)
         path.unlink()
     else:
-        raise FetchError(f"{name}: its SHA-256 is not the published one, after {TRIES} downloads")
+        kind = "Git blob id" if sibling.lfs is None else "SHA-256"
+        raise FetchError(f"{name}: its {kind} is not the published one, after {TRIES} downloads")
     logger.info("%s: %d bytes", name, path.stat().st_size)
-    partial = record.with_suffix(".tmp")
-    partial.write_text(json.dumps({**verified, name: expected}))
-    os.replace(partial, record)
+    if expected is not None:
+        partial = record.with_suffix(".tmp")
+        partial.write_text(json.dumps({**verified, name: expected}))
+        os.replace(partial, record)
+
+
+def _digest(sibling: RepoSibling) -> str | None:
+    """Returns the published digest of a file in hexadecimal digits, None if there is none."""
+    return (sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id) or None
 
 
 def _download_resumed(url: str, path: Path) -> None:
@@ -145,6 +167,15 @@ def _download_resumed(url: str, path: Path) -> None:
             displayed_filename=path.name,
         )
     os.replace(partial, path)
+
+
+def _git_blob(path: Path) -> str:
+    """Returns the id that Git gives to a file's content: SHA-1 over its kind, its length and its bytes."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:

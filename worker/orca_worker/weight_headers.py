@@ -102,10 +102,7 @@ class WeightHeaders:
         """Returns tensor → file name, from the index if there is one."""
         path = self._folder / INDEX
         if path.is_symlink() or path.exists():
-            weight_map = checked(IndexFile, read_object(self._folder, INDEX, INDEX_BYTES), path).weight_map
-            for name in set(weight_map.values()):
-                check_weight_name(name, path)
-            return weight_map
+            return read_index(self._folder)
         try:
             self._headers[SINGLE] = read_header(self._folder, SINGLE)
         except MissingFileError as error:
@@ -116,10 +113,14 @@ class WeightHeaders:
         return dict.fromkeys(self._headers[SINGLE], SINGLE)
 
 
-def check_weight_name(name: str, index: Path) -> None:
-    """Raises FileError for a file name of `index` that is not a plain name of a safetensors file."""
-    if "/" in name or not name.isprintable() or not name.endswith(SUFFIX) or name == SUFFIX:
-        raise FileError(f"{index}: weight_map names {quote(name)}: the name of a {SUFFIX} file is expected")
+def read_index(folder: Path) -> dict[str, str]:
+    """Returns tensor → file name from the index; raises FileError, also for names that are no plain weight files."""
+    path = folder / INDEX
+    weight_map = checked(IndexFile, read_object(folder, INDEX, INDEX_BYTES), path).weight_map
+    for name in set(weight_map.values()):
+        if "/" in name or not name.isprintable() or not name.endswith(SUFFIX) or name == SUFFIX:
+            raise FileError(f"{path}: weight_map names {quote(name)}: the name of a {SUFFIX} file is expected")
+    return weight_map
 
 
 def weight_file(folder: Path, name: str) -> Path:
