@@ -165,12 +165,22 @@ def authorities(bundle: bytes) -> list[bytes]:
 
 def missing_names(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
     """Returns the DNS names that a certificate lacks."""
+    there = _dns_names(certificate)
+    return [name for name in dns_names if name not in there]
+
+
+def _dns_names(certificate: bytes) -> list[str]:
     try:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
-        there = extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        return extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     except (x509.ExtensionNotFound, ValueError):
-        there = []
-    return [name for name in dns_names if name not in there]
+        return []
+
+
+def _other_deployments(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
+    """The DNS names by which a pod would take itself for one of another deployment."""
+    roles = {name.partition(".")[0] for name in dns_names}
+    return [name for name in _dns_names(certificate) if name.partition(".")[0] in roles and name not in dns_names]
 
 
 def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) -> str:  # noqa: PLR0911, one per cause
@@ -189,6 +199,8 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
         return f"{CERTIFICATE} expired at {leaf.not_valid_after_utc.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     if missing := missing_names(data[CERTIFICATE], dns_names):
         return f"{CERTIFICATE} lacks the DNS name {', '.join(missing)}"
+    if others := _other_deployments(data[CERTIFICATE], dns_names):
+        return f"{CERTIFICATE} also names another deployment: {', '.join(others)}"
     if lacking := _missing_usages(leaf):
         return f"{CERTIFICATE} lacks the extended key usage {', '.join(lacking)}"
     if not _chains(leaf, intermediates, roots):

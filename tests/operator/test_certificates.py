@@ -106,6 +106,10 @@ def test_what_is_wrong_with_a_certificate_is_named():
     only = issue(AUTHORITY, NAMES[:1], NOW)
     found = problem({CERTIFICATE: only.certificate, KEY: only.key, AUTHORITIES: AUTHORITY.certificate}, NAMES, NOW)
     assert found == f"tls.crt lacks the DNS name {NAMES[1]}, {NAMES[2]}"
+    other = names.dns_name(names.WORKER, "other", "default")
+    shared = issue(AUTHORITY, [*NAMES, other, "example.com"], NOW)
+    found = problem(GOOD | {CERTIFICATE: shared.certificate, KEY: shared.key}, NAMES, NOW)
+    assert found == f"tls.crt also names another deployment: {other}"
     late = NOW + timedelta(days=91)
     assert problem(GOOD, NAMES, late).startswith("tls.crt expired at ")
 
