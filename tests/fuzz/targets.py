@@ -5,10 +5,14 @@ Any other exception, a hang or unbounded memory is a finding. Each target says w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 Check = Callable[[bytes], None]
 
@@ -101,11 +105,69 @@ def _worker_seeds() -> list[bytes]:
     return [load.SerializeToString(), pb.Iteration(epoch=1, row=[0], token=[1]).SerializeToString()]
 
 
+def _model_file(name: str, read: Callable[[Path], object]) -> Check:
+    """Returns a check that writes a file of a model's folder and reads it."""
+    from orca_protos.model_files import FileError
+    from orca_worker.errors import ModelError
+
+    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+    def check(data: bytes) -> None:
+        (folder / name).write_bytes(data)
+        with contextlib.suppress(FileError, ModelError):
+            read(folder)
+
+    return check
+
+
+def _config() -> Check:
+    """Whoever packed a model: config.json."""
+    from orca_worker.model_config import read_model_config
+
+    return _model_file("config.json", read_model_config)
+
+
+def _config_seeds() -> list[bytes]:
+    gpt2: dict[str, object] = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "n_layer": 4}
+    llama: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "vocab_size": 16, "dtype": "bfloat16", "rope_theta": 10000.0, "tie_word_embeddings": True,
+    }  # fmt: skip
+    rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    qwen = {**llama, "architectures": ["Qwen2ForCausalLM"], "rope_parameters": rope, "use_sliding_window": True}
+    return [json.dumps(value).encode() for value in ({**gpt2, "n_positions": 8, "vocab_size": 11}, llama, qwen)]
+
+
+def _index() -> Check:
+    """Whoever packed a model: the index of its weights."""
+    from orca_worker.weight_headers import INDEX, read_index
+
+    return _model_file(INDEX, read_index)
+
+
+def _weights() -> Check:
+    """Whoever packed a model: the header of a weight file."""
+    from orca_worker.weight_headers import SINGLE, read_header
+
+    return _model_file(SINGLE, lambda folder: read_header(folder, SINGLE))
+
+
+def _weight_seeds() -> list[bytes]:
+    entries = {"a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, "__metadata__": {"format": "pt"}}
+    header = json.dumps(entries).encode()
+    return [len(header).to_bytes(8, "little") + header + bytes(12), (2).to_bytes(8, "little") + b"{}"]
+
+
 TARGETS = {
     target.name: target
     for target in (
         Target("link", ("orca_master",), _link, _link_seeds),
         Target("bodies", ("orca_master",), _bodies, _body_seeds),
         Target("worker-messages", ("orca_protos",), _worker_messages, _worker_seeds),
+        Target("config", ("orca_worker",), _config, _config_seeds),
+        Target("index", ("orca_worker",), _index, lambda: [b'{"weight_map": {"a": "model-1.safetensors"}}']),
+        Target("weights", ("orca_worker",), _weights, _weight_seeds),
     )
 }
