@@ -17,9 +17,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from orca_master.allowed_hosts import AllowedHosts
-from orca_master.bodies import checked_route, described
+from orca_master.bodies import described
 from orca_master.body_limits import BodyLimits
 from orca_master.chat import add_chat
+from orca_master.checked_route import checked_route
 from orca_master.completions import add_completions
 from orca_master.endpoint import Endpoint
 from orca_master.errors import (
@@ -29,7 +30,6 @@ from orca_master.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from orca_master.lengths import Lengths
 from orca_master.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.openai_types import (
     Detokenized,
@@ -56,7 +56,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         responses=described,  # type: ignore[arg-type]
     )
     _add_errors(app)
-    app.router.route_class = checked_route(lambda: Lengths(endpoint.engine.status.max_model_len))
+    app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
     _add_models_and_text(app, endpoint)
@@ -134,16 +134,16 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model)
         if isinstance(body, TokenizeChatRequest):
             text = await endpoint.template.render(body.messages, body.add_generation_prompt, {})
-            tokens = endpoint.codec.encode(text, add_special_tokens=False)
+            tokens = await endpoint.encode(text, "messages", add_special_tokens=False)
         else:
-            tokens = endpoint.codec.encode(body.prompt, body.add_special_tokens)
+            tokens = await endpoint.encode(body.prompt, "prompt", body.add_special_tokens)
         return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
         """Token ids to text."""
         endpoint.check(body.model)
-        return Detokenized(prompt=endpoint.codec.decode(body.tokens))
+        return Detokenized(prompt=endpoint.codec.decode(list(body.tokens)))
 
 
 def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:

@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to a checked value: `check_body`, and the route class that uses it.
+"""From the bytes of a request's body to a checked value, and the form in which a value passes between processes.
 
 FastAPI would collect every error of a body before it reports the first; here the first one ends the validation of a
 list (openai_types.py), and an error never repeats the input.
@@ -6,34 +6,44 @@ list (openai_types.py), and an error never repeats the input.
 
 from __future__ import annotations
 
-import email.message
 import json
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, get_type_hints
+from array import array
+from collections.abc import Sequence
+from typing import Any
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect
 
 from orca_master.errors import RequestError
 from orca_master.lengths import Lengths
-from orca_master.openai_types import TAGS
+from orca_master.openai_types import (
+    TAGS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "completion": TypeAdapter(CompletionRequest),
+    "chat": TypeAdapter(ChatCompletionRequest),
+    "tokenize": TypeAdapter(TokenizeRequest),
+    "detokenize": TypeAdapter(DetokenizeRequest),
+}
+"""What a body can be."""
 MAX_MESSAGE = 1000
 """Characters of an error message."""
 MAX_FIELD = 64
 """Characters of a field's name in an error."""
 
 
-def check_body(adapter: TypeAdapter[Any], body: bytes, lengths: Lengths) -> Any:
-    """Returns the value of a JSON document; raises RequestError."""
+def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
+    """Returns the value of a JSON document, of one of KINDS; raises RequestError."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {shortened(str(error))}") from error
     try:
-        return adapter.validate_python(data, context=lengths)
+        return KINDS[kind].validate_python(data, context=lengths)
     except ValidationError as error:
         raise described(error.errors(include_url=False, include_context=False, include_input=False)) from None
 
@@ -65,48 +75,37 @@ def shortened(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
 
 
-class _CheckedRequest(Request):
-    """A request whose body has been checked: FastAPI gets the value in place of the JSON document."""
-
-    def __init__(self, request: Request, checked: Any) -> None:
-        super().__init__(request.scope, request.receive)
-        self._stream_consumed = True
-        self._checked = checked
-
-    async def body(self) -> bytes:
-        return b"{}"
-
-    async def json(self) -> Any:
-        return self._checked
-
-
-def checked_route(lengths: Callable[[], Lengths]) -> type[APIRoute]:
-    """Returns the class of routes whose function has a parameter `body`; `lengths` has the bounds of the moment."""
-
-    class CheckedRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-            body_type = get_type_hints(self.endpoint, include_extras=True).get("body")
-            if body_type is None:
-                return handle
-            adapter: TypeAdapter[Any] = TypeAdapter(body_type)
-
-            async def check_and_handle(request: Request) -> Response:
-                if not _is_json(request.headers.get("content-type", "")):
-                    raise RequestError("the body must be JSON, with Content-Type: application/json")
-                try:
-                    body = await request.body()
-                except ClientDisconnect:
-                    return Response(status_code=400)  # nobody receives it
-                return await handle(_CheckedRequest(request, check_body(adapter, body, lengths())))
-
-            return check_and_handle
-
-    return CheckedRoute
+def pack(value: Any) -> tuple[dict[str, Any], bytes]:
+    """Returns a checked value as what JSON can hold, and its token ids as 32-bit numbers: see `unpack`."""
+    names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
+    found: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
+    if "messages" in found["value"]:
+        found["value"]["messages"] = [
+            message.model_dump(exclude={"content"}, exclude_none=True) | {"content": message.text}
+            for message in value.messages
+        ]
+    token_ids = array("I")
+    for name in names:
+        entries = getattr(value, name)
+        if entries and isinstance(entries[0], str):
+            found["value"][name] = entries
+            continue
+        nested = bool(entries) and isinstance(entries[0], list)
+        lists = entries if nested else [entries]
+        for ids in lists:
+            token_ids.extend(ids)
+        found |= {"name": name, "nested": nested, "lengths": list(map(len, lists))}
+    return found, token_ids.tobytes()
 
 
-def _is_json(content_type: str) -> bool:
-    message = email.message.Message()
-    message["content-type"] = content_type
-    subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+def unpack(kind: str, found: dict[str, Any], token_ids: bytes) -> Any:
+    """Returns the value that was packed. Token ids are arrays: four bytes each, where a list takes forty."""
+    name = found.get("name")
+    if name is None:
+        return KINDS[kind].validate_python(found["value"])
+    value = KINDS[kind].validate_python({**found["value"], name: [[0]] if found["nested"] else [0]})
+    lists, start = [], 0
+    for length in found["lengths"]:
+        lists.append(array("I", token_ids[start : start + 4 * length]))
+        start += 4 * length
+    return value.model_copy(update={name: lists if found["nested"] else lists[0]})

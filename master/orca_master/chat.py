@@ -59,7 +59,7 @@ class ChatFormat:
             finish_reason=pieces[-1].finish_reason,
             logprobs=self._logprobs(pieces),
             token_ids=[piece.token for piece in pieces] if wants_ids else None,
-            prompt_token_ids=generation.prompt_of(index) if wants_ids else None,
+            prompt_token_ids=list(generation.prompt_of(index)) if wants_ids else None,
         )
 
     def answer(self, generation: Generation, usage: Usage) -> ChatCompletion:
@@ -110,7 +110,7 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model)
         text = await endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         # The template writes the special tokens itself.
-        prompt = endpoint.codec.encode(text, add_special_tokens=False)
+        prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             # As elsewhere: whatever the context has left.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from fastapi import FastAPI, Request, Response
 
@@ -66,13 +67,13 @@ class CompletionFormat:
             finish_reason=pieces[-1].finish_reason if pieces else None,
             logprobs=self._logprobs(index, pieces) if self._body.logprobs is not None and pieces else None,
             token_ids=[piece.token for piece in pieces] if wants_ids and pieces else None,
-            prompt_token_ids=prompt if wants_ids and opening else None,
+            prompt_token_ids=list(prompt) if wants_ids and opening else None,
         )
 
-    def _echo_of(self, index: int, prompt: list[int]) -> str:
+    def _echo_of(self, index: int, prompt: Sequence[int]) -> str:
         """The text of a prompt, decoded once for its n choices, which follow each other."""
         if index % self._body.n == 0:
-            self._echo = self._codec.decode(prompt, skip_special_tokens=True)
+            self._echo = self._codec.decode(list(prompt), skip_special_tokens=True)
         return self._echo
 
     def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
@@ -89,16 +90,15 @@ class CompletionFormat:
         return found
 
 
-def token_prompts(body: CompletionRequest, codec: TextCodec) -> list[list[int]]:
+async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
     """Returns the prompts as token ids; raises RequestError without a tokenizer."""
     if isinstance(body.prompt, str):
-        return [codec.encode(body.prompt)]
+        return [await endpoint.encode(body.prompt, "prompt")]
     if isinstance(body.prompt[0], int):
-        return [[token for token in body.prompt if isinstance(token, int)]]
+        return [cast("Sequence[int]", body.prompt)]
     return [
-        codec.encode(prompt) if isinstance(prompt, str) else prompt
+        await endpoint.encode(prompt, "prompt") if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         for prompt in body.prompt
-        if not isinstance(prompt, int)
     ]
 
 
@@ -109,7 +109,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Generates text after a prompt."""
         endpoint.check(body.model)
-        prompts = token_prompts(body, endpoint.codec)
+        prompts = await token_prompts(body, endpoint)
         generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)
         style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
         return await respond(request, body, endpoint.generator, generation, style)

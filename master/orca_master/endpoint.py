@@ -10,10 +10,13 @@ from pathlib import Path
 
 from orca_protos.http_limits import HttpLimits
 
+from orca_master.body_checker import BodyChecker
 from orca_master.chat_template import ChatTemplate
+from orca_master.encoder import Encoder
 from orca_master.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.generation import Generator
+from orca_master.lengths import Lengths
 from orca_master.openai_types import ModelCard
 from orca_master.tokenizer import TextCodec
 
@@ -50,9 +53,12 @@ class Endpoint:
     codec: TextCodec
     template: ChatTemplate
     generator: Generator = field(init=False)
+    _encoder: Encoder = field(init=False)
+    bodies: BodyChecker = field(default_factory=BodyChecker)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
+        self._encoder = Encoder(self.codec)
         self.generator = Generator(
             self.engine, self.codec, self.config.request_timeout, self.config.http.max_unread_bytes
         )
@@ -74,6 +80,15 @@ class Endpoint:
         """The model under each of its names."""
         length = self.engine.status.max_model_len
         return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Bounds of a request's fields; those that depend on the model once it is known."""
+        return Lengths(self.engine.status.max_model_len or None)
+
+    async def encode(self, text: str, name: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text, the field `name` of a request; raises RequestError."""
+        return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
 
     async def drain(self) -> None:
         """Waits for the requests under way, within `drain_timeout`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ class Submission:
     """A request as the endpoint hands it over; the engine gives it its arrival."""
 
     request_id: str
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     max_gen_tokens: int
     sampling: SamplingParameters
     stop_token_ids: frozenset[int]

@@ -12,7 +12,8 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -59,7 +60,7 @@ class Generation:
 
     request_id: str
     created: int
-    prompts: list[list[int]]
+    prompts: Sequence[Sequence[int]]
     choices: list[Choice]
 
     @property
@@ -67,7 +68,7 @@ class Generation:
         """Tokens of all prompts, each counted once."""
         return sum(map(len, self.prompts))
 
-    def prompt_of(self, index: int) -> list[int]:
+    def prompt_of(self, index: int) -> Sequence[int]:
         """Token ids of the prompt behind a choice."""
         return self.prompts[index // (len(self.choices) // len(self.prompts))]
 
@@ -89,7 +90,12 @@ class Generator:
         self._num_active = 0
 
     def prepare(
-        self, prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
+        self,
+        prefix: str,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        logprobs: int | None,
     ) -> Generation:
         """Returns the choices of a request.
 
@@ -106,6 +112,8 @@ class Generator:
             ("stop_token_ids", body.stop_token_ids),
             ("logit_bias", [token for token, _ in bias]),
         ):
+            if min(tokens, default=0) < 0:
+                raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
             if max(tokens, default=0) >= vocabulary:
                 raise RequestError(
                     f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field
@@ -118,7 +126,7 @@ class Generator:
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         choices = []
-        shared = [tuple(prompt) for prompt in prompts]
+        shared = [array("I", prompt) for prompt in prompts]
         for index in range(len(prompts) * body.n):
             prompt_index, choice = divmod(index, body.n)
             sampling = SamplingParameters(
@@ -138,7 +146,7 @@ class Generator:
             submission = Submission(f"{request_id}-{index}", shared[prompt_index], max_tokens, sampling, stop)
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))
-        return Generation(request_id, int(time.time()), prompts, choices)
+        return Generation(request_id, int(time.time()), shared, choices)
 
     async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
         """Yields the pieces of all choices as they come; leaving early cancels what still runs.

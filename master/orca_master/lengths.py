@@ -17,7 +17,9 @@ from pydantic_core import PydanticCustomError
 
 CHARACTERS_PER_TOKEN = 16
 """More than a text has on average over a whole context; shorter texts may have any tokens (MIN_CHARACTERS)."""
-MIN_CHARACTERS = 1 << 20
+MIN_CHARACTERS = 256 << 10
+MAX_CHARACTERS = 8 << 20
+"""Of all prompts together."""
 MAX_OPTIONS_BYTES = 64 << 10
 """Of `chat_template_kwargs` as JSON."""
 
@@ -40,6 +42,15 @@ class Lengths:
                 "too_long",
                 "{count} tokens exceed the model's context of {limit} tokens",
                 {"count": count, "limit": self.max_model_len},
+            )
+
+    def check_prompts(self, count: int) -> None:
+        """Raises PydanticCustomError for too many characters in all prompts together."""
+        if count > MAX_CHARACTERS:
+            raise PydanticCustomError(
+                "too_long",
+                "{count} characters in all prompts together, at most {limit} are allowed: send several requests",
+                {"count": count, "limit": MAX_CHARACTERS},
             )
 
     def check_characters(self, count: int) -> None:

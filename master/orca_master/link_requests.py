@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import repeat
 
 from orca_protos import engine_link_pb2 as pb
@@ -65,7 +66,7 @@ def submission_of(message: pb.Submission) -> Submission:
     """Returns the submission; raises LinkError. Its values are as the sender chose them: see limits.check_values."""
     return Submission(
         request_id=message.request_id,
-        prompt=tuple(message.prompt),
+        prompt=array("I", message.prompt),
         max_gen_tokens=message.max_gen_tokens,
         sampling=_sampling_of(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),

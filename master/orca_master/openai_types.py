@@ -164,6 +164,11 @@ class GenerationRequest(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def _check_prompts(prompts: list[str], info: ValidationInfo) -> list[str]:
+    Lengths.of(info).check_prompts(sum(map(len, prompts)))
+    return prompts
+
+
 def _kind_of_prompt(value: Any) -> str:
     """The tag of the one type of `prompt` that a value is checked against: its first entry decides."""
     if not isinstance(value, list):
@@ -182,6 +187,7 @@ class CompletionRequest(GenerationRequest):
             list[Text],
             Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
             at_most(MAX_PROMPTS),
+            AfterValidator(_check_prompts),
             Tag("[texts]"),
         ]
         | Annotated[

@@ -8,6 +8,7 @@ computed, and the next initiation phase runs over prompt and generated tokens to
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -61,7 +62,7 @@ class Request:
 
     request_id: str
     arrival: int
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     max_gen_tokens: int
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop_token_ids: frozenset[int] = frozenset()

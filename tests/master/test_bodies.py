@@ -10,29 +10,15 @@ from orca_master import bodies
 from orca_master.bodies import MAX_MESSAGE, check_body
 from orca_master.errors import RequestError
 from orca_master.lengths import Lengths
-from orca_master.openai_types import (
-    MAX_BIASES,
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from pydantic import TypeAdapter
+from orca_master.openai_types import MAX_BIASES, MAX_MESSAGES
 
 CONTEXT = 1024
-TYPES: dict[str, TypeAdapter[Any]] = {
-    "completion": TypeAdapter(CompletionRequest),
-    "chat": TypeAdapter(ChatCompletionRequest),
-    "tokenize": TypeAdapter(TokenizeRequest),
-    "detokenize": TypeAdapter(DetokenizeRequest),
-}
 MESSAGE = {"role": "user", "content": "a"}
 MANY = 100_000
 
 
 def check(kind: str, body: Any) -> Any:
-    return check_body(TYPES[kind], json.dumps(body).encode(), Lengths(CONTEXT))
+    return check_body(kind, json.dumps(body).encode(), Lengths(CONTEXT))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +32,7 @@ def check(kind: str, body: Any) -> Any:
         ("completion", {"prompt": [[]] * 1024}, "prompt", "prompt.0: List should have at least 1 item"),
         ("completion", {"prompt": ["a"] * MANY}, "prompt", "at most 1024 items"),
         ("completion", {"prompt": ["a", *[1] * 1000]}, "prompt", "prompt.1: Input should be a valid string"),
-        ("completion", {"prompt": "a" * (1 << 21)}, "prompt", "characters leave no room"),
+        ("completion", {"prompt": "a" * ((1 << 18) + 1)}, "prompt", "characters leave no room"),
         ("completion", {"prompt": [1], "stop": [""] * MANY}, "stop", "at most 16 items"),
         ("completion", {"prompt": [1], "stop": "a" * 1025}, "stop", "at most 1024 characters"),
         ("completion", {"prompt": [1], "stop": 1}, "stop", "stop: Input should be a valid"),
@@ -65,7 +51,7 @@ def check(kind: str, body: Any) -> Any:
         ("chat", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "audio"}] * 1000}]}, "messages", "content.0.type"),
         ("chat", {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages", "at most 1024 items"),
-        ("chat", {"messages": [{"role": "user", "content": "a" * 1024}] * 1025}, "messages", "leave no room"),
+        ("chat", {"messages": [{"role": "user", "content": "a" * 1024}] * 257}, "messages", "leave no room"),
         ("chat", {"messages": [MESSAGE], "chat_template_kwargs": {"a": "b" * 65536}}, "chat_template_kwargs", "65536"),
         ("tokenize", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
         ("tokenize", {"prompt": 1}, "prompt", "prompt: Input should be a valid string"),
@@ -100,7 +86,7 @@ def test_one_error_of_many(monkeypatch, kind, body, field, words):
 )  # fmt: skip
 def test_no_json(body):
     with pytest.raises(RequestError) as refused:
-        check_body(TYPES["completion"], body, Lengths(CONTEXT))
+        check_body("completion", body, Lengths(CONTEXT))
     assert len(str(refused.value)) <= MAX_MESSAGE + 200
 
 
@@ -110,7 +96,7 @@ def test_no_json(body):
         ("completion", {"prompt": [1] * CONTEXT}),
         ("completion", {"prompt": [[1] * 10] * 1024}),
         ("completion", {"prompt": ["a"] * 1024, "user": None, "logit_bias": None, "unknown": None}),
-        ("completion", {"prompt": "a" * (1 << 20), "stop": ["a" * 1024] * 16}),
+        ("completion", {"prompt": "a" * (1 << 18), "stop": ["a" * 1024] * 16}),
         ("completion", {"prompt": [1], "logit_bias": dict.fromkeys(map(str, range(MAX_BIASES)), 1)}),
         ("chat", {"messages": [MESSAGE] * MAX_MESSAGES, "chat_template_kwargs": {"a": [1, {"b": None}]}}),
         ("tokenize", {"messages": [MESSAGE]}),

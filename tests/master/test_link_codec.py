@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,7 @@ sampling = build(
 submissions = build(
     Submission,
     request_id=texts,
-    prompt=st.lists(uint32, max_size=20).map(tuple),
+    prompt=st.lists(uint32, max_size=20).map(partial(array, "I")),
     max_gen_tokens=uint64,
     sampling=sampling,
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),

@@ -106,6 +106,39 @@ def test_100_000_errors_are_one_error(url, route, body, field):
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"[]," * (1 << 18) + b"[]]}",
+        b'{"prompt": "' + b"a" * (1 << 20) + b'"}',
+        b'{"prompt": ' + b"[" * (1 << 20),
+        b'{"logit_bias": {' + b",".join(b'"%d": 1' % number for number in range(1 << 16)) + b"}}",
+    ],
+    ids=["empty arrays", "text", "depth", "keys"],
+)
+def test_a_large_body_is_refused_by_another_process(url, body):
+    """tests/master/test_body_checker.py has its bounds; benchmarks/big_requests.py measures what neighbours notice."""
+    refused = httpx.post(
+        f"{url}/v1/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    assert refused.status_code == 400, refused.text
+    assert post(f"{url}/v1/completions", {**SOUND, "user": None, "prompt": "a" * 9, "x": None}).status_code == 200
+
+
+def test_a_large_body_that_is_sound_is_served(url):
+    padded = json.dumps({**SOUND, "return_token_ids": True}).encode() + b" " * (1 << 20)
+    answer = httpx.post(
+        f"{url}/v1/completions", content=padded, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    assert answer.json()["choices"][0]["text"] == post(f"{url}/v1/completions", SOUND).json()["choices"][0]["text"]
+    ids = b'{"prompt": [[1, 2, 3]], "max_tokens": 2, "temperature": 0, "return_token_ids": true}'
+    small, large = (
+        httpx.post(f"{url}/v1/completions", content=ids + b" " * size, headers={"Content-Type": "application/json"})
+        for size in (0, 1 << 20)
+    )
+    assert small.json()["choices"] == large.json()["choices"]
+
+
+@pytest.mark.parametrize(
     ("route", "body"),
     [
         ("tokenize", {"prompt": "\ud800"}),

@@ -1,0 +1,116 @@
+"""`BodyChecker`: checks bodies, small ones at once, large ones one at a time in a process (body_process.py).
+
+Reading JSON holds the interpreter's lock: a large body would stop every other request, the probes included. The process
+starts with the first large body. It is killed when a body takes too long or its client leaves, and it ends by itself
+when a body needs too much memory; the next large body starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+from orca_master.bodies import check_body, unpack
+from orca_master.body_process import LENGTHS, MAX_MEMORY_BYTES
+from orca_master.errors import QueueFullError, RequestError
+from orca_master.lengths import Lengths
+
+SMALL_BYTES = 128 << 10
+"""Of a body that is checked on the event loop."""
+CHECK_SECONDS = 30.0
+MAX_WAITING = 16
+"""Large bodies that may wait for the process."""
+_PIECE_BYTES = 1 << 20
+
+
+class BodyChecker:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
+        """Returns the value of a body of `kind` (bodies.KINDS), and empties `body` if it is large.
+
+        Raises RequestError, or QueueFullError if too many large bodies wait.
+        """
+        if len(body) <= SMALL_BYTES:
+            return check_body(kind, body, lengths)
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{self._num_waiting} large bodies are waiting to be read, the limit is {MAX_WAITING}")
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                found, token_ids = await self._ask(kind, body, lengths)
+        finally:
+            self._num_waiting -= 1
+        if "error" in found:
+            raise RequestError(found["error"], found["field"])
+        return unpack(kind, found, token_ids)
+
+    async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
+        size = len(body)
+        if self._process is None:
+            self._process = await asyncio.to_thread(_start)
+        process = self._process
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await asyncio.to_thread(_exchange, process, kind, body, lengths)
+        except TimeoutError as error:
+            self._kill()
+            raise RequestError(f"the body of {size} bytes cannot be read within {CHECK_SECONDS:.0f} s") from error
+        except (OSError, EOFError) as error:
+            self._kill()
+            raise RequestError(
+                f"the body of {size} bytes cannot be read within {MAX_MEMORY_BYTES >> 20} MiB of memory"
+            ) from error
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        """Ends the process; the thread that talks to it, if there is one, gets an OSError or EOFError and waits."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "orca_master.body_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches the server alone; this process ends with its standard input
+    )
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], kind: str, body: bytearray, lengths: Lengths
+) -> tuple[dict[str, Any], bytes]:
+    """Sends a body and empties it, and returns the answer; raises OSError or EOFError if the process ends."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    header = json.dumps({"kind": kind, "max_model_len": lengths.max_model_len}).encode()
+    process.stdin.write(LENGTHS.pack(len(header), len(body)) + header)
+    with memoryview(body) as view:
+        for start in range(0, len(view), _PIECE_BYTES):
+            process.stdin.write(view[start : start + _PIECE_BYTES])
+    process.stdin.flush()
+    body.clear()
+    header_length, num_bytes = LENGTHS.unpack(_read(process, LENGTHS.size))
+    found = json.loads(_read(process, header_length))
+    return found, _read(process, num_bytes)
+
+
+def _read(process: subprocess.Popen[bytes], size: int) -> bytes:
+    assert process.stdout is not None
+    data = process.stdout.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data

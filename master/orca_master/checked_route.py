@@ -1,0 +1,70 @@
+"""Routes whose bodies body_checker.py checks in place of FastAPI, which describes them in /openapi.json."""
+
+from __future__ import annotations
+
+import email.message
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+
+from orca_master.endpoint import Endpoint
+from orca_master.errors import RequestError
+
+KIND_OF_PATH = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+
+
+class _CheckedRequest(Request):
+    """A request whose body has been checked: FastAPI gets the value in place of the JSON document."""
+
+    def __init__(self, request: Request, checked: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._stream_consumed = True
+        self._checked = checked
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return self._checked
+
+
+def checked_route(endpoint: Endpoint) -> type[APIRoute]:
+    """Returns the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`."""
+
+    class CheckedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+            kind = KIND_OF_PATH.get(self.path)
+            if kind is None:
+                return handle
+
+            async def check_and_handle(request: Request) -> Response:
+                if not _is_json(request.headers.get("content-type", "")):
+                    raise RequestError("the body must be JSON, with Content-Type: application/json")
+                body = bytearray()
+                try:
+                    async for chunk in request.stream():
+                        body += chunk
+                except ClientDisconnect:
+                    return Response(status_code=400)  # nobody receives it
+                checked = await endpoint.bodies.check(kind, body, endpoint.lengths)
+                return await handle(_CheckedRequest(request, checked))
+
+            return check_and_handle
+
+    return CheckedRoute
+
+
+def _is_json(content_type: str) -> bool:
+    message = email.message.Message()
+    message["content-type"] = content_type
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))

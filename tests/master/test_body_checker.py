@@ -1,0 +1,169 @@
+"""Large bodies are checked in a process that can be ended: the same values and errors, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from orca_master import body_checker
+from orca_master.bodies import check_body
+from orca_master.body_checker import MAX_WAITING, SMALL_BYTES, BodyChecker
+from orca_master.body_process import LENGTHS
+from orca_master.errors import QueueFullError, RequestError
+from orca_master.lengths import MAX_CHARACTERS, Lengths
+
+CONTEXT = 60_000
+LONG = "a\ud800é😀 " * (SMALL_BYTES // 5)
+
+
+def encoded(body: Any) -> bytearray:
+    data = bytearray(json.dumps(body).encode())
+    return data + b" " * (SMALL_BYTES + 1 - len(data))
+
+
+def run(play: Callable[[BodyChecker], Awaitable[None]]) -> None:
+    async def checked() -> None:
+        checker = BodyChecker()
+        async with asyncio.timeout(120):
+            await play(checker)
+        checker._kill()
+
+    asyncio.run(checked())
+
+
+def plain(value: Any) -> Any:
+    """Without the difference between a list and an array of token ids."""
+    if isinstance(value, list | array):
+        return [plain(entry) for entry in value]
+    return value
+
+
+BODIES = [
+    ("completion", {"prompt": list(range(CONTEXT)), "temperature": 0.1, "seed": -(2**63), "logit_bias": {"5": -1.5}}),
+    ("completion", {"prompt": [[7, 8], [2**31 - 1], list(range(30_000))], "n": 2, "stop": ["\ud800", "b"]}),
+    ("completion", {"prompt": LONG, "stream": True, "stream_options": {"include_usage": True}}),
+    ("completion", {"prompt": [LONG, "b"], "max_tokens": 10**9, "echo": True}),
+    ("chat", {"messages": [{"role": "user", "content": LONG, "name": "n"}, {"role": "assistant"}], "top_logprobs": None,
+              "chat_template_kwargs": {"a": [1, {"b": None}]}}),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]}),
+    ("tokenize", {"prompt": LONG, "add_special_tokens": False}),
+    ("tokenize", {"messages": [{"role": "user", "content": LONG}], "add_generation_prompt": False}),
+    ("detokenize", {"tokens": list(range(CONTEXT))}),
+    ("detokenize", {"tokens": []}),
+]  # fmt: skip
+
+
+def test_values_are_the_same_as_on_the_event_loop():
+    async def play(checker: BodyChecker) -> None:
+        for kind, content in BODIES:
+            body = encoded(content)
+            here = check_body(kind, bytes(body), Lengths(CONTEXT))
+            there = await checker.check(kind, body, Lengths(CONTEXT))
+            assert checker._process is not None, "the body is a large one"
+            assert not body, "its memory is free"
+            assert type(here) is type(there)
+            for name in type(here).model_fields:
+                if name == "messages":
+                    assert [(one.role, one.text, one.name) for one in here.messages] == [
+                        (one.role, one.text, one.name) for one in there.messages
+                    ]
+                else:
+                    assert plain(getattr(here, name)) == plain(getattr(there, name)), name
+
+    run(play)
+
+
+def test_errors_are_the_same_as_on_the_event_loop():
+    async def play(checker: BodyChecker) -> None:
+        for kind, body in (
+            ("completion", encoded({"prompt": [1] * (CONTEXT + 1)})),
+            ("completion", encoded({"prompt": [1] * 1000 + [-1]})),
+            ("completion", encoded({"prompt": ["a" * (MAX_CHARACTERS // 10)] * 11})),
+            ("completion", encoded({"\ud800": 1})),
+            ("chat", encoded({"messages": [{"role": "robot", "content": LONG}]})),
+            ("tokenize", encoded(["\ud800"])),
+            ("detokenize", bytearray(b"[" * (1 << 20))),
+        ):
+            with pytest.raises(RequestError) as here:
+                check_body(kind, bytes(body), Lengths(CONTEXT))
+            with pytest.raises(RequestError) as there:
+                await checker.check(kind, body, Lengths(CONTEXT))
+            assert (str(here.value), here.value.field) == (str(there.value), there.value.field)
+
+    run(play)
+
+
+def test_small_bodies_need_no_process():
+    async def play(checker: BodyChecker) -> None:
+        value = await checker.check("completion", bytearray(b'{"prompt": "a"}'), Lengths(CONTEXT))
+        assert (value.prompt, checker._process) == ("a", None)
+
+    run(play)
+
+
+def test_a_body_that_takes_too_long_or_ends_the_process_is_refused_and_the_next_one_is_read(monkeypatch):
+    sound = {"prompt": [1, 2]}
+
+    async def play(checker: BodyChecker) -> None:
+        monkeypatch.setattr(body_checker, "CHECK_SECONDS", 0.0)
+        with pytest.raises(RequestError, match="cannot be read within 0 s"):
+            await checker.check("completion", encoded(sound), Lengths(CONTEXT))
+        monkeypatch.undo()
+        assert list((await checker.check("completion", encoded(sound), Lengths(CONTEXT))).prompt) == [1, 2]
+        process = checker._process
+        assert process is not None
+        process.kill()
+        with pytest.raises(RequestError, match="MiB of memory"):
+            await checker.check("completion", encoded(sound), Lengths(CONTEXT))
+        assert list((await checker.check("completion", encoded(sound), Lengths(CONTEXT))).prompt) == [1, 2]
+
+    run(play)
+
+
+def test_a_client_that_leaves_ends_the_process():
+    async def play(checker: BodyChecker) -> None:
+        asked = asyncio.create_task(checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT)))
+        while checker._process is None:
+            await asyncio.sleep(0.01)
+        process = checker._process
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await asyncio.to_thread(process.wait)
+        assert (checker._process, checker._num_waiting) == (None, 0)
+
+    run(play)
+
+
+def test_the_number_of_large_bodies_is_bounded():
+    async def play(checker: BodyChecker) -> None:
+        async with checker._turn:
+            some = [
+                asyncio.create_task(checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT)))
+                for _ in range(MAX_WAITING)
+            ]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="large bodies are waiting"):
+                await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
+        assert len(await asyncio.gather(*some)) == MAX_WAITING
+
+    run(play)
+
+
+def test_memory_is_bounded():
+    """16 MiB of empty arrays as values take 350 MiB."""
+    program = (
+        "from orca_master import body_process as made; made.MAX_MEMORY_BYTES = 200 << 20; raise SystemExit(made.main())"
+    )
+    header = json.dumps({"kind": "completion", "max_model_len": CONTEXT}).encode()
+    for body, code in ((b'{"prompt": [' + b"[]," * (5 << 20) + b"[]]}", 1), (b'{"prompt": [1]}', 0)):
+        request = LENGTHS.pack(len(header), len(body)) + header + body
+        done = subprocess.run(
+            [sys.executable, "-c", program], input=request, capture_output=True, timeout=120, check=False
+        )
+        assert (done.returncode, bool(done.stdout), done.stderr) == (code, code == 0, b"")

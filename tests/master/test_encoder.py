@@ -1,0 +1,78 @@
+"""Long texts are tokenized in threads, and counted in pieces before they take memory as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from orca_master.encoder import MANY, MAX_WAITING, PIECE, SHORT, Encoder
+from orca_master.errors import QueueFullError, RequestError
+from orca_master.lengths import Lengths
+from orca_master.tokenizer import TextCodec
+
+MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
+
+
+class Recorder(TextCodec):
+    """Notes where and how many characters are tokenized; waits for `go` first."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        self.calls: list[tuple[bool, int]] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.go.wait(60)
+        self.calls.append((threading.current_thread() is threading.main_thread(), len(text)))
+        return super().encode(text, add_special_tokens)
+
+
+def encode(text: str, max_model_len: int = 1024) -> tuple[list[int], list[tuple[bool, int]]]:
+    codec = Recorder()
+    found = asyncio.run(Encoder(codec).encode(text, "prompt", True, Lengths(max_model_len)))
+    return found, codec.calls
+
+
+def test_short_texts_stay_on_the_loop_and_long_ones_do_not():
+    for length, on_the_loop in ((0, True), (SHORT, True), (SHORT + 1, False), (PIECE, False)):
+        found, calls = encode("a" * length)
+        assert found == TextCodec(MODEL).encode("a" * length)
+        assert calls == [(on_the_loop, length)]
+
+
+def test_a_long_text_is_counted_in_pieces_first():
+    text = "once upon a time " * (3 * PIECE // 17)
+    found, calls = encode(text)
+    assert found == TextCodec(MODEL).encode(text)
+    assert [length for _, length in calls] == [PIECE, PIECE, len(text) - 2 * PIECE, len(text)]
+
+
+def test_a_text_that_exceeds_the_context_is_never_tokenized_as_a_whole():
+    with pytest.raises(RequestError, match=f"prompt: the text has more than {MANY} tokens") as refused:
+        encode("😀" * 4 * PIECE)
+    assert refused.value.field == "prompt"
+    with pytest.raises(RequestError, match="lone surrogate"):
+        encode("a" * PIECE + "\ud800")
+
+
+def test_the_number_of_texts_that_wait_is_bounded():
+    async def run() -> None:
+        codec = Recorder()
+        codec.go.clear()
+        encoder = Encoder(codec)
+        try:
+            some = [
+                asyncio.create_task(encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024)))
+                for _ in range(MAX_WAITING)
+            ]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="texts are waiting"):
+                await encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024))
+        finally:
+            codec.go.set()
+        assert len(await asyncio.gather(*some)) == MAX_WAITING
+
+    asyncio.run(run())
