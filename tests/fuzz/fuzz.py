@@ -10,6 +10,7 @@ runs one input again.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -38,16 +39,24 @@ def fuzz(target: Target, arguments: list[str]) -> None:
 
 def run(target: Target, seconds: int, kept: Path) -> bool:
     """Fuzzes one target in a process of its own, prints a line, and returns whether nothing broke."""
-    with tempfile.TemporaryDirectory() as corpus:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=memory if memory.is_dir() else None) as temporary:
+        corpus = Path(temporary) / "corpus"
+        corpus.mkdir()
         for number, seed in enumerate(target.seeds()):
-            (Path(corpus) / str(number)).write_bytes(seed)
+            (corpus / str(number)).write_bytes(seed)
         command = [sys.executable, __file__, "--in-process", target.name]
         command += [f"-max_total_time={seconds}", f"-timeout={SECONDS_OF_AN_INPUT}", f"-rss_limit_mb={MEGABYTES}"]
         command += [f"-artifact_prefix={kept}/{target.name}-", "-print_final_stats=1", f"-max_len={target.max_length}"]
         done = subprocess.run(
-            [*command, corpus], capture_output=True, text=True, errors="replace", check=False,
+            [*command, str(corpus)],
+            env={**os.environ, "TMPDIR": temporary},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
             timeout=seconds + EXIT_SECONDS,
-        )  # fmt: skip
+        )
     executed = STATISTIC.search(done.stderr)
     print(f"{target.name}: {executed[1] if executed else 'no'} inputs in {seconds} s", flush=True)
     if done.returncode:

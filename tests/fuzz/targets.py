@@ -5,10 +5,8 @@ Any other exception, a hang or unbounded memory is a finding. Each target says w
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,13 +103,17 @@ def _worker_seeds() -> list[bytes]:
     return [load.SerializeToString(), pb.Iteration(epoch=1, row=[0], token=[1]).SerializeToString()]
 
 
+def _folder(name: str) -> Path:
+    """An empty folder, which whoever runs the target removes with the folder of all temporary files."""
+    return Path(tempfile.mkdtemp(prefix=f"{name}-"))
+
+
 def _model_file(name: str, read: Callable[[Path], object]) -> Check:
     """Returns a check that writes a file of a model's folder and reads it."""
     from orca_protos.model_files import FileError
     from orca_worker.errors import ModelError
 
-    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = _folder(name)
 
     def check(data: bytes) -> None:
         (folder / name).write_bytes(data)
@@ -160,6 +162,63 @@ def _weight_seeds() -> list[bytes]:
     return [len(header).to_bytes(8, "little") + header + bytes(12), (2).to_bytes(8, "little") + b"{}"]
 
 
+def _tokenizer() -> Check:
+    """The author of a model: tokenizer.json and generation_config.json."""
+    from orca_master.errors import ConfigurationError, RequestError
+    from orca_master.tokenizer import TextCodec
+
+    folder = _folder("tokenizer")
+
+    def check(data: bytes) -> None:
+        for name in ("tokenizer.json", "generation_config.json"):
+            (folder / name).write_bytes(data)
+        with contextlib.suppress(ConfigurationError, RequestError):
+            codec = TextCodec(folder)
+            codec.decode(codec.encode("Hello, world 123"))
+
+    return check
+
+
+def _tokenizer_seeds() -> list[bytes]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    return [tokenizer.to_str().encode(), json.dumps({"eos_token_id": [1, 2]}).encode()]
+
+
+def _template() -> Check:
+    """The author of a model, as far as the template's syntax goes; and a client, whose values it renders.
+
+    Digits are removed from a template: a loop or a product of any length is a template's right, and the process that
+    renders is ended for it (template_process.py).
+    """
+    from orca_master.template_process import Renderer, answer
+
+    renderer = Renderer(
+        "{% for message in messages %}{{ message.content }}{{ message | tojson }}{% endfor %}{{ a }}", {}
+    )
+
+    def check(data: bytes) -> None:
+        source = data.decode(errors="replace")
+        answer(None, {"source": "".join(letter for letter in source if not letter.isnumeric()), "special_tokens": {}})
+        with contextlib.suppress(ValueError, RecursionError):
+            variables = json.loads(source)
+            if isinstance(variables, dict):
+                answer(renderer, {"variables": variables, "limit": 1000})
+
+    return check
+
+
+def _template_seeds() -> list[bytes]:
+    return [
+        b"{% for m in messages %}{% if m.role == 'user' %}{{ m['content'] | trim }}{% else %}{{ raise_exception('x') }}"
+        b"{% endif %}{% endfor %}{% set ns = namespace(x='') %}{% macro f(a) %}{{ a[::-1] ~ ns.x }}{% endmacro %}",
+        json.dumps({"messages": [{"role": "user", "content": "a"}], "a": None}).encode(),
+    ]
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -169,5 +228,7 @@ TARGETS = {
         Target("config", ("orca_worker",), _config, _config_seeds),
         Target("index", ("orca_worker",), _index, lambda: [b'{"weight_map": {"a": "model-1.safetensors"}}']),
         Target("weights", ("orca_worker",), _weights, _weight_seeds),
+        Target("tokenizer", ("orca_master", "orca_protos"), _tokenizer, _tokenizer_seeds),
+        Target("template", ("orca_master", "jinja2"), _template, _template_seeds, 400),
     )
 }

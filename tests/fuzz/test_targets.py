@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 
 import pytest
 from fuzz.targets import TARGETS
@@ -11,7 +12,8 @@ MUTATIONS = 150
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_near_the_first_ones_are_answered(name):
+def test_inputs_near_the_first_ones_are_answered(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     target = TARGETS[name]
     check, source = target.prepare(), random.Random(name)
     for seed in target.seeds():
