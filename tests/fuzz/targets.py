@@ -51,18 +51,14 @@ def _link_seeds() -> list[bytes]:
 
 def _bodies() -> Check:
     """A client."""
-    from orca_master.bodies import check_body
+    from orca_master.bodies import KINDS, check_body, pack, unpack
     from orca_master.errors import RequestError
     from orca_master.lengths import Lengths
-    from orca_master.openai_types import ChatCompletionRequest, CompletionRequest
-    from pydantic import TypeAdapter
-
-    adapters = [TypeAdapter(body) for body in (CompletionRequest, ChatCompletionRequest)]
 
     def check(data: bytes) -> None:
-        for adapter in adapters:
+        for kind in KINDS:
             with contextlib.suppress(RequestError):
-                check_body(adapter, data, Lengths(1024))
+                unpack(kind, *pack(check_body(kind, data, Lengths(1024))))
 
     return check
 
