@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from orca_master.allowed_hosts import AllowedHosts
+from orca_master.api_keys import KeyRing
 from orca_master.bodies import described
 from orca_master.body_limits import BodyLimits
 from orca_master.chat import add_chat
@@ -62,8 +63,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
     app.add_middleware(BodyLimits, limits=endpoint.config.http)
-    if endpoint.config.api_keys:
-        app.add_middleware(ApiKeys, keys=endpoint.config.api_keys)
+    if endpoint.config.api_keys or endpoint.config.api_key_file:
+        app.add_middleware(ApiKeys, keys=KeyRing(endpoint.config.api_keys, endpoint.config.api_key_file))
     if endpoint.config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

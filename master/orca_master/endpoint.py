@@ -25,6 +25,7 @@ from orca_master.tokenizer import TextCodec
 class EndpointConfig:
     """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
 
+    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`. None of either: no key is needed.
     `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
     for any. `http`: bounds of the API's port in each process.
     """
@@ -34,6 +35,7 @@ class EndpointConfig:
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     api_keys: frozenset[str] = frozenset()
+    api_key_file: Path | None = None
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
 
 from orca_master.allowed_hosts import default_hosts
+from orca_master.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint import EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
@@ -125,9 +127,15 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=port, default=8000, help="port to listen on, 0 for any (8000)")
     parser.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="key that clients need, repeatable"
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that clients need, repeatable; also ORCA_API_KEY",
     )
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="keys, or sha256: and a digest, one per line; followed"
+    )
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
         "--allowed-hosts",
@@ -192,18 +200,19 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
-    """Returns the endpoint's part; raises ConfigurationError for a key file that cannot be read."""
-    keys = list(arguments.api_key)
+    """Returns the endpoint's part; raises ConfigurationError for a bad key or key file.
+
+    Takes the keys out of `arguments` and of the environment.
+    """
+    keys = digests_of(arguments.api_key, "--api-key")
+    arguments.api_key = []
+    if ENVIRONMENT in os.environ:  # removed, so that no process started from here inherits it
+        keys |= digests_of([os.environ.pop(ENVIRONMENT)], ENVIRONMENT)
     if arguments.api_key_file is not None:
-        try:
-            keys += arguments.api_key_file.read_text(encoding="utf-8").split()
-        except OSError as error:
-            raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: {error.strerror}") from error
-        if not keys:
-            raise ConfigurationError(f"--api-key-file {arguments.api_key_file}: there is no key in it")
+        read_key_file(arguments.api_key_file)  # read again by every process that serves
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
-    if keys and origins is None:
+    if (keys or arguments.api_key_file) and origins is None:
         logger.warning("no browser may call this server: with API keys, --allowed-origins ORIGIN says which may")
         origins = []
     return EndpointConfig(
@@ -211,7 +220,8 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         chat_template=arguments.chat_template,
         request_timeout=arguments.request_timeout,
         drain_timeout=arguments.drain_timeout,
-        api_keys=frozenset(keys),
+        api_keys=keys,
+        api_key_file=arguments.api_key_file,
         root_path=arguments.root_path.rstrip("/"),
         allowed_origins=("*",) if origins is None else tuple(origins),
         allowed_hosts=() if "*" in hosts else tuple(hosts),

@@ -221,7 +221,9 @@ class Auth(Part):
     """Who may use the API."""
 
     api_key_secret_ref: SecretKey | None = Field(
-        None, description="Keys that clients send as bearer tokens, one per line. The master reads them when it starts."
+        None,
+        description="Keys that clients send as bearer tokens, or `sha256:` and a digest, one per line. "
+        "The master follows changes.",
     )
 
 

@@ -95,6 +95,7 @@ configs = build(
     request_timeout=st.none() | floats,
     drain_timeout=floats,
     api_keys=st.frozensets(texts, max_size=3),
+    api_key_file=st.none() | paths,
     root_path=texts,
     allowed_origins=st.lists(texts, max_size=3).map(tuple),
     log_requests=st.booleans(),

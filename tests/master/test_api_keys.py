@@ -1,0 +1,105 @@
+"""Keys are kept as digests, and a key file is followed without ever opening the server."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+
+import pytest
+from orca_master.api_keys import KeyRing, digest, digests_of, read_key_file
+from orca_master.errors import ConfigurationError
+from orca_master.options import add_engine_options, add_model_options, add_server_options, endpoint_config
+
+HASH = hashlib.sha256(b"hashed").hexdigest()
+
+
+def config(*options: str):
+    parser = argparse.ArgumentParser()
+    for add in (add_model_options, add_engine_options, add_server_options):
+        add(parser)
+    return endpoint_config(parser.parse_args(options), "m")
+
+
+def test_keys_of_all_sources_are_digests(tmp_path, monkeypatch):
+    """No key is left in the configuration, which travels to API processes, nor in the environment."""
+    (tmp_path / "keys").write_text("filed\n")
+    monkeypatch.setenv("ORCA_API_KEY", "from-environment")
+    made = config("--api-key", "first", "--api-key", f"sha256:{HASH.upper()}", "--api-key-file", str(tmp_path / "keys"))
+    assert made.api_keys == {digest("first"), digest("from-environment"), HASH}
+    assert made.allowed_origins == ()
+    assert "ORCA_API_KEY" not in os.environ
+    assert not any(key in repr(made) for key in ("first", "from-environment", "filed"))
+    ring = KeyRing(made.api_keys, made.api_key_file)
+    assert all(map(ring.accepts, ("first", "from-environment", "hashed", "filed")))
+    assert not any(map(ring.accepts, ("", "firs", HASH, f"sha256:{HASH}", "\udcff")))
+
+
+@pytest.mark.parametrize("options", [["--api-key", ""], ["--api-key", "sha256:12"], ["--api-key", f"sha256:{HASH}0"]])
+def test_a_bad_key_is_refused(options):
+    with pytest.raises(ConfigurationError, match="--api-key"):
+        config(*options)
+
+
+def test_an_empty_variable_does_not_open_the_server(monkeypatch):
+    monkeypatch.setenv("ORCA_API_KEY", "")
+    with pytest.raises(ConfigurationError, match="ORCA_API_KEY: a key is empty"):
+        config()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "no key"),
+        (b" \n\t\n", "no key"),
+        (b"\xff", "not UTF-8"),
+        (b"sha256:xyz", "64 hexadecimal digits"),
+        (b"k" * ((1 << 20) + 1), "exceeds"),
+    ],
+)
+def test_a_bad_key_file(tmp_path, content, message, caplog):
+    """At the start it is an error; later the keys that it had stay, and one line says so."""
+    path = tmp_path / "keys"
+    path.write_text("old")
+    ring = KeyRing(frozenset(), path, reload_seconds=0)
+    assert ring.accepts("old")
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message):
+        read_key_file(path)
+    with caplog.at_level(logging.ERROR):
+        assert [ring.accepts(key) for key in ("old", "new", "old", "")] == [True, False, True, False]
+    assert [record.getMessage().endswith("the keys read before stay valid") for record in caplog.records] == [True]
+    path.unlink(missing_ok=True)
+    path.write_text("new")
+    assert [ring.accepts(key) for key in ("old", "new")] == [False, True]
+
+
+def test_a_file_that_was_never_read_opens_nothing(tmp_path):
+    assert not KeyRing(frozenset(), tmp_path / "none").accepts("")
+
+
+def test_a_mounted_secret_is_followed(tmp_path):
+    """Kubernetes writes a folder per version, and replaces the link `..data` to it."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(f"{name}\n")
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "keys").symlink_to("..data/keys")
+    ring = KeyRing(frozenset(), tmp_path / "keys", reload_seconds=0)
+    assert [ring.accepts(key) for key in ("v1", "v2")] == [True, False]
+    (tmp_path / "new").symlink_to("v2")
+    (tmp_path / "new").replace(tmp_path / "..data")
+    assert [ring.accepts(key) for key in ("v1", "v2")] == [False, True]
+
+
+def test_a_file_is_looked_at_once_in_a_while(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("old")
+    ring = KeyRing(digests_of(["static"], "here"), path, reload_seconds=3600)
+    assert ring.accepts("old")
+    path.write_text("newer")
+    assert [ring.accepts(key) for key in ("old", "newer", "static")] == [True, False, True]
