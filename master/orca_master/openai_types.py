@@ -54,9 +54,13 @@ MAX_NAME = 4096
 # pydantic's own max_length would refuse a text with a lone surrogate, which no prompt contains.
 Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
 StopString = Annotated[
-    str, Field(json_schema_extra={"maxLength": MAX_STOP_CHARACTERS}), at_most_characters(MAX_STOP_CHARACTERS)
+    str,
+    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}),
+    at_most_characters(MAX_STOP_CHARACTERS),
 ]
 Text = Annotated[str, check_text]
+# With most tokenizers an empty text has no token; fuzzers that try the shortest text first would only meet that error.
+PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
 
 
@@ -181,10 +185,10 @@ class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
-        Annotated[Text, Tag("[text]")]
+        Annotated[PromptText, Tag("[text]")]
         | Annotated[TokenIds, Tag("[tokens]")]
         | Annotated[
-            list[Text],
+            list[PromptText],
             Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
             at_most(MAX_PROMPTS),
             AfterValidator(_check_prompts),

@@ -100,11 +100,11 @@ def nothing_held(url: str) -> bool:
     return all(value(metrics, name) == 0 for name in names)
 
 
-@pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_schemathesis_finds_no_5xx(checkpoint, tmp_path, mode):
-    """Against /openapi.json, with bodies that follow the schema and with bodies that do not.
+def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
+    """Against /openapi.json, with bodies that follow the schema and bodies that do not, mixed as schemathesis does.
 
-    Of those that do, at least a fifth of each route's calls are taken, so that it does not only meet errors.
+    Of those that follow it, at least a fifth of each route's calls are taken, so that the fuzzer does not only meet
+    errors: once 2 % were, because its shortest prompt and stop string were empty, which the schema allowed.
     """
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     report = tmp_path / "calls.txt"
@@ -113,7 +113,7 @@ def test_schemathesis_finds_no_5xx(checkpoint, tmp_path, mode):
     with serve(model, *options) as served:
         result = subprocess.run(
             [Path(sys.executable).parent / "schemathesis", "run", f"{served.url}/openapi.json",
-             "--checks", "not_a_server_error", "--phases", "fuzzing", "--mode", mode, "--max-examples", "25",
+             "--checks", "not_a_server_error", "--phases", "fuzzing", "--mode", "all", "--max-examples", "50",
              "--seed", "1", "--request-timeout", "60", "--workers", "1"],
             env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CALLS": str(report),
                  "SCHEMATHESIS_HOOKS": str(hooks)},
@@ -123,12 +123,13 @@ def test_schemathesis_finds_no_5xx(checkpoint, tmp_path, mode):
     assert result.returncode == 0, result.stdout[-4000:]
     statuses: dict[str, list[int]] = {}
     for line in report.read_text().splitlines():
-        route, status = line.rsplit(" ", 1)
-        statuses.setdefault(route, []).append(int(status))
+        route, made, status = line.rsplit(" ", 2)
+        assert int(status) < 500, line
+        if made == "positive":
+            statuses.setdefault(route, []).append(int(status))
     assert {"POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"} <= set(statuses)
     for route, found in statuses.items():
         # 408: taken and begun, but not done within the three seconds, which says something about the machine only.
         share = sum(200 <= status < 300 or status == 408 for status in found) / len(found)
-        print(f"{route}: {len(found)} calls, {share:.0%} taken")
-        assert not any(status >= 500 for status in found), route
-        assert mode == "negative" or share >= 0.2, route
+        print(f"{route}: {len(found)} calls that follow the schema, {share:.0%} taken")
+        assert share >= 0.2, route
