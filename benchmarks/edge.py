@@ -1,0 +1,119 @@
+"""What idle and slow connections cost a server and the streams of its other clients.
+
+    python benchmarks/edge.py [--idle 10000] [--slow 1000] [--descriptors 1024]
+
+Starts `orca serve` on a model of one narrow layer. A neighbour streams tokens, alone at first, then while the idle
+connections and the slow ones (a byte of a head per second) are opened on loopback. Reported: when they were closed,
+counted from the opening of each, the neighbour's tokens per second before and during, and the master's memory. Server,
+attackers and neighbour share the machine. `--descriptors` is the server's `ulimit -n`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from common import unwind_on_sigterm
+from endpoint import save_tiny_model, server, stream
+
+SETTLE_SECONDS = 8.0
+LIMIT_SECONDS = 120.0
+OPENING = 128
+"""Connections that are being opened at once."""
+TOKENS = 100
+
+
+async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
+    """Opens a connection; returns after how many seconds the server closed it."""
+    parts = urlsplit(address)
+    async with gate:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    opened = time.perf_counter()
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nx: " if slow else b"")
+        while True:
+            try:
+                async with asyncio.timeout(1.0):
+                    while await reader.read(4096):
+                        pass
+                break
+            except TimeoutError:
+                if slow:
+                    writer.write(b"x")
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    return time.perf_counter() - opened
+
+
+async def neighbour(address: str, until: asyncio.Event) -> float:
+    """Streams until the event; returns its tokens per second."""
+    started, tokens = time.perf_counter(), 0
+    while not until.is_set():
+        tokens += await stream(address, TOKENS)
+    return tokens / (time.perf_counter() - started)
+
+
+async def measure(address: str, pid: int, idle: int, slow: int) -> None:
+    """Prints the figures."""
+
+    def memory() -> float:
+        return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
+
+    await stream(address, TOKENS)
+    until = asyncio.Event()
+    alone = asyncio.create_task(neighbour(address, until))
+    await asyncio.sleep(SETTLE_SECONDS)
+    until.set()
+    before, memory_before = await alone, memory()
+    until = asyncio.Event()
+    beside = asyncio.create_task(neighbour(address, until))
+    gate = asyncio.Semaphore(OPENING)
+    attacks = [asyncio.create_task(attack(address, gate, number < slow)) for number in range(slow + idle)]
+    peak = memory_before
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not all(task.done() for task in attacks):
+            await asyncio.sleep(0.25)
+            peak = max(peak, memory())
+    until.set()
+    during = await beside
+    closed = [await task for task in attacks]
+    for name, times in (("slow", closed[:slow]), ("idle", closed[slow:])):
+        if times:
+            median, last = statistics.median(times), max(times)
+            print(f"{len(times)} {name}: closed after {median:.1f} s (median), {last:.1f} s (last)")
+    print(f"neighbour: {before:.0f} tokens/s before, {during:.0f} during ({during / before - 1:+.0%})")
+    print(f"master: {memory_before:.0f} MiB before, {peak:.0f} MiB at most")
+
+
+def main() -> None:
+    """Prints the figures of one attack."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--idle", type=int, default=10_000)
+    parser.add_argument("--slow", type=int, default=1_000)
+    parser.add_argument("--descriptors", type=int, help="the server's soft limit (as many as this process may have)")
+    arguments = parser.parse_args()
+    unwind_on_sigterm()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = most - 200
+    if arguments.idle + arguments.slow > room:
+        arguments.idle = max(0, room - arguments.slow)
+        print(f"only {arguments.idle} idle connections: this process may have {most} files open")
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny_model(Path(folder) / "model")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors or most, most))
+        with server(Path(folder) / "model", 8, []) as (process, address):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            asyncio.run(measure(address, process.pid, arguments.idle, arguments.slow))
+
+
+if __name__ == "__main__":
+    main()
