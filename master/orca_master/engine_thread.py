@@ -111,8 +111,7 @@ class EngineThread(EngineClient):
         """Whether the engine's loop takes a turn within a bound."""
         if not self._thread.is_alive():
             return False
-        turn: Future[None] = Future()
-        self._engine_loop.call_soon_threadsafe(turn.set_result, None)
+        turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(turn), ALIVE_SECONDS)
         except TimeoutError:

@@ -8,6 +8,7 @@ import logging
 import os
 
 import pytest
+from orca_master import api_keys
 from orca_master.api_keys import KeyRing, digest, digests_of, read_key_file
 from orca_master.errors import ConfigurationError
 from orca_master.options import add_engine_options, add_model_options, add_server_options, endpoint_config
@@ -103,3 +104,19 @@ def test_a_file_is_looked_at_once_in_a_while(tmp_path):
     assert ring.accepts("old")
     path.write_text("newer")
     assert [ring.accepts(key) for key in ("old", "newer", "static")] == [True, False, True]
+
+
+@pytest.mark.parametrize("key", ["a", "c", "none"])
+def test_the_time_of_a_comparison_tells_nothing(monkeypatch, key):
+    """Digests are compared, all of them, whichever key matches."""
+    compared = []
+
+    def compare(given, known):
+        compared.append(len(given))
+        return given == known
+
+    monkeypatch.setattr(api_keys.secrets, "compare_digest", compare)
+    ring = KeyRing(frozenset(map(digest, "abc")), None)
+    assert ring.accepts(key) == (key in "abc")
+    assert len(compared) == 3
+    assert len(set(compared)) == 1
