@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,18 @@ def test_packages_import_only_downward(package):
             for name in names:
                 top = name.split(".")[0]
                 assert not top.startswith("orca_") or top == own or top in MAY_IMPORT[package], f"{path}: {name}"
+
+
+def test_child_interpreters_do_not_import_from_the_current_folder():
+    """The current folder may be a model's, whose resource.py or torch.py would run in place of the library's."""
+    commands = [
+        (path, match[0])
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("*.py")
+        for match in re.finditer(r"sys\.executable,\s*\S+", path.read_text())
+    ]
+    assert len(commands) >= 6
+    assert [command for command in commands if '"-P"' not in command[1]] == []
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class ApiProcesses:
         """Runs a process on a listener, and another one when it ends unasked."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "orca_master.api_process",
+                sys.executable, "-P", "-m", "orca_master.api_process",
                 "--engine", str(self._path), "--listener", str(listener.fileno()),
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches the master alone, which then ends them in order

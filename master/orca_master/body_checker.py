@@ -83,7 +83,7 @@ class BodyChecker:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "orca_master.body_process"],
+        [sys.executable, "-P", "-m", "orca_master.body_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches the server alone; this process ends with its standard input

@@ -138,7 +138,7 @@ class ChatTemplate:
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "orca_master.template_process"),
+            *(sys.executable, "-P", "-m", "orca_master.template_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

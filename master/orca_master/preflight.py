@@ -1,6 +1,7 @@
 """Checks of a model before anything of a server starts, in processes with bounds, side by side.
 
-A stranger's file can ask for any amount of memory or time while it is parsed; the server must not pay for that.
+A stranger's file can ask for any amount of memory or time while it is parsed; the server must not pay for that. Like
+every child interpreter they run with -P: the current folder may be the model's, whose files must not be imported.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def check(*commands: Sequence[str]) -> None:
     environment = {**os.environ, "RUST_BACKTRACE": "0"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [sys.executable, "-P", "-m", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

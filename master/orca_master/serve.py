@@ -55,7 +55,7 @@ def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
         addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "orca_worker", "--listen", address, "--log-format", log_format],
+                [sys.executable, "-P", "-m", "orca_worker", "--listen", address, "--log-format", log_format],
                 # No other thread is there yet, so code before exec is safe.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ORCA = (sys.executable, "-m", "orca_master.cli")
+ORCA = (sys.executable, "-P", "-m", "orca_master.cli")
+"""As the console script: the current folder is not in the module path."""
 START_SECONDS = 120
 READY = re.compile(r"ready: \S+ on (http://\S+)")
 
@@ -20,11 +21,12 @@ READY = re.compile(r"ready: \S+ on (http://\S+)")
 class Served:
     """A running server: `url` once it is ready, `log` so far."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], cwd: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [*ORCA, "serve", *arguments, "--port", "0"],
             stderr=subprocess.PIPE,
             text=True,
+            cwd=cwd,
         )
         self.log: list[str] = []
         self.url = ""
@@ -54,9 +56,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *options: str) -> Iterator[Served]:
-    """A ready server; ended when the block is left."""
-    served = Served([str(model), *options])
+def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Served]:
+    """A ready server, started in the folder `cwd`; ended when the block is left."""
+    served = Served([str(model), *options], cwd)
     try:
         served.wait_ready()
         yield served

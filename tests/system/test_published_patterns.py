@@ -22,9 +22,10 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "tempe
 
 @pytest.fixture(scope="module")
 def folder(checkpoint, tmp_path_factory) -> Path:
-    """A model that brings code: whoever imports it leaves the file "ran"."""
+    """A model that brings code, named as modules that the server imports too: an import leaves the file "ran"."""
     folder = with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("published"))
-    (folder / "code.py").write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
+    for name in ("code", "json", "resource", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
     code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model", "AutoTokenizer": ["code.A", "code.B"]}
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
@@ -37,10 +38,11 @@ def folder(checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder) -> Iterator[httpx.Client]:
+    """The server runs in the model's folder, as after `cd MODEL; orca serve .`."""
     (folder / "published.jinja").write_text(TEMPLATE)
     options = ("--api-key", KEY, "--allowed-origins", "http://localhost")
     with (
-        serve(folder, "--chat-template", str(folder / "published.jinja"), *options) as served,
+        serve(Path("."), "--chat-template", "published.jinja", *options, cwd=folder) as served,
         httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client,
     ):
         yield client
@@ -53,7 +55,9 @@ def the_next_request_is_answered(client):
 
 
 def test_no_code_of_a_model_runs(client, folder):
+    """Neither in the server nor in its children: checks, worker, rank, template process, process for large bodies."""
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert client.post("/v1/completions", json={**SOUND, "prompt": "a" * 300_000}).status_code == 400
     assert not (folder / "ran").exists()
 
 

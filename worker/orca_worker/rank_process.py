@@ -28,7 +28,8 @@ from orca_worker.frames import FrameError, encode, read_reply
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's question to the rendezvous; never raises."""
-RANK_COMMAND = (sys.executable, "-m", "orca_worker.rank")
+RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
+"""Without the current folder in the module path (-P): it may be a model's, whose files must not be imported."""
 LAST_LINES = 5
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
