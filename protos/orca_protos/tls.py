@@ -11,6 +11,7 @@ import logging
 import os
 import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,12 +82,28 @@ class TlsFolder:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Returns credentials that require a client's certificate and follow the files, handshake by handshake."""
+        first = self.current()
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(first), self.configurations_after(first), require_client_authentication=True
+        )
 
-        def configuration() -> grpc.ServerCertificateConfiguration:
-            now = self.current()
-            return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.authorities)
+    def configurations_after(self, first: Certificates) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+        """Returns what gRPC calls at the start of every handshake: a configuration if the files changed, else None."""
+        # A configuration makes gRPC replace the factory of its handshakers, which is not safe beside handshakes that
+        # are under way (https://github.com/grpc/grpc/issues/36693): with one for every connection, idle connections
+        # kill the process. This window stays open for the first handshake after a real rotation alone.
+        last = first
+        comparing = threading.Lock()
 
-        return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+        def configuration() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal last
+            with comparing:
+                if (now := self.current()) is last:
+                    return None
+                last = now
+            return _configuration(now)
+
+        return configuration
 
     def server_context(self) -> ssl.SSLContext:
         """Returns a context for servers outside of gRPC that follows the files, handshake by handshake."""
@@ -157,6 +174,10 @@ def open_channel(address: str, tls: TlsFolder | None) -> grpc.aio.Channel:
         grpc.ssl_channel_credentials(now.authorities, now.key, now.chain),
         options=[*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", f"worker.{now.identity}")],
     )
+
+
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.chain)], certificates.authorities)
 
 
 def _context(protocol: int, chain: bytes, key: bytes, authorities: bytes) -> ssl.SSLContext:

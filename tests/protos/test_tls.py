@@ -77,6 +77,16 @@ def test_new_files_are_taken_up_and_bad_ones_are_not(tmp_path):
     assert set(FILES) < {path.name for path in tmp_path.iterdir()}
 
 
+def test_grpc_gets_a_configuration_for_new_files_alone(tmp_path):
+    """gRPC replaces its factory of handshakers with every configuration, also beside handshakes under way."""
+    tls = TlsFolder(write(tmp_path, sign("worker.a", issuer=CA), CA), "worker")
+    fetch = tls.configurations_after(tls.current())
+    assert [fetch(), fetch()] == [None, None]
+    write(tmp_path, sign("worker.a", issuer=CA), CA)
+    assert fetch() is not None
+    assert [fetch(), fetch()] == [None, None]
+
+
 def test_a_server_outside_of_grpc_follows_the_files(tmp_path):
     """Old clients are refused once their CA is gone; a client without a certificate always is."""
     tls = TlsFolder(write(tmp_path / "s", sign("master.a", issuer=CA), CA), "master")

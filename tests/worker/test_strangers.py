@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,11 @@ import pytest
 from orca_master.workers import WorkerConnection
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from orca_protos.tls import TlsFolder
 from orca_protos.wire import HIGHEST_EPOCH, MAX_CONNECTIONS, SERVER_OPTIONS
 from orca_worker.controller import Controller
+from support import door_server
+from support.certificates import sign, write
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 
@@ -91,3 +98,45 @@ def is_closed(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except ConnectionError:
         return True
+
+
+def test_idle_connections_do_not_kill_a_worker_with_certificates(tmp_path):
+    """Handshakes that end by the clock while others begin: gRPC must not replace the certificates meanwhile."""
+    authority = sign()
+    folder = write(tmp_path, sign("master.a", "worker.a", issuer=authority), authority)
+    command = [sys.executable, door_server.__file__, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            reopen_idle_connections(port, 200, 5.0)
+            assert server.poll() is None, f"the server ended: {server.returncode}"
+
+            async def ask() -> None:
+                connection = WorkerConnection(f"127.0.0.1:{port}", TlsFolder(folder, "master"))
+                assert (await connection.describe(30)).boot_id
+                await connection.close()
+
+            asyncio.run(ask())
+            assert server.poll() is None
+        finally:
+            server.kill()
+
+
+def reopen_idle_connections(port: int, number: int, seconds: float) -> None:
+    """Holds `number` connections that send nothing, and opens another for each that the server closes."""
+    deadline = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        while time.monotonic() < deadline:
+            while len(selector.get_map()) < number:
+                try:
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+                except OSError:  # nobody listens any longer: the caller looks at the process
+                    deadline = 0.0
+                    break
+                selector.register(connection, selectors.EVENT_READ)
+            for key, _ in selector.select(0.1):
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()
