@@ -16,6 +16,8 @@ from pydantic.alias_generators import to_camel
 from orca_master.errors import ConfigurationError
 
 Positive = Annotated[int, Field(ge=1)]
+MAX_PATH_LENGTH = 4096
+"""PATH_MAX of Linux."""
 
 
 class _Wire(BaseModel):
@@ -25,10 +27,17 @@ class _Wire(BaseModel):
 class ModelSpec(_Wire):
     """The model as a directory that master and workers can read."""
 
-    path: str
+    path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_LENGTH)]
     served_name: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Positive | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        if "\0" in path:
+            raise ValueError("a path has no zero byte")
+        return path
 
 
 class Communication(_Wire):

@@ -54,15 +54,26 @@ def regular_file(folder: Path, name: str) -> Path:
         mode = real.stat().st_mode
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: {error.strerror}") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+    except (OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: links in a circle, before Python 3.13. ValueError: a zero byte in the folder's name.
         raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    # In a Hugging Face cache snapshots/COMMIT/NAME is a link to blobs/DIGEST.
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
+    if not any(map(real.is_relative_to, (home, *_blobs(home)))):
         raise FileError(f"{path}: a link out of the model's folder, to {quote(str(real))}: copy the file here instead")
     if not stat.S_ISREG(mode):
         raise FileError(f"{path}: not a regular file")
     return real
+
+
+def _blobs(home: Path) -> list[Path]:
+    """Returns the resolved `blobs` folder of the Hugging Face cache that holds the folder `home`, if one does.
+
+    There snapshots/COMMIT/NAME and snapshots/COMMIT/SUBFOLDER/NAME are links to blobs/DIGEST.
+    """
+    snapshots = next((parent for parent in home.parents if parent.name == "snapshots"), None)
+    try:
+        return [] if snapshots is None else [(snapshots.parent / "blobs").resolve(strict=True)]
+    except (OSError, RuntimeError):
+        return []
 
 
 def open_file(folder: Path, name: str, limit: int | None = None) -> BinaryIO:

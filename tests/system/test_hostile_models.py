@@ -82,6 +82,22 @@ def test_a_model_in_a_hugging_face_cache(tmp_path):
         assert (refusal(snapshot) is None) == accepted
 
 
+def test_a_model_in_a_subfolder_of_a_cache_whose_blobs_are_linked(tmp_path):
+    make_sound(tmp_path / "files")
+    cache = tmp_path / "models--acme--tiny"
+    model = cache / "snapshots" / "c0ffee" / "small" / "text"
+    model.mkdir(parents=True)
+    for path in (tmp_path / "files").iterdir():
+        (model / path.name).symlink_to(Path("../../../../blobs") / path.name)
+    assert "No such file" in refusal(model)
+    (cache / "blobs").symlink_to(tmp_path / "files")
+    assert refusal(model) is None
+
+
+def test_a_folder_that_no_system_call_takes():
+    assert "null" in refusal(Path("a\0b"))
+
+
 def test_links_below_the_folder_and_a_linked_folder(tmp_path):
     make_sound(tmp_path / "model")
     data = tmp_path / "model" / "..data"
