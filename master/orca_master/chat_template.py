@@ -180,8 +180,12 @@ def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:
 
 def _source(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> str | None:
     """Returns the template's text; raises FileError, ConfigurationError."""
-    # The user's own file may be a link to anywhere.
-    path = model_path / "chat_template.jinja" if file is None else file.resolve()
+    path = model_path / "chat_template.jinja"
+    if file is not None:
+        try:
+            path = file.resolve()  # the user's own file may be a link to anywhere
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+            raise ConfigurationError(f"--chat-template {file}: {getattr(error, 'strerror', None) or error}") from error
     try:
         return read_file(path.parent, path.name, CONFIG_BYTES).decode()
     except MissingFileError as error:

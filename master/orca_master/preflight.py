@@ -59,11 +59,17 @@ def check(*commands: Sequence[str]) -> None:
             _, errors = process.communicate(timeout=WALL_SECONDS)
             if process.returncode == 0:
                 continue
-            if process.returncode == REFUSED and (lines := errors.strip().splitlines()):
+            lines = errors.strip().splitlines()
+            if process.returncode == REFUSED and lines:
                 raise ConfigurationError(lines[-1])
+            if process.returncode < 0:
+                raise ConfigurationError(
+                    f"{command[1]}: to check the model's files took more than {CPU_SECONDS} s of processor time or "
+                    f"{MEMORY_BYTES >> 20} MiB, and was ended ({command[0]} by signal {-process.returncode})"
+                )
             raise ConfigurationError(
-                f"{command[1]}: to check the model's files took more than {CPU_SECONDS} s of processor time or "
-                f"{MEMORY_BYTES >> 20} MiB, and was ended (exit code {process.returncode} of {command[0]})"
+                f"{command[1]}: {command[0]} failed with exit code {process.returncode}"
+                f"{''.join(f': {line}' for line in lines[-1:])}"
             )
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{commands[0][1]}: its files were not read within {WALL_SECONDS:.0f} s") from error

@@ -44,7 +44,7 @@ def try_text(folder: Path, chat_template: Path | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, or 2 if something is refused."""
+    """Returns 0, 2 if something is refused, or 1 if the check itself fails."""
     parser = argparse.ArgumentParser(prog="orca_master.text_check", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--chat-template", type=Path)
@@ -55,19 +55,19 @@ def main(argv: list[str]) -> int:
     # Panics of the tokenizer are printed before they become errors: not here, where one line says it.
     report = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    code, line = 2, ""
     try:
         try_text(arguments.folder, arguments.chat_template)
+        code = 0
     except ConfigurationError as error:
-        print(error, file=report, flush=True)
-        return 2
+        line = str(error)
     except MemoryError:
-        print(
-            f"{arguments.folder}: the tokenizer or template needs more than {MEMORY_BYTES >> 20} MiB",
-            file=report,
-            flush=True,
-        )
-        return 2
-    return 0
+        line = f"{arguments.folder}: the tokenizer or template needs more than {MEMORY_BYTES >> 20} MiB"
+    except Exception as error:  # a fault of ours or of a library: reported in its own words
+        code, line = 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if line:
+        print(line, file=report, flush=True)
+    return code
 
 
 if __name__ == "__main__":

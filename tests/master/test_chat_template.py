@@ -65,6 +65,13 @@ def test_where_a_template_is_looked_for(tmp_path):
         ChatTemplate(tmp_path, tmp_path / "nothing")
 
 
+def test_links_in_a_circle(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ConfigurationError, match=r"--chat-template \S+/a: "):
+        ChatTemplate(tmp_path, tmp_path / "a")
+
+
 def test_a_model_without_a_template(tmp_path):
     with pytest.raises(RequestError, match="no chat template"):
         render(ChatTemplate(tmp_path), MESSAGES)
