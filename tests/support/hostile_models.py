@@ -252,7 +252,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "window 0": (config(architectures=["MistralForCausalLM"], sliding_window=0), "sliding_window 0: "),
     "layer types": (
-        config(architectures=["Qwen2ForCausalLM"], layer_types=["full_attention"] * 9),
+        config(
+            architectures=["Qwen2ForCausalLM"],
+            use_sliding_window=True,
+            sliding_window=4,
+            layer_types=["full_attention"] * 9,
+        ),
         "layer_types names 9 layers of 2",
     ),
     # weights

@@ -58,6 +58,39 @@ def test_older_rope_fields_mean_the_same(copy):
     assert read_model_config(path) == new
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 0},
+        {"sliding_window": -1, "use_sliding_window": "auto"},
+        {"layer_types": ["chunked_attention"]},
+        {"layer_types": "none", "max_window_layers": -1},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 0, "layer_types": ["linear_attention"] * 9},
+        {"architectures": ["MistralForCausalLM"], "layer_types": ["linear_attention"], "max_window_layers": -1},
+        {"rope_scaling": False},
+        {"rope_parameters": False},
+        {"max_position_embeddings": 256.0},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 128.0}},
+    ],
+    ids=json.dumps,
+)
+def test_fields_that_a_family_does_not_use_and_whole_floats(copy, changes):
+    path = copy("llama-gqa-tied")
+    edit(path, **changes)
+    config = read_model_config(path)
+    assert set(config.windows) == {None}
+    assert isinstance(config.max_positions, int)
+    assert isinstance(config.rope.original_max_positions, int)
+
+
+@pytest.mark.parametrize("value", [256.5, True, "256", 0.0, 1e300])
+def test_what_is_no_count(copy, value):
+    path = copy("llama-gqa-tied")
+    edit(path, max_position_embeddings=value)
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        read_model_config(path)
+
+
 def test_missing_and_damaged_config(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json: No such file"):
         read_model_config(tmp_path)

@@ -6,17 +6,26 @@ on the size of the weights is checked against their headers (weight_headers.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_LAYERS = 4096
 MAX_HEADS = 1 << 16
 MAX_COUNT = 2**31 - 1
 MAX_ROPE_FACTOR = 65536.0
 
-T = TypeVar("T")
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+
+def _whole(value: Any) -> Any:
+    """Returns 131072 for 131072.0, as some programs write integers, and anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _none_for_false(value: Any) -> Any:
+    return None if value is False else value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT), BeforeValidator(_whole)]
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 Epsilon = Annotated[float, Field(gt=0, lt=1)]
@@ -93,14 +102,10 @@ class LlamaFile(ConfigFile):
     hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: Count | None = None
-    use_sliding_window: bool = False
-    max_window_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS)] | None = None
-    layer_types: Annotated[list[Literal["full_attention", "sliding_attention"]], Field(max_length=MAX_LAYERS)] = []
     rope_theta: Annotated[float, Field(gt=1, le=1e12)] | None = None
     partial_rotary_factor: float | None = None
-    rope_parameters: RopeFields | None = None
-    rope_scaling: RopeFields | None = None
+    rope_parameters: Annotated[RopeFields | None, BeforeValidator(_none_for_false)] = None
+    rope_scaling: Annotated[RopeFields | None, BeforeValidator(_none_for_false)] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> LlamaFile:
@@ -109,6 +114,23 @@ class LlamaFile(ConfigFile):
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}"
             )
-        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types names {len(self.layer_types)} layers of {self.num_hidden_layers}")
         return self
+
+
+class WindowSwitch(ModelFile):
+    """Whether layers of Qwen2 and Qwen3 have a window. Without, the fields below may hold anything."""
+
+    use_sliding_window: bool = False
+
+
+class Window(ModelFile):
+    """The window of Mistral, and of Qwen2 and Qwen3 if it is switched on."""
+
+    sliding_window: Count | None = None
+
+
+class WindowLayers(ModelFile):
+    """Which layers of Qwen2 and Qwen3 have the window."""
+
+    max_window_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS), BeforeValidator(_whole)] | None = None
+    layer_types: Annotated[list[Literal["full_attention", "sliding_attention"]], Field(max_length=MAX_LAYERS)] = []

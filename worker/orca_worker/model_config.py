@@ -8,11 +8,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.model_files import CONFIG_BYTES, FileError, checked, quote, read_object
 
-from orca_worker.config_schema import ArchitectureFile, ConfigFile, Gpt2File, LlamaFile
+from orca_worker.config_schema import (
+    ArchitectureFile,
+    ConfigFile,
+    Gpt2File,
+    LlamaFile,
+    Window,
+    WindowLayers,
+    WindowSwitch,
+)
 from orca_worker.errors import ModelError
 from orca_worker.rope import Rope, read_rope
 
@@ -97,7 +106,8 @@ def read_model_config(model_path: Path) -> ModelConfig:
             raise ModelError(f"architecture {quote(name)[1:-1]} is not supported: {', '.join(ARCHITECTURES)} are")
         if family == "gpt2":
             return _gpt2(checked(Gpt2File, raw, path))
-        return _llama_like(family, checked(LlamaFile, raw, path))
+        file = checked(LlamaFile, raw, path)
+        return _llama_like(family, file, _windows(family, file.num_hidden_layers, raw, path))
     except FileError as error:
         raise ModelError(str(error)) from error
     except ModelError as error:
@@ -131,7 +141,7 @@ def _gpt2(file: Gpt2File) -> ModelConfig:
     )
 
 
-def _llama_like(family: str, file: LlamaFile) -> ModelConfig:
+def _llama_like(family: str, file: LlamaFile, windows: tuple[int | None, ...]) -> ModelConfig:
     """Llama, and what its relatives add: Mistral a window, Qwen2 biases, Qwen3 norms on heads."""
     _require(file, "hidden_act", ("silu",))
     bias = file.attention_bias and family in ("llama", "qwen3")
@@ -154,23 +164,30 @@ def _llama_like(family: str, file: LlamaFile) -> ModelConfig:
         output_bias=bias,
         mlp_bias=file.mlp_bias and family == "llama",
         normalised_heads=family == "qwen3",
-        windows=_windows(family, file),
+        windows=windows,
         rope=read_rope(file),
         dtype=_dtype(file),
     )
 
 
-def _windows(family: str, file: LlamaFile) -> tuple[int | None, ...]:
-    layers, window = file.num_hidden_layers, file.sliding_window
-    if family == "mistral":
+def _windows(family: str, layers: int, raw: dict[str, Any], path: Path) -> tuple[int | None, ...]:
+    """Returns the window of each layer; fields that the family does not use are not looked at."""
+    full = (None,) * layers
+    if family == "llama":
+        return full
+    if family != "mistral" and not checked(WindowSwitch, raw, path).use_sliding_window:
+        return full
+    window = checked(Window, raw, path).sliding_window
+    if family == "mistral" or window is None:
         return (window,) * layers
-    if family == "llama" or not file.use_sliding_window or window is None:
-        return (None,) * layers
-    if file.layer_types:
-        return tuple(window if kind == "sliding_attention" else None for kind in file.layer_types)
-    if file.max_window_layers is None:
+    chosen = checked(WindowLayers, raw, path)
+    if chosen.layer_types:
+        if len(chosen.layer_types) != layers:
+            raise ModelError(f"layer_types names {len(chosen.layer_types)} layers of {layers}")
+        return tuple(window if kind == "sliding_attention" else None for kind in chosen.layer_types)
+    if chosen.max_window_layers is None:
         raise ModelError("max_window_layers is missing")
-    return tuple(window if layer >= file.max_window_layers else None for layer in range(layers))
+    return tuple(window if layer >= chosen.max_window_layers else None for layer in range(layers))
 
 
 def _require(file: ConfigFile, name: str, supported: tuple[object, ...]) -> None:
