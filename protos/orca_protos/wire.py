@@ -27,16 +27,18 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
-MAX_CONNECTIONS = 256
-"""Connections to a worker. Its master and the other partitions of its pipeline need one each; the rest is room for
-masters that come and go. Beyond it a connection is closed at once, so that a stranger's flood costs no descriptors."""
+MAX_CONNECTIONS = 512
+"""Connections to a worker, handshakes included. Its master and the other partitions of its pipeline need one each; the
+rest is room for masters that come and go, and for connections that send nothing. Beyond the bound a connection is closed
+at once, so that a stranger's flood leaves descriptors for the worker (1024 is a usual limit). A stranger who keeps all
+places taken delays new connections of the master; the present ones are served on."""
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # gRPC would let a second worker of the same user listen on the same port
     ("grpc.keepalive_time_ms", 10_000),  # a master that vanished with its host says no goodbye
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection without a byte, or a handshake that never ends
+    ("grpc.server_handshake_timeout_ms", 3_000),  # a connection without a byte, or a handshake that never ends
     ("grpc.max_concurrent_streams", 128),  # of one connection
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -4,6 +4,7 @@
     wrong: KIND     answers commands of this kind with `allocated`, or `formed` for an allocate
     hold: COUNT     answers only when COUNT commands have come, in an order drawn with `seed`
     writes: COUNT   writes COUNT bytes to standard error, without a line break, before it reads a command
+    asks: KEY       waits for the value of this key before it forms epoch 1, and answers with the error if there is none
     complains: I    rank I answers an iteration with the loss of a neighbour, and ends
 
 The answers show whose they are: Prepared names its epoch, WarmedUp has as many blocks as it was asked for tokens.
@@ -29,6 +30,23 @@ arguments = parser.parse_args()
 connection = socket.socket(fileno=arguments.fd)
 
 
+def value_of(key):
+    """Asks the rendezvous; commands that come before the answer are kept for later."""
+    question = pb.RendezvousRequest(epoch=epoch, key=key, timeout_ms=100_000)
+    connection.sendall(encode(pb.RankReply(rendezvous=question, number=1)))
+    while (command := read_command(connection)) is not None:
+        if command.WhichOneof("command") == "rendezvous":
+            return command.rendezvous
+        later.append(command)
+    sys.exit(0)
+
+
+def formed():
+    if "asks" in script and epoch == 1 and (error := value_of(script["asks"]).error):
+        return pb.RankReply(fault=pb.Fault(message=error, kind=pb.FAULT_KIND_REQUEST))
+    return pb.RankReply(formed=pb.Formed())
+
+
 def answer(command):
     kind = command.WhichOneof("command")
     if kind == script.get("wrong"):
@@ -39,7 +57,7 @@ def answer(command):
     if kind == "prepare":
         return pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch))
     if kind == "form":
-        return pb.RankReply(formed=pb.Formed())
+        return formed()
     if kind == "warmup":
         return pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=command.warmup.max_tokens))
     return pb.RankReply(allocated=pb.Allocated())
@@ -47,8 +65,8 @@ def answer(command):
 
 sys.stderr.write("x" * script.get("writes", 0))
 sys.stderr.flush()
-held, epoch, partition = [], 0, 0
-while (command := read_command(connection)) is not None:
+held, later, epoch, partition = [], [], 0, 0
+while (command := later.pop(0) if later else read_command(connection)) is not None:
     kind = command.WhichOneof("command")
     if kind == "load":
         partition = command.load.partition

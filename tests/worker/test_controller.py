@@ -91,6 +91,30 @@ async def fault_at_end(stream: Any) -> pb.Fault:
     raise AssertionError("the stream ended without a fault")
 
 
+def test_a_question_to_the_rendezvous_ends_with_its_epoch(tmp_path):
+    """Partition 1's rank waits for a key of epoch 1; it hears that the epoch is over, and prepares the next one."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}, {"asks": "a key"}) as (controllers, stubs):
+            for partition, stub in enumerate(stubs):
+                await load(stub, load_request(partition, 2))
+                await stub.Prepare(pb.PrepareRequest(epoch=1))
+            (pid,) = rank_pids(controllers[1])
+            request = pb.FormRequest(
+                epoch=1, world_size=2, rendezvous_host=f"unix:{tmp_path}/0.sock", group_timeout_ms=100_000
+            )
+            forming = asyncio.ensure_future(stubs[1].Form(request))
+            while not controllers[0]._rendezvous._num_waiting:
+                await asyncio.sleep(0.01)
+            for stub in reversed(stubs):  # the side that asks closes its channel before the host ends the wait
+                assert (await stub.Prepare(pb.PrepareRequest(epoch=2))).epoch == 2
+            with pytest.raises(grpc.aio.AioRpcError, match="the rendezvous of epoch 1 is over"):
+                await forming
+            assert rank_pids(controllers[1]) == [pid]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("answers", [2, 3])
 def test_a_late_answer_is_nobody_elses(tmp_path, answers):
     """The master gives a Prepare up; its answer comes together with those to the next Prepare and Form."""

@@ -112,6 +112,37 @@ def test_another_partitions_controller_asks_the_host(tmp_path):
     asyncio.run(run())
 
 
+def test_questions_end_when_the_side_that_asks_is_closed(tmp_path):
+    """Those under way and those that come later are answered; only a cancelled caller gets no answer."""
+
+    async def run() -> None:
+        host = Controller()
+        server = grpc.aio.server()
+        add_WorkerServicer_to_server(host, server)
+        server.add_insecure_port(f"unix:{tmp_path}/host.sock")
+        await server.start()
+        host._rendezvous = Rendezvous(7)
+        channel = grpc.aio.insecure_channel(f"unix:{tmp_path}/host.sock")
+        other, late = Rendezvous(7), Rendezvous(7)
+        for each in (other, late):
+            each.pass_on(WorkerStub(channel))
+        async with asyncio.timeout(100):
+            waiting, given_up = (asyncio.ensure_future(other.ask(get("a"))) for _ in range(2))
+            while host._rendezvous._num_waiting < 2:
+                await asyncio.sleep(0.01)
+            await other.close()
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            await channel.close()
+            over = pb.RendezvousReply(error="the rendezvous of epoch 7 is over")
+            assert [await waiting, await other.ask(get("a")), await late.ask(get("a"))] == [over, over, over]
+            await host.close()
+            await server.stop(0)
+
+    asyncio.run(run())
+
+
 def test_the_store_of_torch_over_it():
     """From a thread, as a rank does; `check` waits for nothing, and everything that ORCA does not need is refused."""
     loop = asyncio.new_event_loop()

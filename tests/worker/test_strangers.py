@@ -91,6 +91,23 @@ def test_connections_beyond_the_bound_are_closed_at_once():
     at_the_port(visit)
 
 
+def test_places_of_connections_that_send_nothing_are_free_again_soon():
+    """A new master gets in although strangers held every place: a handshake has 3 s, and the master tries for longer."""
+
+    async def visit(controller: Controller, stub: Any, port: int) -> None:
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CONNECTIONS)]
+        connection = WorkerConnection(f"127.0.0.1:{port}")
+        try:
+            await connection.describe(30)
+        finally:
+            await connection.close()
+            for stranger in strangers:
+                stranger.close()
+
+    assert dict(SERVER_OPTIONS)["grpc.server_handshake_timeout_ms"] == 3_000
+    at_the_port(visit)
+
+
 def is_closed(connection: socket.socket) -> bool:
     """Whether the server closes a connection before it sends anything."""
     connection.settimeout(30)

@@ -46,18 +46,16 @@ class Rendezvous:
         try:
             if self._host is None:
                 return await self.exchange(request)
-            seconds = request.timeout_ms / 1000 + MARGIN_SECONDS
-            reply: pb.RendezvousReply = await self._host.Rendezvous(request, timeout=seconds)
+            return await self._ask_host(request)
         except RendezvousError as error:
             return pb.RendezvousReply(error=str(error))
         except grpc.aio.AioRpcError as error:
             return pb.RendezvousReply(error=f"partition 0: {error.details() or error.code().name}")
-        return reply
 
     async def exchange(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
         """Sets the key if the request has a value, else waits for the value. Raises RendezvousError."""
         if request.epoch != self._epoch or self._closed:
-            raise RendezvousError(f"the rendezvous of epoch {request.epoch} is over")
+            raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:
             raise RendezvousError(f"a key of {len(request.key)} characters: {MAX_KEY_LENGTH} at most")
         if request.HasField("value"):
@@ -66,11 +64,26 @@ class Rendezvous:
         return pb.RendezvousReply(value=await self._get(request.key, request.timeout_ms / 1000))
 
     async def close(self) -> None:
-        """Ends every wait."""
+        """Ends every wait here. Questions that were passed on end when the caller closes the channel to the host."""
         async with self._changed:
             self._closed = True
             self._values.clear()
             self._changed.notify_all()
+
+    async def _ask_host(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        if self._closed:
+            raise _over(request.epoch)
+        seconds = request.timeout_ms / 1000 + MARGIN_SECONDS
+        try:
+            reply: pb.RendezvousReply = await self._host.Rendezvous(request, timeout=seconds)
+        except asyncio.CancelledError as error:
+            # A channel cancels its calls when it is closed. A rank without an answer would wait, and not prepare.
+            if self._closed and not _is_cancelled():
+                raise _over(request.epoch) from error
+            raise
+        except grpc.aio.UsageError as error:  # the channel is closed
+            raise _over(request.epoch) from error
+        return reply
 
     async def _set(self, key: str, value: bytes) -> None:
         added = (
@@ -97,5 +110,15 @@ class Rendezvous:
         finally:
             self._num_waiting -= 1
         if self._closed:
-            raise RendezvousError(f"the rendezvous of epoch {self._epoch} is over")
+            raise _over(self._epoch)
         return self._values[key]
+
+
+def _over(epoch: int) -> RendezvousError:
+    return RendezvousError(f"the rendezvous of epoch {epoch} is over")
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels the task that runs now, as opposed to a call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
