@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_protos.http import probes
-from orca_protos.http_limits import PROBE_LIMITS
+from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.loop_watch import LoopWatch
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -116,7 +116,7 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
             raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
 
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
-    app.add_middleware(BodyLimits, limits=PROBE_LIMITS)
+    app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
 
     @app.get("/state")
     async def state() -> EngineReport:

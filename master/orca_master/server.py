@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_protos.http import listen, serving, serving_apart
+from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
@@ -95,7 +96,8 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
         if ports.admin is not None:
             tls = config.tls.server_context() if config.tls else None
-            await stack.enter_async_context(serving(create_admin_app(engine, ports.admin_token), ports.admin, tls=tls))
+            app = create_admin_app(engine, ports.admin_token)
+            await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))
         front: Endpoint | ApiProcesses = endpoint
         if endpoint_config.num_processes:
             front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))

@@ -197,7 +197,7 @@ class EndpointConfig(_message.Message):
     def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ...) -> None: ...
 
 class HttpLimits(_message.Message):
-    __slots__ = ("max_header_bytes", "max_header_count", "max_body_bytes", "max_connections", "header_timeout", "body_timeout", "keep_alive_timeout", "write_timeout", "max_unread_bytes")
+    __slots__ = ("max_header_bytes", "max_header_count", "max_body_bytes", "max_connections", "header_timeout", "body_timeout", "keep_alive_timeout", "write_timeout", "max_unread_bytes", "max_requests_per_connection", "handshake_timeout", "idle_seconds_when_full", "busy_seconds_when_full")
     MAX_HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_HEADER_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,10 @@ class HttpLimits(_message.Message):
     KEEP_ALIVE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     WRITE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     MAX_UNREAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_PER_CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_WHEN_FULL_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_WHEN_FULL_FIELD_NUMBER: _ClassVar[int]
     max_header_bytes: int
     max_header_count: int
     max_body_bytes: int
@@ -216,7 +220,11 @@ class HttpLimits(_message.Message):
     keep_alive_timeout: float
     write_timeout: float
     max_unread_bytes: int
-    def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ...) -> None: ...
+    max_requests_per_connection: int
+    handshake_timeout: float
+    idle_seconds_when_full: float
+    busy_seconds_when_full: float
+    def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
     __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens")

@@ -73,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """From the first byte of a request to its last."""
         self._in_head = False
         self._keep_alive = False
+        self._num_requests = 0
         self._head_bytes = 0
         self._head_fields = 0
         self._silent_bytes = 0
@@ -159,7 +160,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_timer()
         self._registry.note_busy(self)
         # Until the body is there: an answer that does not wait for it ends the connection.
-        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+        self._num_requests += 1
+        last = self._num_requests >= self._limits.max_requests_per_connection
+        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not last, False
 
     def on_body(self, body: bytes) -> None:
         """A part of the body came."""

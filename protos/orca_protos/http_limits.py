@@ -6,10 +6,11 @@ orca_master/body_limits.py to the bodies of requests.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIN_BYTES_PER_SECOND = 1024
 """A peer that sends or reads more slowly for a whole time-out is given up."""
@@ -23,21 +24,32 @@ class HttpLimits:
 
     `max_header_bytes` bounds the URL as well. `max_unread_bytes` is per stream, of generated text that the client has
     not read.
+
+    A new connection at `max_connections` ends those that have waited for a request, or are in their TLS handshake, for
+    `idle_seconds_when_full`; without any, the oldest that is older than `busy_seconds_when_full`.
     """
 
     max_header_bytes: int = 64 << 10
     max_header_count: int = 256
     max_body_bytes: int = 32 << 20
     max_connections: int = 8192
+    max_requests_per_connection: int = 1_000_000
     header_timeout: float = 10.0
     body_timeout: float = 10.0
     keep_alive_timeout: float = 5.0
     write_timeout: float = 30.0
     max_unread_bytes: int = 8 << 20
+    handshake_timeout: float = 2.0
+    idle_seconds_when_full: float = 1.0
+    busy_seconds_when_full: float = math.inf
 
 
-PROBE_LIMITS = HttpLimits(max_body_bytes=1 << 20, max_connections=32)
-"""For ports that kubelets, monitoring and the operator use."""
+ADMIN_LIMITS = HttpLimits(max_body_bytes=1 << 20, max_connections=32, idle_seconds_when_full=0.1)
+"""For the operator's port. Only those with a certificate get past the handshake, so that answers are not cut short."""
+PROBE_LIMITS = replace(
+    ADMIN_LIMITS, max_requests_per_connection=1, header_timeout=2.0, write_timeout=2.0, busy_seconds_when_full=0.1
+)
+"""For the ports that kubelets and monitoring use, and that any stranger reaches. Every answer is short."""
 
 
 def connection_cap(wanted: int, allowed_descriptors: int, used_descriptors: int) -> int:

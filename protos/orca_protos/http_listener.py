@@ -1,8 +1,8 @@
 """`HttpListener`: accepts the connections of one port, never more than the process has descriptors for.
 
 asyncio's own servers accept without a bound, and log every failure to accept, with a traceback, up to 2,048 times a
-second. At the limit, connections that have waited for a request for a second make room; if there is none, new ones
-stay in the kernel's queue.
+second. At the limit, connections without a request make room, those in their TLS handshake included, and on ports with
+short answers the oldest connection (HttpLimits); if there is none, new ones stay in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 BATCH = 64
 """Connections accepted in one turn of the event loop."""
 SEND_BUFFER_BYTES = 128 << 10
-GRACE_SECONDS = 1.0
-"""For the first request of a connection at the limit, and until the next attempt to accept one."""
 
 
 class HttpListener(Registry):
@@ -43,10 +41,11 @@ class HttpListener(Registry):
         self._tls = tls
         self._cap = connections_of_this_process(limits.max_connections)
         self._loop = asyncio.get_running_loop()
-        self._open: set[BoundedProtocol] = set()
+        self._open: dict[BoundedProtocol, float] = {}
+        """With the time of their acceptance; the oldest first."""
         self._waiting: dict[BoundedProtocol, float] = {}
         """Connections without a request in progress, with the time since when; the longest wait first."""
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._connecting: dict[BoundedProtocol, asyncio.Task[None]] = {}
         self._accepting = False
         self._log = OncePerSecond()
 
@@ -74,7 +73,7 @@ class HttpListener(Registry):
     def note_closed(self, connection: BoundedProtocol) -> None:
         """See Registry."""
         self._waiting.pop(connection, None)
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         if len(self._open) < self._cap:
             self._resume()
 
@@ -102,29 +101,44 @@ class HttpListener(Registry):
                 return
             peer.setblocking(False)
             connection = self._make_connection(self)
-            self._open.add(connection)
-            task = self._loop.create_task(self._connect(peer, connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._open[connection] = time.monotonic()
+            self.note_waiting(connection)
+            self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
 
     def _make_room(self, reason: str) -> None:
-        """Ends connections that wait for a request; accepts no more until one has ended, or after a while."""
+        """Ends connections; accepts no more until one has ended, or after a while."""
         self._pause()
-        self._loop.call_later(GRACE_SECONDS, self._resume)
-        latest = time.monotonic() - GRACE_SECONDS
-        idle = [connection for connection, since in itertools.islice(self._waiting.items(), BATCH) if since <= latest]
-        for connection in idle:
-            connection.abort()
+        self._loop.call_later(self._limits.idle_seconds_when_full, self._resume)
+        now = time.monotonic()
+        ended = _older(self._waiting, now - self._limits.idle_seconds_when_full, BATCH)
+        action = "idle ones are closed" if ended else "new ones wait"
+        if not ended:
+            ended = _older(self._open, now - self._limits.busy_seconds_when_full, 1)
+            action = "the oldest is closed" if ended else action
+        for connection in ended:
+            self._end(connection)
         if self._log.due():
-            action = "idle ones are closed" if idle else "new ones wait"
             logger.warning("%s: %s (--max-connections, ulimit -n)", reason, action)
 
+    def _end(self, connection: BoundedProtocol) -> None:
+        if connection in self._connecting:
+            self._connecting[connection].cancel()  # the transport of the handshake, which nobody else has, is closed
+        else:
+            connection.abort()
+
     async def _connect(self, peer: socket.socket, connection: BoundedProtocol) -> None:
-        seconds = self._limits.header_timeout if self._tls is not None else None
+        seconds = self._limits.handshake_timeout if self._tls is not None else None
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds
             )
-        except OSError:  # no TLS, or the client has gone
+        except (OSError, asyncio.CancelledError):  # no TLS, the client has gone, or its place is needed
             peer.close()
             self.note_closed(connection)
+        finally:
+            self._connecting.pop(connection, None)
+
+
+def _older(connections: dict[BoundedProtocol, float], latest: float, most: int) -> list[BoundedProtocol]:
+    """Returns at most `most` of the first connections whose time is `latest` or before."""
+    return [connection for connection, since in itertools.islice(connections.items(), most) if since <= latest]

@@ -87,6 +87,10 @@ http_limits = build(
     keep_alive_timeout=floats,
     write_timeout=floats,
     max_unread_bytes=uint64,
+    max_requests_per_connection=uint64,
+    handshake_timeout=floats,
+    idle_seconds_when_full=floats,
+    busy_seconds_when_full=floats,
 )
 configs = build(
     EndpointConfig,

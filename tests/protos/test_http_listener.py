@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import math
 import ssl
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from orca_protos.http import listen, probes, serving
-from orca_protos.http_limits import Allowance, HttpLimits, OncePerSecond, connection_cap
+from orca_protos.http_limits import ADMIN_LIMITS, PROBE_LIMITS, Allowance, HttpLimits, OncePerSecond, connection_cap
 
 REQUEST = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 CROWD = """
@@ -43,9 +44,13 @@ async def port(limits: HttpLimits, tls=None):
     async def x():
         return 200, "here"
 
+    async def stuck():
+        await asyncio.Event().wait()
+        return 200, "never"
+
     listener = listen("127.0.0.1", 0)
     number = listener.getsockname()[1]
-    async with serving(probes({"/x": x}), listener, limits, tls):
+    async with serving(probes({"/x": x, "/stuck": stuck}), listener, limits, tls):
         yield number
 
 
@@ -97,6 +102,74 @@ def test_idle_connections_make_room(caplog):
     assert "4 connections are open, the limit" in caplog.text
 
 
+def test_the_oldest_busy_connection_makes_room_where_answers_are_short():
+    """Ten clients whose answers never end on a port of four connections: an eleventh is served all the same."""
+
+    async def run():
+        limits = HttpLimits(
+            max_connections=4, write_timeout=600, busy_seconds_when_full=0.1, idle_seconds_when_full=0.1
+        )
+        async with port(limits) as number:
+            busy = []
+            for _ in range(10):
+                busy.append(await asyncio.open_connection("127.0.0.1", number))
+                busy[-1][1].write(b"GET /stuck HTTP/1.1\r\n\r\n")
+            assert b"here" in await ask(number)
+            async with asyncio.timeout(60):
+                assert await busy[0][0].read() == b""  # the oldest one was ended
+            for _, writer in busy:
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_stranger_cannot_make_probes_wait():
+    """The limits of probe ports: a client that does not read keeps no place, and a request ends its connection."""
+    assert PROBE_LIMITS.max_requests_per_connection == 1
+    assert PROBE_LIMITS.busy_seconds_when_full + PROBE_LIMITS.idle_seconds_when_full < 1
+    assert ADMIN_LIMITS.idle_seconds_when_full < 1
+    assert math.isinf(ADMIN_LIMITS.busy_seconds_when_full), "the operator's requests are not cut short"
+
+    async def run():
+        async with port(PROBE_LIMITS) as number, asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(b"GET /x HTTP/1.1\r\n\r\n" * 2)
+            answer = await reader.read()
+            writer.close()
+            assert answer.count(b"HTTP/1.1 200 OK") == 1
+            assert b"connection: close" in answer
+
+    asyncio.run(run())
+
+
+def test_handshakes_make_room(certificate):
+    """Ten strangers to TLS that say nothing on a port of four connections: a client is served all the same."""
+    server, client = certificate
+
+    async def run():
+        limits = HttpLimits(max_connections=4, handshake_timeout=600, idle_seconds_when_full=0.1)
+        async with port(limits, server) as number:
+            silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(10)]
+            assert b"here" in await ask(number, client)
+            async with asyncio.timeout(60):
+                assert await silent[0][0].read() == b""
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_handshake_is_bounded(certificate):
+    async def run():
+        async with port(HttpLimits(handshake_timeout=0.1, header_timeout=600), certificate[0]) as number:
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            async with asyncio.timeout(60):
+                assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_a_crowd_within_128_descriptors():
     """300 silent connections: not one error of asyncio's, few lines of log, and a request is served among them."""
     process = subprocess.Popen(
@@ -122,8 +195,9 @@ def test_a_crowd_within_128_descriptors():
     assert len(log) < 100_000
 
 
-def test_tls():
-    """With a certificate the port speaks HTTPS alone; a stranger to TLS does not disturb it."""
+@pytest.fixture(scope="module")
+def certificate():
+    """Returns the TLS contexts of a server and of a client that does not check its certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "port")])
     now = datetime.datetime.now(datetime.UTC)
@@ -137,6 +211,14 @@ def test_tls():
         .not_valid_after(now + datetime.timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
+    client = ssl.create_default_context()
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    return _server_context(certificate, key), client
+
+
+def test_tls(certificate):
+    """With a certificate the port speaks HTTPS alone; a stranger to TLS does not disturb it."""
 
     async def run(server, client):
         async with port(HttpLimits(max_connections=4), server) as number:
@@ -148,10 +230,7 @@ def test_tls():
             for _ in range(8):
                 assert b"here" in await ask(number, client)
 
-    client = ssl.create_default_context()
-    client.check_hostname = False
-    client.verify_mode = ssl.CERT_NONE
-    asyncio.run(run(_server_context(certificate, key), client))
+    asyncio.run(run(*certificate))
 
 
 def _server_context(certificate, key):
