@@ -24,14 +24,16 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A channel that was dropped when idle would come back with the certificates of its making, which may be out of date.
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # INT_MAX: never (grpc/impl/channel_arg_names.h)
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 MAX_CONNECTIONS = 512
 """Connections to a worker, handshakes included. Its master and the other partitions of its pipeline need one each; the
-rest is room for masters that come and go, and for connections that send nothing. Beyond the bound a connection is closed
-at once, so that a stranger's flood leaves descriptors for the worker (1024 is a usual limit). A stranger who keeps all
-places taken delays new connections of the master; the present ones are served on."""
+rest is room for masters that come and go, and for connections that send nothing. Beyond the bound a connection is
+closed at once, so that a stranger's flood leaves descriptors for the worker (1024 is a usual limit). A stranger who
+keeps all places taken delays new connections of the master; the present ones are served on."""
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # gRPC would let a second worker of the same user listen on the same port
     ("grpc.keepalive_time_ms", 10_000),  # a master that vanished with its host says no goodbye

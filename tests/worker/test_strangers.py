@@ -92,7 +92,7 @@ def test_connections_beyond_the_bound_are_closed_at_once():
 
 
 def test_places_of_connections_that_send_nothing_are_free_again_soon():
-    """A new master gets in although strangers held every place: a handshake has 3 s, and the master tries for longer."""
+    """A new master gets in although strangers held every place: a handshake has 3 s, and the master tries longer."""
 
     async def visit(controller: Controller, stub: Any, port: int) -> None:
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CONNECTIONS)]
