@@ -24,7 +24,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A channel that was dropped when idle would come back with the certificates of its making, which may be out of date.
+    # A channel that was dropped when idle would come back with the certificates of its making, perhaps out of date.
     ("grpc.client_idle_timeout_ms", 2**31 - 1),  # INT_MAX: never (grpc/impl/channel_arg_names.h)
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
