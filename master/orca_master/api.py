@@ -6,6 +6,8 @@ and log line → Host → CORS → API key → bounds of the body.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -76,7 +78,11 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
-    app.openapi = lambda: _openapi(app, endpoint)  # type: ignore[method-assign]
+    # Made once for a model: nobody needs a key to ask, and it takes a tenth of a second.
+    schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, endpoint.config.model_names))
+    app.openapi = lambda: schema(  # type: ignore[method-assign]
+        endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest
+    )
     return app
 
 
@@ -177,10 +183,9 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         return Response(await endpoint.engine.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _openapi(app: FastAPI, endpoint: Endpoint) -> dict[str, Any]:
-    """The schema of this very server: its model's names and limits are in it."""
+def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, longest: int) -> dict[str, Any]:
+    """The schema of this very server: its model's names and limits are in it, once they are known (else 0)."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    status = endpoint.engine.status
     parts = schema["components"]["schemas"]
     for name in (
         "CompletionRequest",
@@ -189,13 +194,14 @@ def _openapi(app: FastAPI, endpoint: Endpoint) -> dict[str, Any]:
         "TokenizeChatRequest",
         "DetokenizeRequest",
     ):
-        parts[name]["properties"]["model"] = {"type": "string", "enum": list(endpoint.config.model_names)}
-    _limit(parts, "maximum", 2**31 - 1, status.vocabulary_size - 1)
+        parts[name]["properties"]["model"] = {"type": "string", "enum": list(model_names)}
+    if vocabulary_size:
+        _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
     for name in ("CompletionRequest", "ChatCompletionRequest"):
         for field in ("max_tokens", "max_completion_tokens"):
             if field in parts[name]["properties"]:
                 wire = parts[name]["properties"][field]
-                wire["description"] = f"with the prompt at most {status.longest} tokens"
+                wire["description"] = f"with the prompt at most {longest} tokens"
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # answered with 400

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from orca_master.errors import ConfigurationError, RequestError
+from orca_master.stop_strings import StopSearch
 
 MAX_STOP_TOKENS = 64
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -101,7 +102,7 @@ class IncrementalDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._stop_strings = stop_strings
+        self._search = StopSearch(stop_strings)
         self._include_stop = include_stop
         self._held = ""
         self.stopped = False
@@ -115,28 +116,16 @@ class IncrementalDecoder:
         if self._tokenizer is None:
             return ""
         with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
-            self._held += self._stream.step(self._tokenizer, token) or ""
-        found = [(self._held.find(stop), stop) for stop in self._stop_strings]
-        hits = [(place, stop) for place, stop in found if place >= 0]
-        if hits:
-            place, stop = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            new = self._stream.step(self._tokenizer, token) or ""
+        self._held += new
+        if (hit := self._search.feed(new)) is not None:
+            from_end, stop = hit
+            place = len(self._held) - from_end
             self.stopped = True
             return self._held[: place + len(stop) if self._include_stop else place]
-        keep = 0 if last else self._possible_beginning()
+        keep = 0 if last else self._search.longest_beginning
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text
-
-    def _possible_beginning(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        return max(
-            (
-                length
-                for stop in self._stop_strings
-                for length in range(1, min(len(stop), len(self._held) + 1))
-                if self._held.endswith(stop[:length])
-            ),
-            default=0,
-        )
 
 
 @contextlib.contextmanager
