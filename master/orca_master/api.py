@@ -65,8 +65,9 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
     app.add_middleware(BodyLimits, limits=endpoint.config.http)
-    if endpoint.config.api_keys or endpoint.config.api_key_file:
-        app.add_middleware(ApiKeys, keys=KeyRing(endpoint.config.api_keys, endpoint.config.api_key_file))
+    config = endpoint.config
+    if config.api_keys or config.api_key_file:
+        app.add_middleware(ApiKeys, keys=KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests))
     if endpoint.config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

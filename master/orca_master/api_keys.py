@@ -6,13 +6,15 @@ nothing that opens it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import re
 import secrets
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orca_master.errors import ConfigurationError
@@ -43,11 +45,20 @@ def digests_of(keys: Iterable[str], source: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def read_key_file(path: Path) -> frozenset[str]:
+def open_regular(path: str, flags: int) -> int:
+    """An `opener` (see `open`) that never blocks, as a pipe without a writer would; raises OSError for a pipe."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
+
+
+def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -> frozenset[str]:
     """Returns the digests of the keys in a file, one per line; raises ConfigurationError."""
     source = f"--api-key-file {path}"
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=opener) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         keys = content.decode().split()
     except OSError as error:
@@ -62,13 +73,22 @@ def read_key_file(path: Path) -> frozenset[str]:
 
 
 class KeyRing:
-    """The keys that are valid now. A file that became unreadable or empty leaves the keys that it had."""
+    """The keys that are valid now: `digests`, and those of the file at `path`, which are `from_file` at first.
 
-    def __init__(self, digests: frozenset[str], path: Path | None, reload_seconds: float = RELOAD_SECONDS) -> None:
+    A file that became unreadable or empty leaves the keys that it had.
+    """
+
+    def __init__(
+        self,
+        digests: frozenset[str],
+        path: Path | None,
+        from_file: frozenset[str] = frozenset(),
+        reload_seconds: float = RELOAD_SECONDS,
+    ) -> None:
         self._digests = digests
         self._path = path
         self._reload_seconds = reload_seconds
-        self._from_file: frozenset[str] = frozenset()
+        self._from_file = from_file
         self._version: tuple[int, ...] | None = None
         self._complaint = ""
         self._checked = float("-inf")
@@ -92,7 +112,7 @@ class KeyRing:
             version = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
             if version == self._version:
                 return
-            self._from_file = read_key_file(self._path)
+            self._from_file = read_key_file(self._path, open_regular)
         except OSError as error:
             self._complain(f"--api-key-file {self._path}: {error.strerror}")
         except ConfigurationError as error:

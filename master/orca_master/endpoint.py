@@ -25,7 +25,8 @@ from orca_master.tokenizer import TextCodec
 class EndpointConfig:
     """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
 
-    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`. None of either: no key is needed.
+    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which
+    `api_key_file_digests` were read at the start. None of either: no key is needed.
     `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
     for any. `http`: bounds of the API's port in each process.
     """
@@ -36,6 +37,7 @@ class EndpointConfig:
     drain_timeout: float = 30.0
     api_keys: frozenset[str] = frozenset()
     api_key_file: Path | None = None
+    api_key_file_digests: frozenset[str] = frozenset()
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = True

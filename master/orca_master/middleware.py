@@ -78,4 +78,6 @@ class ApiKeys:
 
     def _knows(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
-        return scheme.lower() == "bearer" and self._keys.accepts(given)
+        # ASGI servers' headers are bytes, which Starlette decodes as latin-1; keys elsewhere are UTF-8.
+        key = given.encode("latin-1").decode("utf-8", "surrogateescape")
+        return scheme.lower() == "bearer" and self._keys.accepts(key)

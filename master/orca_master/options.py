@@ -207,12 +207,16 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
     keys = digests_of(arguments.api_key, "--api-key")
     arguments.api_key = []
     if ENVIRONMENT in os.environ:  # removed, so that no process started from here inherits it
-        keys |= digests_of([os.environ.pop(ENVIRONMENT)], ENVIRONMENT)
-    if arguments.api_key_file is not None:
-        read_key_file(arguments.api_key_file)  # read again by every process that serves
+        keys |= digests_of([os.environ.pop(ENVIRONMENT).strip()], ENVIRONMENT)
+    key_file: Path | None = arguments.api_key_file
+    file_keys: frozenset[str] = frozenset()
+    if key_file is not None:
+        file_keys = read_key_file(key_file)
+        if not key_file.is_file():  # a pipe, which can be read once only
+            keys, file_keys, key_file = keys | file_keys, frozenset(), None
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
-    if (keys or arguments.api_key_file) and origins is None:
+    if (keys or key_file) and origins is None:
         logger.warning("no browser may call this server: with API keys, --allowed-origins ORIGIN says which may")
         origins = []
     return EndpointConfig(
@@ -221,7 +225,8 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         request_timeout=arguments.request_timeout,
         drain_timeout=arguments.drain_timeout,
         api_keys=keys,
-        api_key_file=arguments.api_key_file,
+        api_key_file=key_file,
+        api_key_file_digests=file_keys,
         root_path=arguments.root_path.rstrip("/"),
         allowed_origins=("*",) if origins is None else tuple(origins),
         allowed_hosts=() if "*" in hosts else tuple(hosts),

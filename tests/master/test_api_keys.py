@@ -6,11 +6,13 @@ import argparse
 import hashlib
 import logging
 import os
+import threading
 
 import pytest
 from orca_master import api_keys
 from orca_master.api_keys import KeyRing, digest, digests_of, read_key_file
 from orca_master.errors import ConfigurationError
+from orca_master.middleware import ApiKeys
 from orca_master.options import add_engine_options, add_model_options, add_server_options, endpoint_config
 
 HASH = hashlib.sha256(b"hashed").hexdigest()
@@ -32,9 +34,52 @@ def test_keys_of_all_sources_are_digests(tmp_path, monkeypatch):
     assert made.allowed_origins == ()
     assert "ORCA_API_KEY" not in os.environ
     assert not any(key in repr(made) for key in ("first", "from-environment", "filed"))
-    ring = KeyRing(made.api_keys, made.api_key_file)
+    ring = KeyRing(made.api_keys, made.api_key_file, made.api_key_file_digests)
     assert all(map(ring.accepts, ("first", "from-environment", "hashed", "filed")))
     assert not any(map(ring.accepts, ("", "firs", HASH, f"sha256:{HASH}", "\udcff")))
+
+
+def test_keys_from_a_pipe_stay_valid(tmp_path):
+    """A pipe, as of a shell's `<(command)`, is read once: a second time it would be empty, or wait for a writer."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("secret\n",))
+    writer.start()
+    made = config("--api-key-file", str(path))
+    writer.join()
+    assert made.allowed_origins == ()
+    ring = KeyRing(made.api_keys, made.api_key_file, made.api_key_file_digests, reload_seconds=0)
+    assert [ring.accepts(key) for key in ("secret", "", "secret")] == [True, False, True]
+
+
+def test_a_file_that_becomes_a_pipe_does_not_block(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("old")
+    ring = KeyRing(frozenset(), path, reload_seconds=0)
+    assert ring.accepts("old")
+    path.unlink()
+    os.mkfifo(path)
+    assert [ring.accepts(key) for key in ("old", "new")] == [True, False]
+
+
+def test_the_keys_of_the_start_are_valid_at_once(tmp_path):
+    """Also in a process that cannot read the file."""
+    assert KeyRing(frozenset(), tmp_path / "none", frozenset([digest("read")])).accepts("read")
+
+
+def test_a_newline_after_the_variable_is_not_of_the_key(monkeypatch):
+    """Secrets that were made from a file have one."""
+    monkeypatch.setenv("ORCA_API_KEY", "secret\n")
+    assert config().api_keys == {digest("secret")}
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "ключ", "\udcff"])
+def test_keys_beyond_ascii(key):
+    """Keys are the bytes that a client sends."""
+    middleware = ApiKeys(None, KeyRing(frozenset([digest(key)]), None))
+    sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
+    assert middleware._knows(f"Bearer {sent}")
+    assert not middleware._knows(f"Bearer {sent}x")
 
 
 @pytest.mark.parametrize("options", [["--api-key", ""], ["--api-key", "sha256:12"], ["--api-key", f"sha256:{HASH}0"]])
