@@ -150,7 +150,7 @@ class Communication(Part):
     env: dict[str, Annotated[str, Field(max_length=rank_environment.MAX_VALUE_LENGTH)]] = Field(
         {},
         description="Settings of NCCL, gloo and OpenMP in the rank processes, such as NCCL_DEBUG. Other variables, and "
-        "those that name a file or a library to load, are refused.",
+        "those that name a file, a library or an address to listen on, are refused.",
     )
 
 

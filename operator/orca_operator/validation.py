@@ -159,7 +159,8 @@ RULES = (
     ),
     Rule(
         "communication.env",
-        f"self.all(key, key.matches('{rank_environment.ALLOWED}') && !key.matches('{rank_environment.REFUSED}'))",
+        f"self.all(key, key.matches('{rank_environment.ALLOWED}') && "
+        f"(key.matches('{rank_environment.EXCEPTED}') || !key.matches('{rank_environment.REFUSED}')))",
         "communication.env",
         f"{rank_environment.WORDS} with worker.env",
         lambda name, spec: all(map(rank_environment.is_allowed, spec.communication.env)),

@@ -9,8 +9,10 @@ USEFUL = [
     *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_P2P_DISABLE"),
     *("NCCL_NET_GDR_LEVEL", "NCCL_ALGO", "NCCL_P2P_DIRECT_DISABLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"),
-    *("KMP_AFFINITY", "MKL_NUM_THREADS", "MKL_CBWR"),
+    *("KMP_AFFINITY", "MKL_NUM_THREADS", "MKL_CBWR", "NCCL_IB_PKEY", "NCCL_IB_ADDR_FAMILY"),
+    *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"),
 ]
+LISTENS = ["NCCL_RAS_ADDR", "NCCL_COMM_ID"]
 LOADS_CODE = [
     *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "PYTHONPATH", "PYTHONWARNINGS", "PYTHONSTARTUP", "BROWSER", "PATH"),
     *("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"),
@@ -34,6 +36,8 @@ TOUCHES_FILES = [
         "KMP_CPUINFO_FILE",
         "MKL_VERBOSE_OUTPUT_FILE",
         "OMP_TOOL_VERBOSE_INIT",
+        "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY",
+        "NCCL_IB_PKEY_FILE",
     ),
 ]
 NOT_NAMES = [
@@ -47,6 +51,7 @@ NOT_NAMES = [
     "X_NCCL_DEBUG",
     "NCCL_Ä",
     "NCCL_A B",
+    "NCCL_IB_PKEY\n",
 ]
 
 
@@ -56,7 +61,7 @@ def test_settings_of_libraries_are_taken(name):
     assert refusal({name: "1"}) == ""
 
 
-@pytest.mark.parametrize("name", [*LOADS_CODE, *TOUCHES_FILES, *NOT_NAMES])
+@pytest.mark.parametrize("name", [*LOADS_CODE, *TOUCHES_FILES, *LISTENS, *NOT_NAMES])
 def test_everything_else_is_refused_by_name(name):
     assert not is_allowed(name)
     assert refusal({"NCCL_DEBUG": "INFO", name: "1"}).startswith(f"{name!r} is refused")
