@@ -63,6 +63,25 @@ def test_load_takes_no_variable_that_loads_code_or_writes_a_file(name):
     at_the_port(visit)
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size 0: at least 1"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0: at least 1"),
+        ({"workers_on_host": 0}, "workers_on_host 0: at least 1"),
+        ({"partition": 2}, "partition 2 of 2"),
+    ],
+)
+def test_load_takes_no_counts_that_cannot_be(count, words):
+    async def visit(controller: Controller, stub: Any, port: int) -> None:
+        counts = {"pipeline_parallel_size": 2, "tensor_parallel_size": 1, "workers_on_host": 1, **count}
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as error:
+            await stub.Load(pb.LoadRequest(model_path=str(MODEL), device="cpu", **counts)).read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    at_the_port(visit)
+
+
 @pytest.mark.parametrize("epoch", [HIGHEST_EPOCH + 1, 2**63, 2**64 - 1])
 def test_an_epoch_beyond_the_last_one_is_refused(epoch):
     async def visit(controller: Controller, stub: Any, port: int) -> None:

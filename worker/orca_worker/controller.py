@@ -104,6 +104,8 @@ class Controller(WorkerServicer):
         """See engine.proto."""
         if refusal := rank_environment.refusal(request.environment):
             await self._abort(context, ModelError(f"environment: {refusal}"))
+        if refusal := _refusal_of_counts(request):
+            await self._abort(context, ModelError(refusal))
         try:
             path = Path(request.model_path)
             check_model(
@@ -325,6 +327,16 @@ class Controller(WorkerServicer):
         """Ends every rank, also if the call that wants it is cancelled."""
         self._facts = self._load = None
         await asyncio.shield(self._ranks.end())
+
+
+def _refusal_of_counts(request: pb.LoadRequest) -> str:
+    """Returns what is wrong with the counts of a load, which a master of this version never gets wrong; else ""."""
+    for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
+        if getattr(request, name) < 1:
+            return f"{name} {getattr(request, name)}: at least 1 is expected"
+    if not 0 <= request.partition < request.pipeline_parallel_size:
+        return f"partition {request.partition} of {request.pipeline_parallel_size}: the first one is 0"
+    return ""
 
 
 async def _write_acks(epoch: Epoch, context: Any) -> None:
