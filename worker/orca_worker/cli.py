@@ -94,12 +94,15 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="of log lines (text)")
     arguments = parser.parse_args(argv)
+    on_unix = arguments.listen.startswith(UNIX)
     host, _, port = arguments.listen.rpartition(":")
-    if host != "unix" and not (host and port.isdecimal() and 0 < int(port) < 65536):
+    if on_unix and arguments.tls_dir:
+        parser.error(f"--tls-dir {arguments.tls_dir}: --listen {arguments.listen} is a Unix socket, which has no TLS")
+    if not on_unix and not (host and port.isdecimal() and 0 < int(port) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     configure_logging(arguments.log_format)
     tls = None
-    if host != "unix":
+    if not on_unix:
         if not arguments.tls_dir and not arguments.insecure:
             parser.error(f"--listen {arguments.listen}: {WAYS_OUT}")
         try:
