@@ -16,6 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_master.responding import error_response
 
+MIN_BODY_BYTES_PER_SECOND = 16 << 10
+"""Over a whole body, its pauses aside: one kept above orca_protos' lower bound would hold its memory for hours."""
+
 
 class BodyLimits:
     """Raises HTTPException where the application awaits a body that is too long or too slow."""
@@ -30,23 +33,26 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         # The parser has checked that it is a number.
-        if int(Headers(scope=scope).get("content-length", "0")) > self._limits.max_body_bytes:
+        stated = int(Headers(scope=scope).get("content-length", self._limits.max_body_bytes))
+        if stated > self._limits.max_body_bytes:
             await error_response(413, self._too_long())(scope, receive, send)
             return
-        await self._app(scope, _BoundedBody(receive, self._limits, self._too_long()).receive, send)
+        await self._app(scope, _BoundedBody(receive, self._limits, stated, self._too_long()).receive, send)
 
     def _too_long(self) -> str:
         return f"the body exceeds {self._limits.max_body_bytes} bytes (--max-body-bytes)"
 
 
 class _BoundedBody:
-    """The body of one request on its way to the application."""
+    """The body of one request on its way to the application; `stated` is how many bytes it may have."""
 
-    def __init__(self, receive: Receive, limits: HttpLimits, too_long: str) -> None:
+    def __init__(self, receive: Receive, limits: HttpLimits, stated: int, too_long: str) -> None:
         self._receive = receive
         self._limits = limits
         self._too_long = too_long
         self._allowance = Allowance(limits.body_timeout)
+        self._total_seconds = limits.body_timeout + stated / MIN_BODY_BYTES_PER_SECOND
+        self._deadline: float | None = None
         self._num_bytes = 0
         self._complete = False
 
@@ -56,10 +62,15 @@ class _BoundedBody:
             return await self._receive()
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._allowance.seconds):
+            if self._deadline is None:
+                self._deadline = started + self._total_seconds
+            async with asyncio.timeout(min(self._allowance.seconds, self._deadline - started)):
                 message = await self._receive()
         except TimeoutError as error:
-            slow = f"the body came too slowly: a client may pause for {self._limits.body_timeout:g} s"
+            slow = (
+                f"the body came too slowly: a client may pause for {self._limits.body_timeout:g} s, "
+                f"and send this body for {self._total_seconds:.0f} s"
+            )
             raise HTTPException(408, slow) from error
         num_bytes = len(message.get("body", b""))
         self._allowance.spend(time.monotonic() - started, num_bytes)

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from orca_master.body_budget import MAX_BYTES, BodyBudget
 from orca_master.endpoint import Endpoint
 from orca_master.errors import RequestError
 
@@ -37,7 +38,11 @@ class _CheckedRequest(Request):
 
 
 def checked_route(endpoint: Endpoint) -> type[APIRoute]:
-    """Returns the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`."""
+    """Returns the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`.
+
+    Bodies that have not been checked share a budget, into which one of the longest allowed fits.
+    """
+    budget = BodyBudget(max(MAX_BYTES, endpoint.config.http.max_body_bytes))
 
     class CheckedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -50,12 +55,15 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                 if not _is_json(request.headers.get("content-type", "")):
                     raise RequestError("the body must be JSON, with Content-Type: application/json")
                 body = bytearray()
-                try:
-                    async for chunk in request.stream():
-                        body += chunk
-                except ClientDisconnect:
-                    return Response(status_code=400)  # nobody receives it
-                checked = await endpoint.bodies.check(kind, body, endpoint.lengths)
+                with budget.body() as take:
+                    try:
+                        async for chunk in request.stream():
+                            take(len(chunk))
+                            body += chunk
+                    except ClientDisconnect:
+                        return Response(status_code=400)  # nobody receives it
+                    checked = await endpoint.bodies.check(kind, body, endpoint.lengths)
+                    body.clear()
                 return await handle(_CheckedRequest(request, checked))
 
             return check_and_handle

@@ -1,0 +1,132 @@
+"""Bodies on their way are bounded together, in memory and in time, not only one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from orca_master import body_limits, checked_route
+from orca_master.body_budget import BodyBudget
+from orca_master.body_checker import BodyChecker
+from orca_master.body_limits import BodyLimits
+from orca_master.errors import QueueFullError
+from orca_master.lengths import Lengths
+from orca_master.openai_types import DetokenizeRequest
+from orca_protos.http_limits import HttpLimits
+from starlette.exceptions import HTTPException
+
+JSON = [(b"content-type", b"application/json")]
+SOUND = b'{"tokens": [1]}'
+
+
+def scope(**others: Any) -> dict[str, Any]:
+    return {"type": "http", "method": "POST", "path": "/detokenize", "query_string": b"", "headers": JSON, **others}
+
+
+def application(limits: HttpLimits) -> FastAPI:
+    app = FastAPI()
+    config = SimpleNamespace(http=limits)
+    endpoint: Any = SimpleNamespace(config=config, bodies=BodyChecker(), lengths=Lengths(100))
+    app.router.route_class = checked_route.checked_route(endpoint)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> int:
+        return len(body.tokens)
+
+    return app
+
+
+class Client:
+    """A request whose body comes as `pieces`; then the client waits."""
+
+    def __init__(self, app: Any, *pieces: dict[str, Any]) -> None:
+        self._pieces = list(pieces)
+        self.waits = asyncio.Event()
+        self.sent: list[Any] = []
+        self.task = asyncio.create_task(app(scope(), self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._pieces:
+            self.waits.set()
+            await asyncio.Event().wait()
+        return self._pieces.pop(0)
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def status(self) -> int:
+        async with asyncio.timeout(60):
+            await self.task
+        return int(self.sent[0]["status"])
+
+
+def piece(body: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def test_bodies_share_a_budget(monkeypatch):
+    """Unfinished bodies leave no room for others until they end; a checked body takes none."""
+    monkeypatch.setattr(checked_route, "MAX_BYTES", 100)
+
+    async def run():
+        app = application(HttpLimits(max_body_bytes=50))
+        assert [await Client(app, piece(SOUND)).status() for _ in range(20)] == [200] * 20
+        unfinished = [Client(app, piece(b" " * 45, more=True)) for _ in range(2)]
+        for client in unfinished:
+            await client.waits.wait()
+        with pytest.raises(QueueFullError, match="100 bytes"):
+            await Client(app, piece(SOUND)).status()
+        unfinished[0].task.cancel()
+        await asyncio.gather(unfinished[0].task, return_exceptions=True)
+        assert await Client(app, piece(SOUND)).status() == 200
+        unfinished[1].task.cancel()
+        await asyncio.gather(unfinished[1].task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_one_body_of_the_limit_always_fits(monkeypatch):
+    monkeypatch.setattr(checked_route, "MAX_BYTES", 1)
+
+    async def run():
+        assert await Client(application(HttpLimits(max_body_bytes=50)), piece(SOUND.ljust(50))).status() == 200
+
+    asyncio.run(run())
+
+
+def test_a_refused_body_gives_back_what_it_took():
+    budget = BodyBudget(10)
+
+    def read(*chunks: int) -> None:
+        with budget.body() as take:
+            for chunk in chunks:
+                take(chunk)
+
+    with pytest.raises(QueueFullError):
+        read(8, 3)
+    assert budget.taken == 0
+
+
+def test_a_steady_drip_does_not_prolong_a_body_for_ever(monkeypatch):
+    """A client that always earns its pause back is cut all the same."""
+    monkeypatch.setattr(body_limits, "MIN_BODY_BYTES_PER_SECOND", 1 << 40)
+
+    async def receive():
+        await asyncio.sleep(0.01)
+        return piece(b" " * 1024, more=True)
+
+    async def app(_, receive, __):
+        while True:
+            await receive()
+
+    async def run():
+        limits = HttpLimits(body_timeout=0.2, max_body_bytes=1 << 30)
+        async with asyncio.timeout(60):
+            with pytest.raises(HTTPException, match="too slowly") as error:
+                await BodyLimits(app, limits)(scope(), receive, receive)
+        assert error.value.status_code == 408
+
+    asyncio.run(run())
