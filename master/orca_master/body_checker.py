@@ -21,6 +21,8 @@ from orca_master.lengths import Lengths
 SMALL_BYTES = 128 << 10
 """Of a body that is checked on the event loop."""
 CHECK_SECONDS = 30.0
+TURN_SECONDS = 30.0
+"""Longest wait of a large body for the process."""
 MAX_WAITING = 16
 """Large bodies that may wait for the process."""
 _PIECE_BYTES = 1 << 20
@@ -37,7 +39,8 @@ class BodyChecker:
     async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
         """Returns the value of a body of `kind` (bodies.KINDS), and empties `body` if it is large.
 
-        Raises RequestError, or QueueFullError if too many large bodies wait.
+        Raises RequestError, or QueueFullError if too many large bodies wait, or this one for too long. Cancelled, it
+        ends the process if that has the body.
         """
         if len(body) <= SMALL_BYTES:
             return check_body(kind, body, lengths)
@@ -45,13 +48,24 @@ class BodyChecker:
             raise QueueFullError(f"{self._num_waiting} large bodies are waiting to be read, the limit is {MAX_WAITING}")
         self._num_waiting += 1
         try:
-            async with self._turn:
+            await self._wait_for_turn()
+            try:
                 found, token_ids = await self._ask(kind, body, lengths)
+            finally:
+                self._turn.release()
         finally:
             self._num_waiting -= 1
         if "error" in found:
             raise RequestError(found["error"], found["field"])
         return unpack(kind, found, token_ids)
+
+    async def _wait_for_turn(self) -> None:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            message = f"other large bodies were read for {TURN_SECONDS:.0f} s while this one waited: try again"
+            raise QueueFullError(message) from error
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
         size = len(body)

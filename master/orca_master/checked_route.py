@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from orca_master.body_budget import MAX_BYTES, BodyBudget
 from orca_master.endpoint import Endpoint
 from orca_master.errors import RequestError
+from orca_master.responding import CLIENT_CLOSED_REQUEST, unless_gone
 
 KIND_OF_PATH = {
     "/v1/completions": "completion",
@@ -62,7 +63,9 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                             body += chunk
                     except ClientDisconnect:
                         return Response(status_code=400)  # nobody receives it
-                    checked = await endpoint.bodies.check(kind, body, endpoint.lengths)
+                    checked = await unless_gone(request, endpoint.bodies.check(kind, body, endpoint.lengths))
+                    if checked is None:
+                        return Response(status_code=CLIENT_CLOSED_REQUEST)
                     body.clear()
                 return await handle(_CheckedRequest(request, checked))
 

@@ -66,12 +66,12 @@ async def respond(
     """Runs a generation and answers in `style`; raises what the engine refuses."""
     pieces = generator.pieces(generation)
     if not body.stream:
-        collected = await _unless_gone(request, _collect(generation, pieces))
+        collected = await unless_gone(request, _collect(generation, pieces))
         if collected is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         usage = _usage(generation, sum(map(len, collected)))
         return Response(await _answer(generation, collected, usage, style), media_type="application/json")
-    first = await _unless_gone(request, _first(pieces))
+    first = await unless_gone(request, _first(pieces))
     if first is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     events = _events(generation, pieces, first, body.include_usage, style)
@@ -161,7 +161,7 @@ def _usage(generation: Generation, generated: int) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Awaits `work`, or cancels it and returns None once the client has gone."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_gone(request))

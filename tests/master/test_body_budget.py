@@ -26,10 +26,10 @@ def scope(**others: Any) -> dict[str, Any]:
     return {"type": "http", "method": "POST", "path": "/detokenize", "query_string": b"", "headers": JSON, **others}
 
 
-def application(limits: HttpLimits) -> FastAPI:
+def application(limits: HttpLimits, bodies: Any = None) -> FastAPI:
     app = FastAPI()
     config = SimpleNamespace(http=limits)
-    endpoint: Any = SimpleNamespace(config=config, bodies=BodyChecker(), lengths=Lengths(100))
+    endpoint: Any = SimpleNamespace(config=config, bodies=bodies or BodyChecker(), lengths=Lengths(100))
     app.router.route_class = checked_route.checked_route(endpoint)
 
     @app.post("/detokenize")
@@ -84,6 +84,29 @@ def test_bodies_share_a_budget(monkeypatch):
         assert await Client(app, piece(SOUND)).status() == 200
         unfinished[1].task.cancel()
         await asyncio.gather(unfinished[1].task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_the_check_of_a_body_ends_with_its_client():
+    """A client that leaves gives up its place, and the check is cancelled."""
+
+    async def run():
+        checking, cancelled = asyncio.Event(), asyncio.Event()
+
+        class Checker:
+            async def check(self, *_):
+                checking.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+
+        app = application(HttpLimits(), Checker())
+        client = Client(app, piece(SOUND), {"type": "http.disconnect"})
+        assert await client.status() == 499
+        assert checking.is_set()
+        assert cancelled.is_set()
 
     asyncio.run(run())
 

@@ -155,6 +155,19 @@ def test_the_number_of_large_bodies_is_bounded():
     run(play)
 
 
+def test_the_wait_of_a_large_body_is_bounded(monkeypatch):
+    monkeypatch.setattr(body_checker, "TURN_SECONDS", 0.01, raising=False)
+
+    async def play(checker: BodyChecker) -> None:
+        async with checker._turn, asyncio.timeout(60):
+            with pytest.raises(QueueFullError, match="try again"):
+                await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
+        assert checker._num_waiting == 0
+        assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]
+
+    run(play)
+
+
 def test_memory_is_bounded():
     """16 MiB of empty arrays as values take 350 MiB."""
     program = (
