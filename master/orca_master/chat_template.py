@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, checked, read_file, read_object
 from pydantic import BaseModel, ConfigDict, Field
 
-from orca_master.errors import ConfigurationError, RequestError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.template_process import CPU_SECONDS, FRAME_BYTES, LENGTH_BYTES, encode_frame
 
 if TYPE_CHECKING:  # the check of a template needs none of the API's types, which take 0.1 s
@@ -30,6 +30,8 @@ TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
 SHORTEST_LIMIT = 1 << 20
 """Characters that any prompt may have; a longer one at most GROWTH times what was sent."""
 GROWTH = 4
+MAX_WAITING = 256
+"""Requests that may wait for the process, which takes half a millisecond for an ordinary one."""
 WALL_SECONDS = 60.0
 """For one exchange with the process, whose processor time is bounded by itself: only a machine that stands still."""
 RESERVED = frozenset(
@@ -86,9 +88,14 @@ class ChatTemplate:
         }
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._num_waiting = 0
 
     async def render(self, messages: list[ChatMessage], add_generation_prompt: bool, options: dict[str, Any]) -> str:
-        """Returns the prompt; raises RequestError if there is no template, or for messages or options it refuses."""
+        """Returns the prompt.
+
+        Raises RequestError if there is no template, or for messages or options that the template refuses;
+        QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
+        """
         if self.source is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
@@ -104,7 +111,13 @@ class ChatTemplate:
         variables = {**options, "messages": wire, "add_generation_prompt": add_generation_prompt}
         size = sum(len(message["content"]) for message in wire) + len(json.dumps(options))
         frame = encode_frame({"variables": variables, "limit": max(SHORTEST_LIMIT, GROWTH * size)})
-        await self._turn.acquire()
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{MAX_WAITING} requests wait for the chat template, the limit")
+        self._num_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._num_waiting -= 1
         exchange = asyncio.create_task(self._exchange(frame))
         exchange.add_done_callback(lambda _: self._turn.release())
         # A client that leaves ends its wait, not the exchange: the next answer would be another request's.
@@ -127,7 +140,10 @@ class ChatTemplate:
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
         """Returns the answer to one frame; {} if the process did not give one, which is ended then."""
-        process = await self._started()
+        try:
+            process = await self._started()
+        except OSError as error:  # no descriptors or processes are left
+            raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
         answer = None if process is None else await self._ask(process, frame)
         if answer is None:
             await self._end()

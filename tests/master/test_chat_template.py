@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from orca_master import chat_template
 from orca_master.chat_template import ChatTemplate
-from orca_master.errors import ConfigurationError, RequestError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.openai_types import ChatMessage
 from transformers import AutoTokenizer
 
@@ -152,3 +153,25 @@ def test_a_lone_surrogate_and_a_long_conversation_pass(tmp_path):
     assert render(made, [ChatMessage(role="user", content="a\ud800b")]) == "a\ud800b"
     long = [ChatMessage(role="user", content="x" * 1000)] * 5000
     assert len(render(made, long)) == 5_000_000
+
+
+def test_requests_that_wait_for_the_process_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_WAITING", 2)
+
+    async def run() -> list[object]:
+        async with template(tmp_path, "{{ messages[0].content }}") as made:
+            waiting = [made.render(MESSAGES, False, {}) for _ in range(5)]
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert sum(isinstance(answer, QueueFullError) for answer in answers) == 2
+    assert sum(isinstance(answer, str) for answer in answers) == 3
+
+
+def test_a_process_that_cannot_be_started_is_no_internal_error(tmp_path, monkeypatch):
+    async def fails(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
+    with pytest.raises(EngineUnavailableError, match="Too many open files"):
+        asyncio.run(template(tmp_path, "x").render(MESSAGES, False, {}))

@@ -170,6 +170,27 @@ def test_files_that_are_not_a_models_are_not_fetched(hub, tmp_path):
     assert "tokenizer.json: 1099511627776 bytes, at most 67108864 are fetched" in line
 
 
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"])
+def test_a_damaged_record_counts_as_absent(hub, tmp_path, content):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / ".orca-verified.json").write_bytes(content)
+    assert fetch(hub, folder, "--without-weights")[0] == 0
+    assert "config.json" in json.loads((folder / ".orca-verified.json").read_text())
+
+
+def test_a_large_file_that_is_never_read_is_skipped(hub, tmp_path):
+    hub.files["training.json"] = b"{}"
+    hub.sizes["training.json"] = 1 << 40
+    folder = tmp_path / "model"
+    done = subprocess.run(
+        command(folder, "--without-weights"), env=environment_of(hub, folder), capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert "skipped training.json: 1099511627776 bytes" in done.stderr
+    assert present(folder) == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+
+
 def test_errors_name_the_way_out(hub, tmp_path):
     assert "does not exist, or needs a token: see model.secretRef" in fetch(hub, tmp_path / "a", uri="hf://no/no")[1]
     assert "has no revision 'v9': see model.revision" in fetch(hub, tmp_path / "b", "--revision", "v9")[1]

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -40,6 +40,13 @@ VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
 """Names that are fetched: plain ones, without a folder in them; those that begin with a dot are this program's own."""
+READ = frozenset(
+    {
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        INDEX,
+    }
+)
+"""Files beside the weights that ORCA reads; others are fetched for other programs, unless they are too large."""
 LOCK_SECONDS = 6 * 3600
 TRIES = 3
 LAYER = re.compile(r"\.([0-9]{1,6})\.")
@@ -79,12 +86,15 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
     if "config.json" not in siblings:
         raise FetchError(f"hf://{repository} has no config.json: it is not a Transformers model")
     commit = info.sha or revision
-    names = sorted(filter(TEXT.match, siblings))
-    for name in names:
+    names = []
+    for name in sorted(filter(TEXT.match, siblings)):
         if (size := siblings[name].size or 0) > TOKENIZER_BYTES:
-            raise FetchError(
-                f"{name}: {size} bytes, at most {TOKENIZER_BYTES} are fetched of a file beside the weights"
-            )
+            problem = f"{name}: {size} bytes, at most {TOKENIZER_BYTES} are fetched of a file beside the weights"
+            if name in READ:
+                raise FetchError(problem)
+            logger.warning("skipped %s", problem)
+            continue
+        names.append(name)
         _download(repository, commit, folder, siblings[name])
     if weights:
         weight_names = _weight_files(folder, siblings, partition)
@@ -122,7 +132,7 @@ def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tup
 def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) -> None:
     """Downloads and verifies one file, unless it is there and was verified."""
     record = folder / VERIFIED
-    verified: dict[str, str] = json.loads(record.read_bytes()) if record.exists() else {}
+    verified = _verified(record)
     name, expected = sibling.rfilename, _digest(sibling)
     path = folder / name
     if expected is not None and verified.get(name) == expected and path.is_file():
@@ -144,6 +154,20 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
         partial = record.with_suffix(".tmp")
         partial.write_text(json.dumps({**verified, name: expected}))
         os.replace(partial, record)
+
+
+def _verified(record: Path) -> dict[str, Any]:
+    """Returns the digests of files that were verified, by name; none if the record is absent or damaged."""
+    try:
+        value = json.loads(record.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    logger.warning("%s is damaged: every file is fetched and verified again", record)
+    return {}
 
 
 def _digest(sibling: RepoSibling) -> str | None:
