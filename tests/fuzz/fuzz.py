@@ -21,7 +21,7 @@ from targets import TARGETS, Target
 
 SECONDS_OF_AN_INPUT = 10
 MEGABYTES = 2048
-EXIT_SECONDS = 60.0
+EXIT_SECONDS = 300.0
 """Beyond its share, for a target's start and for an input that hangs."""
 STATISTIC = re.compile(r"^stat::number_of_executed_units:\s*(\d+)$", re.MULTILINE)
 
@@ -48,15 +48,19 @@ def run(target: Target, seconds: int, kept: Path) -> bool:
         command = [sys.executable, __file__, "--in-process", target.name]
         command += [f"-max_total_time={seconds}", f"-timeout={SECONDS_OF_AN_INPUT}", f"-rss_limit_mb={MEGABYTES}"]
         command += [f"-artifact_prefix={kept}/{target.name}-", "-print_final_stats=1", f"-max_len={target.max_length}"]
-        done = subprocess.run(
-            [*command, str(corpus)],
-            env={**os.environ, "TMPDIR": temporary},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=seconds + EXIT_SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [*command, str(corpus)],
+                env={**os.environ, "TMPDIR": temporary},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=seconds + EXIT_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{target.name}: no end within {seconds + EXIT_SECONDS:.0f} s", flush=True)
+            return False
     executed = STATISTIC.search(done.stderr)
     print(f"{target.name}: {executed[1] if executed else 'no'} inputs in {seconds} s", flush=True)
     if done.returncode:
