@@ -24,12 +24,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 def ranks_of(model: Path, addresses: Sequence[str], *options: str, prefix: Sequence[str] = ()) -> Iterator[list[int]]:
     """Process ids of all ranks of a pipeline that serves; nothing but the worker says how many threads they have."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    security = [] if addresses[0].startswith("unix:") else ["--insecure"]
     workers = [
-        subprocess.Popen([*prefix, *WORKER_COMMAND, "--listen", address], env=environment) for address in addresses
+        subprocess.Popen([*prefix, *WORKER_COMMAND, "--listen", address, *security], env=environment)
+        for address in addresses
     ]
     master_command = [sys.executable, "-m", "orca_master.cli", "master", "--pipeline", ",".join(addresses)]
     master = subprocess.Popen(
-        [*master_command, "--model", str(model), "--port", "0", *options], stderr=subprocess.PIPE, text=True
+        [*master_command, "--model", str(model), "--port", "0", *security, *options], stderr=subprocess.PIPE, text=True
     )
     watchdog = threading.Timer(120, lambda: [process.kill() for process in (*workers, master)])
     watchdog.start()

@@ -43,7 +43,7 @@ def stage(checkpoint) -> Stage:
         device="cpu", workers_on_host=1,
     )  # fmt: skip
     stage = Stage(request, 0, lambda _: None)
-    stage.prepare(1, None)
+    stage.prepare(1)
     stage.allocate(BLOCKS * len(PROMPTS))
     return stage
 
