@@ -1,4 +1,4 @@
-"""tests/protos pass in an environment with protobuf and grpcio at exactly the lower bounds of pyproject.toml."""
+"""tests/protos pass in an environment with the packages they use at exactly the lower bounds of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+OF_THE_PACKAGE = ("protobuf", "grpcio", "uvicorn", "httptools", "pydantic")
+"""What orca_protos imports."""
+OF_ITS_TESTS = ("grpcio-tools", "cryptography")
 
 
 def lowest(name: str) -> str:
@@ -22,7 +28,7 @@ def lowest(name: str) -> str:
 def test_protos_at_the_lower_bounds(tmp_path, environment):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
-    bounds = [lowest("protobuf"), lowest("grpcio"), lowest("grpcio-tools")]
+    bounds = [lowest(name) for name in (*OF_THE_PACKAGE, *OF_ITS_TESTS)]
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--only-binary", ":all:"]
     subprocess.run([*pip, *bounds, "pytest", "pytest-timeout"], env=environment, check=True)
     # tests/conftest.py needs torch and transformers, these tests do not.
@@ -37,4 +43,6 @@ def test_protos_at_the_lower_bounds(tmp_path, environment):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     frozen = subprocess.run([*pip[:5], "freeze"], env=environment, capture_output=True, text=True, check=True).stdout
-    assert set(bounds) <= set(frozen.split())
+    installed = dict(line.split("==") for line in frozen.split())
+    for name, version in (bound.split("==") for bound in bounds):
+        assert Version(installed[name]) == Version(version), name
