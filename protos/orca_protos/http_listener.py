@@ -3,6 +3,9 @@
 asyncio's own servers accept without a bound, and log every failure to accept, with a traceback, up to 2,048 times a
 second. At the limit, connections without a request make room, those in their TLS handshake included, and on ports with
 short answers the oldest connection (HttpLimits); if there is none, new ones stay in the kernel's queue.
+
+A connection gets its protocol, transport and timers with its first byte. Until then it is a socket in a dictionary, so
+that a crowd of silent connections takes little of the event loop's time from the streams of others.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from orca_protos.http_connection import BoundedProtocol, Registry
 from orca_protos.http_limits import HttpLimits, OncePerSecond, connections_of_this_process
 
 logger = logging.getLogger(__name__)
 
+Connection = TypeVar("Connection")
 BATCH = 64
 """Connections accepted in one turn of the event loop."""
 SEND_BUFFER_BYTES = 128 << 10
@@ -41,8 +46,15 @@ class HttpListener(Registry):
         self._tls = tls
         self._cap = connections_of_this_process(limits.max_connections)
         self._loop = asyncio.get_running_loop()
+        # A client of TLS speaks first: its handshake begins with its first byte.
+        silence = limits.keep_alive_timeout
+        self._silent_seconds = silence if tls is None else min(silence, limits.handshake_timeout)
+        self._silent: dict[socket.socket, float] = {}
+        """Connections without a byte, with the time of their acceptance; the oldest first."""
+        self._sweeper: asyncio.TimerHandle | None = None
+        """Closes the oldest silent connections in time; None while there is no silent connection."""
         self._open: dict[BoundedProtocol, float] = {}
-        """With the time of their acceptance; the oldest first."""
+        """Connections that have sent a byte, with the time of the first; the oldest first."""
         self._waiting: dict[BoundedProtocol, float] = {}
         """Connections without a request in progress, with the time since when; the longest wait first."""
         self._connecting: dict[BoundedProtocol, asyncio.Task[None]] = {}
@@ -57,9 +69,14 @@ class HttpListener(Registry):
         self._resume()
 
     def close(self) -> None:
-        """Accepts no more and closes the listening socket; open connections stay."""
+        """Accepts no more and closes the listening socket; open connections stay, but for those without a byte."""
         self._pause()
         self._listener.close()
+        for peer in list(self._silent):
+            if _has_bytes(peer):
+                self._begin(peer)
+            else:
+                self._forget(peer)
 
     def note_waiting(self, connection: BoundedProtocol) -> None:
         """See Registry."""
@@ -74,8 +91,15 @@ class HttpListener(Registry):
         """See Registry."""
         self._waiting.pop(connection, None)
         self._open.pop(connection, None)
-        if len(self._open) < self._cap:
+        self._resume_below_cap()
+
+    def _resume_below_cap(self) -> None:
+        if self._num_connections < self._cap:
             self._resume()
+
+    @property
+    def _num_connections(self) -> int:
+        return len(self._open) + len(self._silent)
 
     def _resume(self) -> None:
         if not self._accepting and self._listener.fileno() >= 0:
@@ -89,8 +113,8 @@ class HttpListener(Registry):
 
     def _accept(self) -> None:
         for _ in range(BATCH):
-            if len(self._open) >= self._cap:
-                self._make_room(f"{len(self._open)} connections are open, the limit")
+            if self._num_connections >= self._cap:
+                self._make_room(f"{self._num_connections} connections are open, the limit")
                 return
             try:
                 peer, _ = self._listener.accept()
@@ -100,23 +124,53 @@ class HttpListener(Registry):
                 self._make_room(f"a connection could not be accepted: {error.strerror}")
                 return
             peer.setblocking(False)
-            connection = self._make_connection(self)
-            self._open[connection] = time.monotonic()
-            self.note_waiting(connection)
-            self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
+            self._silent[peer] = time.monotonic()
+            self._loop.add_reader(peer, self._begin, peer)
+            if self._sweeper is None:
+                self._sweeper = self._loop.call_later(self._silent_seconds, self._sweep)
+
+    def _begin(self, peer: socket.socket) -> None:
+        """The first byte has come, or the client has gone."""
+        del self._silent[peer]
+        self._loop.remove_reader(peer)
+        connection = self._make_connection(self)
+        self._open[connection] = time.monotonic()
+        self.note_waiting(connection)
+        self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
+
+    def _forget(self, peer: socket.socket) -> None:
+        """Closes a connection that has not sent a byte."""
+        del self._silent[peer]
+        self._loop.remove_reader(peer)
+        peer.close()
+
+    def _sweep(self) -> None:
+        """Closes silent connections whose time is over, some in each turn of the event loop."""
+        for peer in _older(self._silent, time.monotonic() - self._silent_seconds, BATCH):
+            self._forget(peer)
+        oldest = next(iter(self._silent.values()), None)
+        self._sweeper = None
+        if oldest is not None:
+            self._sweeper = self._loop.call_at(oldest + self._silent_seconds, self._sweep)
+        self._resume_below_cap()
 
     def _make_room(self, reason: str) -> None:
         """Ends connections; accepts no more until one has ended, or after a while."""
         self._pause()
         self._loop.call_later(self._limits.idle_seconds_when_full, self._resume)
         now = time.monotonic()
-        ended = _older(self._waiting, now - self._limits.idle_seconds_when_full, BATCH)
-        action = "idle ones are closed" if ended else "new ones wait"
-        if not ended:
+        silent = _older(self._silent, now - self._limits.idle_seconds_when_full, BATCH)
+        ended = _older(self._waiting, now - self._limits.idle_seconds_when_full, BATCH - len(silent))
+        action = "idle ones are closed" if silent or ended else "new ones wait"
+        if not silent and not ended:
             ended = _older(self._open, now - self._limits.busy_seconds_when_full, 1)
             action = "the oldest is closed" if ended else action
         for connection in ended:
             self._end(connection)
+        for peer in silent:
+            self._forget(peer)
+        if silent:
+            self._resume_below_cap()
         if self._log.due():
             logger.warning("%s: %s (--max-connections, ulimit -n)", reason, action)
 
@@ -139,6 +193,13 @@ class HttpListener(Registry):
             self._connecting.pop(connection, None)
 
 
-def _older(connections: dict[BoundedProtocol, float], latest: float, most: int) -> list[BoundedProtocol]:
+def _has_bytes(peer: socket.socket) -> bool:
+    try:
+        return bool(peer.recv(1, socket.MSG_PEEK))
+    except OSError:  # none yet, or the client has gone
+        return False
+
+
+def _older(connections: dict[Connection, float], latest: float, most: int) -> list[Connection]:
     """Returns at most `most` of the first connections whose time is `latest` or before."""
     return [connection for connection, since in itertools.islice(connections.items(), most) if since <= latest]

@@ -10,14 +10,20 @@ import math
 import ssl
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from orca_protos import http
 from orca_protos.http import listen, probes, serving
+from orca_protos.http_connection import BoundedProtocol
 from orca_protos.http_limits import ADMIN_LIMITS, PROBE_LIMITS, Allowance, HttpLimits, OncePerSecond, connection_cap
+from orca_protos.http_listener import HttpListener, _has_bytes
 
+HANDSHAKE_BYTE = b"\x16"
+"""The first of a record of TLS's handshake."""
 REQUEST = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 CROWD = """
 import asyncio, logging, resource, sys
@@ -102,6 +108,48 @@ def test_idle_connections_make_room(caplog):
     assert "4 connections are open, the limit" in caplog.text
 
 
+def test_silent_connections_cost_a_socket_each_and_are_closed_in_time(monkeypatch):
+    """None of them gets a protocol: 200 are closed after their time, more than the listener closes in one turn."""
+    made = []
+    monkeypatch.setattr(
+        http, "BoundedProtocol", lambda *arguments: made.append(BoundedProtocol(*arguments)) or made[-1]
+    )
+
+    async def run():
+        async with port(HttpLimits(keep_alive_timeout=0.5)) as number, asyncio.timeout(60):
+            silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", number) for _ in range(200)))
+            for reader, writer in silent:
+                assert await reader.read() == b""
+                writer.close()
+            assert not made
+            assert b"here" in await ask(number)
+            assert len(made) == 1
+
+    asyncio.run(run())
+
+
+def test_at_the_end_silent_connections_are_closed_and_a_request_that_has_come_is_answered():
+    async def run():
+        listener = listen("127.0.0.1", 0)
+        server = HttpListener(listener, HttpLimits(keep_alive_timeout=600), begun := mock.Mock(), None)
+        server.start()
+        async with asyncio.timeout(60):
+            silent, eager = [await asyncio.open_connection(*listener.getsockname()) for _ in range(2)]
+            while len(server._silent) < 2:
+                await asyncio.sleep(0.01)
+            eager[1].write(REQUEST)
+            while not any(_has_bytes(peer) for peer in server._silent):  # the event loop has no turn to see them
+                pass
+            server.close()
+            assert await silent[0].read() == b""
+            begun.assert_called_once_with(server)
+            for _, writer in (silent, eager):
+                writer.close()
+            await asyncio.gather(*server._connecting.values())
+
+    asyncio.run(run())
+
+
 def test_the_oldest_busy_connection_makes_room_where_answers_are_short():
     """Ten clients whose answers never end on a port of four connections: an eleventh is served all the same."""
 
@@ -143,26 +191,32 @@ def test_a_stranger_cannot_make_probes_wait():
 
 
 def test_handshakes_make_room(certificate):
-    """Ten strangers to TLS that say nothing on a port of four connections: a client is served all the same."""
+    """Ten strangers to TLS that send no or one byte on a port of four connections: a client is served all the same."""
     server, client = certificate
 
     async def run():
         limits = HttpLimits(max_connections=4, handshake_timeout=600, idle_seconds_when_full=0.1)
         async with port(limits, server) as number:
-            silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(10)]
+            strangers = [await asyncio.open_connection("127.0.0.1", number) for _ in range(10)]
+            for _, writer in strangers[::2]:
+                writer.write(HANDSHAKE_BYTE)
             assert b"here" in await ask(number, client)
             async with asyncio.timeout(60):
-                assert await silent[0][0].read() == b""
-            for _, writer in silent:
+                for reader, _ in strangers[:2]:
+                    assert await reader.read() == b""
+            for _, writer in strangers:
                 writer.close()
 
     asyncio.run(run())
 
 
-def test_a_handshake_is_bounded(certificate):
+@pytest.mark.parametrize("first", [b"", HANDSHAKE_BYTE])
+def test_a_handshake_is_bounded(certificate, first):
     async def run():
-        async with port(HttpLimits(handshake_timeout=0.1, header_timeout=600), certificate[0]) as number:
+        limits = HttpLimits(handshake_timeout=0.1, header_timeout=600, keep_alive_timeout=600)
+        async with port(limits, certificate[0]) as number:
             reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(first)
             async with asyncio.timeout(60):
                 assert await reader.read() == b""
             writer.close()
