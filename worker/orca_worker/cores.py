@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from orca_worker.cgroup import cpu_quota
 
 THREADS = "OMP_NUM_THREADS"
-SPINS = {"GOMP_SPINCOUNT": "2000"}
-"""Rounds that an idle thread of libgomp spins before it sleeps: 40 to 100 µs, longer than the gap between two kernels.
+SPINS = {"GOMP_SPINCOUNT": "5000"}
+"""Rounds that an idle thread of libgomp spins before it sleeps: 0.1 to 0.25 ms, longer than most gaps between kernels.
 
 libgomp's own 300,000 are milliseconds. On a busy machine a thread spends them on the core that the thread it waits for
 needs (benchmarks/idle_threads.py).
