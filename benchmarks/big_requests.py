@@ -14,17 +14,16 @@ import http.client
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from servers import serve
+
 ROOT = Path(__file__).parents[1]
-READY = re.compile(r"ready: \S+ on (http://\S+)")
 SOUND = b'{"prompt": [1], "max_tokens": 1}'
 
 
@@ -94,8 +93,11 @@ def resident(pid: int) -> int:
 
 
 def watch(host: str, port: int, pid: int, results: Connection) -> None:
-    """Asks /livez until told to end; sends the longest wait in seconds and the largest memory in bytes."""
-    longest, largest = 0.0, 0
+    """Asks /livez until a message comes; sends the longest wait in seconds and the largest memory in bytes.
+
+    A first message to the other side says that the first answer has come.
+    """
+    longest, largest, first = 0.0, 0, True
     while not results.poll(0.005):
         began = time.perf_counter()
         connection = http.client.HTTPConnection(host, port, timeout=300)
@@ -104,6 +106,9 @@ def watch(host: str, port: int, pid: int, results: Connection) -> None:
         connection.close()
         longest = max(longest, time.perf_counter() - began)
         largest = max(largest, resident(pid))
+        if first:
+            results.send(None)
+            first = False
     results.send((longest, largest))
 
 
@@ -124,20 +129,6 @@ def ask(host: str, port: int, route: str, body: bytes) -> str:
         return f"{answer.status}, {len(text)} bytes"
 
 
-@contextmanager
-def served(model: str, options: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Runs a server; yields host, port and process id."""
-    command = [sys.executable, "-m", "orca_master.cli", "serve", model, "--port", "0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            url = next(found[1] for line in process.stderr if (found := READY.search(line)))
-            parts = urlsplit(url)
-            yield str(parts.hostname), int(parts.port or 0), process.pid
-        finally:
-            process.terminate()
-
-
 def main() -> None:
     """Prints a table."""
     arguments, options = sys.argv[1:], []
@@ -151,7 +142,9 @@ def main() -> None:
     wanted = parser.parse_args(arguments)
     chosen = kinds(wanted.mebibytes << 20)
     print(f"{'request':>30} {'MiB':>5} {'livez ms':>8} {'+MiB':>6} {'s':>6}  answer", flush=True)
-    with served(wanted.model, [*options, "--disable-log-requests"]) as (host, port, pid):
+    with serve(Path(wanted.model), options) as (server, url):
+        parts, pid = urlsplit(url), server.pid
+        host, port = str(parts.hostname), int(parts.port or 0)
         for name, (route, make) in chosen.items():
             if wanted.only and name not in wanted.only:
                 continue
@@ -161,7 +154,7 @@ def main() -> None:
             here, there = multiprocessing.Pipe()
             watcher = multiprocessing.get_context("spawn").Process(target=watch, args=(host, port, pid, there))
             watcher.start()
-            time.sleep(1.0)  # until the watcher runs
+            here.recv()
             began = time.perf_counter()
             answer = ask(host, port, route, body)
             seconds = time.perf_counter() - began

@@ -25,11 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orca_bench.circumstances import circumstances, line
+from servers import ended, url_when_ready
 
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
-EXIT_SECONDS = 30.0
-READY = re.compile(r"ready: \S+ on (http://\S+)")
 THREADS = re.compile(r"rank 0: (.*)")
 
 
@@ -67,16 +66,6 @@ def generate(url: str, seed: int) -> int:
         return int(json.load(answer)["usage"]["completion_tokens"])
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Ends a process within a bound."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def measure(model: Path, quota: float, threads: int | None, clients: int) -> tuple[str, float, int, int]:
     """Returns what the worker says of its threads, tokens per second, periods and throttled periods of one load.
 
@@ -100,17 +89,12 @@ def measure(model: Path, quota: float, threads: int | None, clients: int) -> tup
              "--port", "0"],
             env=environment, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        try:
-            assert master.stderr is not None
-            url = next(found[1] for text in master.stderr if (found := READY.search(text)))
-            with ThreadPoolExecutor(clients) as pool:
-                list(pool.map(generate, [url] * clients, range(clients)))  # a first load wakes everything
-                before, begin = statistic(group), time.perf_counter()
-                tokens = sum(pool.map(generate, [url] * 4 * clients, range(4 * clients)))
-                seconds, after = time.perf_counter() - begin, statistic(group)
-        finally:
-            end(master)
-            end(worker)
+        with ended(worker), ended(master), ThreadPoolExecutor(clients) as pool:
+            url = url_when_ready(master)
+            list(pool.map(generate, [url] * clients, range(clients)))  # a first load wakes everything
+            before, begin = statistic(group), time.perf_counter()
+            tokens = sum(pool.map(generate, [url] * 4 * clients, range(4 * clients)))
+            seconds, after = time.perf_counter() - begin, statistic(group)
         (words,) = set(THREADS.findall(Path(folder, "log").read_text()))
     return words, tokens / seconds, after[0] - before[0], after[1] - before[1]
 

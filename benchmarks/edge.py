@@ -4,24 +4,32 @@
 
 Starts `orca serve` on a model of one narrow layer. A neighbour streams tokens, alone at first, then while the idle
 connections and the slow ones (a byte of a head per second) are opened on loopback. Reported: when they were closed,
-counted from the opening of each, the neighbour's tokens per second before and during, and the master's memory. Server,
-attackers and neighbour share the machine. `--descriptors` is the server's `ulimit -n`.
+counted from the opening of each, the neighbour's tokens per second before and during, and the master's memory.
+Attackers are elsewhere in the world, but here they share the machine with server and neighbour: they are a process of
+the lowest priority. `--descriptors` is the server's `ulimit -n`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import multiprocessing
+import os
 import re
 import resource
 import statistics
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 from common import unwind_on_sigterm
-from endpoint import save_tiny_model, server, stream
+from endpoint import save_tiny_model
+from orca_bench.circumstances import circumstances, line
+from servers import serve
 
 SETTLE_SECONDS = 8.0
 LIMIT_SECONDS = 120.0
@@ -36,29 +44,52 @@ async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
     async with gate:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     opened = time.perf_counter()
-    try:
+    with contextlib.suppress(ConnectionError):
         writer.write(b"GET / HTTP/1.1\r\nx: " if slow else b"")
-        while True:
-            try:
-                async with asyncio.timeout(1.0):
-                    while await reader.read(4096):
-                        pass
-                break
-            except TimeoutError:
-                if slow:
-                    writer.write(b"x")
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
+        while not await ended(reader):
+            if slow:
+                writer.write(b"x")
+    writer.close()
     return time.perf_counter() - opened
 
 
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Reads for a second; returns whether the other side has closed the connection."""
+    try:
+        async with asyncio.timeout(1.0):
+            while await reader.read(4096):
+                pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def attackers(address: str, idle: int, slow: int, other: Connection) -> None:
+    """Opens all connections, and sends after how many seconds each of the slow ones, then of the idle ones, was closed.
+
+    Says first that it has started, and then waits for a message.
+    """
+
+    async def run() -> list[float]:
+        gate = asyncio.Semaphore(OPENING)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            return await asyncio.gather(*(attack(address, gate, number < slow) for number in range(slow + idle)))
+
+    os.nice(19)
+    other.send(None)
+    other.recv()
+    other.send(asyncio.run(run()))
+
+
 async def neighbour(address: str, until: asyncio.Event) -> float:
-    """Streams until the event; returns its tokens per second."""
+    """Streams until the event, one answer after the other on one connection; returns its tokens per second."""
+    message = {"role": "user", "content": "json.dumps"}
+    body = {"messages": [message], "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     started, tokens = time.perf_counter(), 0
-    while not until.is_set():
-        tokens += await stream(address, TOKENS)
+    async with httpx.AsyncClient(base_url=address, timeout=LIMIT_SECONDS) as client:
+        while not until.is_set():
+            async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                tokens += len([event async for event in answer.aiter_lines() if '"content":' in event])
     return tokens / (time.perf_counter() - started)
 
 
@@ -68,24 +99,27 @@ async def measure(address: str, pid: int, idle: int, slow: int) -> None:
     def memory() -> float:
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
 
-    await stream(address, TOKENS)
     until = asyncio.Event()
     alone = asyncio.create_task(neighbour(address, until))
     await asyncio.sleep(SETTLE_SECONDS)
     until.set()
     before, memory_before = await alone, memory()
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=attackers, args=(address, idle, slow, there))
+    process.start()
+    there.close()
+    await asyncio.to_thread(here.recv)
     until = asyncio.Event()
     beside = asyncio.create_task(neighbour(address, until))
-    gate = asyncio.Semaphore(OPENING)
-    attacks = [asyncio.create_task(attack(address, gate, number < slow)) for number in range(slow + idle)]
+    here.send(None)
     peak = memory_before
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not all(task.done() for task in attacks):
-            await asyncio.sleep(0.25)
-            peak = max(peak, memory())
+    while not here.poll():
+        await asyncio.sleep(0.25)
+        peak = max(peak, memory())
+    closed: list[float] = here.recv()  # EOFError: the attackers ended at their time limit
+    process.join()
     until.set()
     during = await beside
-    closed = [await task for task in attacks]
     for name, times in (("slow", closed[:slow]), ("idle", closed[slow:])):
         if times:
             median, last = statistics.median(times), max(times)
@@ -107,10 +141,11 @@ def main() -> None:
     if arguments.idle + arguments.slow > room:
         arguments.idle = max(0, room - arguments.slow)
         print(f"only {arguments.idle} idle connections: this process may have {most} files open")
+    print(line(circumstances(None)))
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_model(Path(folder) / "model")
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors or most, most))
-        with server(Path(folder) / "model", 8, []) as (process, address):
+        with serve(Path(folder) / "model", ["--max-batch-size", "8"]) as (process, address):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             asyncio.run(measure(address, process.pid, arguments.idle, arguments.slow))
 

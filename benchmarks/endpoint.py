@@ -14,26 +14,19 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from common import unwind_on_sigterm
+from servers import serve
 from transformers import GPT2Config, GPT2LMHeadModel
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
-READY = re.compile(r"ready: \S+ on (http://\S+)")
 STREAM_SECONDS = 120.0
-EXIT_SECONDS = 30.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -42,27 +35,6 @@ def save_tiny_model(path: Path) -> None:
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=1, vocab_size=size)).save_pretrained(path)
-
-
-@contextmanager
-def server(model: Path, streams: int, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yields the process of `orca serve` and its address once it is ready."""
-    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
-    command += ["--max-batch-size", str(streams), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:  # ends with the process, which gives up by itself
-            lines.append(line)
-            if found := READY.search(line):
-                break
-        else:
-            raise SystemExit(f"endpoint.py: error: the server did not start: {''.join(lines[-3:])}")
-        yield process, found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=EXIT_SECONDS)
 
 
 def processor_seconds(pid: int) -> dict[str, float]:
@@ -114,7 +86,8 @@ def main() -> None:
     rates = []
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_model(Path(folder) / "tiny")
-        with server(Path(folder) / "tiny", arguments.streams, arguments.options) as (process, address):
+        options = ["--max-batch-size", str(arguments.streams), *arguments.options]
+        with serve(Path(folder) / "tiny", options) as (process, address):
             asyncio.run(flood(address, 2, 8))
             for _ in range(arguments.rounds):
                 before, began = processor_seconds(process.pid), time.perf_counter()

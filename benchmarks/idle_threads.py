@@ -13,56 +13,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import re
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 from common import save_model, unwind_on_sigterm
 from orca_bench.circumstances import circumstances, line
-
-READY = re.compile(r"ready: \S+ on (http://\S+)")
-EXIT_SECONDS = 30.0
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Ends a process within a bound when the block is left."""
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def server(model: Path, environment: dict[str, str]) -> Iterator[str]:
-    """Starts `orca serve`; yields its URL."""
-    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
-    command += ["--dtype", "bfloat16", "--kv-slots", "4096"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=log, text=True)
-        with ended(process):
-            while True:
-                log.seek(0)
-                text = log.read()
-                if found := READY.search(text):
-                    yield found[1]
-                    return
-                if process.poll() is not None:
-                    sys.exit(f"the server ended: {text}")
-                time.sleep(0.2)
+from servers import ended, serve
 
 
 def seconds_of(url: str, seed: int) -> float:
@@ -90,7 +51,8 @@ def main() -> None:
     settings |= {f"spins {spins}": {"GOMP_SPINCOUNT": str(spins)} for spins in arguments.spins}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         save_model(Path(folder))
-        urls = {name: stack.enter_context(server(Path(folder), each)) for name, each in settings.items()}
+        options = ["--dtype", "bfloat16", "--kv-slots", "4096"]
+        urls = {name: stack.enter_context(serve(Path(folder), options, each))[1] for name, each in settings.items()}
         for url in urls.values():
             seconds_of(url, 0)
         for _ in range(arguments.busy):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -25,6 +28,21 @@ def put(key: str, value: bytes, epoch: int = 7) -> pb.RendezvousRequest:
 
 def get(key: str, seconds: float = 60.0, epoch: int = 7) -> pb.RendezvousRequest:
     return pb.RendezvousRequest(epoch=epoch, key=key, timeout_ms=int(seconds * 1000))
+
+
+@contextlib.asynccontextmanager
+async def hosted(folder: Path) -> AsyncIterator[tuple[Controller, grpc.aio.Server, grpc.aio.Channel]]:
+    """Yields the controller that hosts the values of epoch 7, its server, and a channel to it."""
+    host = Controller()
+    host._rendezvous = Rendezvous(7)
+    server = grpc.aio.server()
+    add_WorkerServicer_to_server(host, server)
+    server.add_insecure_port(f"unix:{folder}/host.sock")
+    await server.start()
+    async with asyncio.timeout(100), grpc.aio.insecure_channel(f"unix:{folder}/host.sock") as channel:
+        yield host, server, channel
+        await host.close()
+        await server.stop(0)
 
 
 def test_a_value_is_awaited_and_may_be_empty():
@@ -89,13 +107,7 @@ def test_another_partitions_controller_asks_the_host(tmp_path):
     """Over gRPC; the host's refusal, and its silence when it is gone, are words in the answer."""
 
     async def run() -> None:
-        host = Controller()
-        server = grpc.aio.server()
-        add_WorkerServicer_to_server(host, server)
-        server.add_insecure_port(f"unix:{tmp_path}/host.sock")
-        await server.start()
-        host._rendezvous = Rendezvous(7)
-        async with asyncio.timeout(100), grpc.aio.insecure_channel(f"unix:{tmp_path}/host.sock") as channel:
+        async with hosted(tmp_path) as (host, server, channel):
             other = Rendezvous(7)
             other.pass_on(WorkerStub(channel))
             waiting = asyncio.ensure_future(other.ask(get("a")))
@@ -116,17 +128,10 @@ def test_questions_end_when_the_side_that_asks_is_closed(tmp_path):
     """Those under way and those that come later are answered; only a cancelled caller gets no answer."""
 
     async def run() -> None:
-        host = Controller()
-        server = grpc.aio.server()
-        add_WorkerServicer_to_server(host, server)
-        server.add_insecure_port(f"unix:{tmp_path}/host.sock")
-        await server.start()
-        host._rendezvous = Rendezvous(7)
-        channel = grpc.aio.insecure_channel(f"unix:{tmp_path}/host.sock")
-        other, late = Rendezvous(7), Rendezvous(7)
-        for each in (other, late):
-            each.pass_on(WorkerStub(channel))
-        async with asyncio.timeout(100):
+        async with hosted(tmp_path) as (host, _, channel):
+            other, late = Rendezvous(7), Rendezvous(7)
+            for each in (other, late):
+                each.pass_on(WorkerStub(channel))
             waiting, given_up = (asyncio.ensure_future(other.ask(get("a"))) for _ in range(2))
             while host._rendezvous._num_waiting < 2:
                 await asyncio.sleep(0.01)
@@ -137,8 +142,6 @@ def test_questions_end_when_the_side_that_asks_is_closed(tmp_path):
             await channel.close()
             over = pb.RendezvousReply(error="the rendezvous of epoch 7 is over")
             assert [await waiting, await other.ask(get("a")), await late.ask(get("a"))] == [over, over, over]
-            await host.close()
-            await server.stop(0)
 
     asyncio.run(run())
 

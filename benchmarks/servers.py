@@ -1,0 +1,62 @@
+"""The servers that a benchmark starts: waiting until one is ready, and its end within a bound."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+EXIT_SECONDS = 30.0
+"""A process that has not ended so long after SIGTERM is killed."""
+READY = re.compile(r"ready: \S+ on (http://\S+)")
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Ends a process within a bound when the block is left."""
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def url_when_ready(server: subprocess.Popen[str]) -> str:
+    """Returns the URL that a server prints to its `stderr` (a pipe), which is read from then on so that it never fills.
+
+    Raises SystemExit with the server's last lines if it ends before.
+    """
+    assert server.stderr is not None
+    last = collections.deque[str](maxlen=3)
+    for line in server.stderr:  # ends with the process, which gives up by itself
+        if ready := READY.search(line):
+            threading.Thread(target=collections.deque, args=(server.stderr, 0), daemon=True).start()
+            return ready[1]
+        last.append(line)
+    raise SystemExit(f"error: the server did not start: {''.join(last)}")
+
+
+@contextlib.contextmanager
+def serve(
+    model: Path, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs `orca serve` on a free port; yields its process and its URL once it is ready.
+
+    `environment`: variables in addition to those of this process.
+    """
+    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.Popen([*command, *options], env=variables, stderr=subprocess.PIPE, text=True)
+    with ended(process):
+        yield process, url_when_ready(process)
