@@ -13,10 +13,12 @@ run: $(VENV)/run-installed
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-# Coverage-guided fuzzing of every decoder of strangers' bytes; `make fuzz SECONDS=1800` for half an hour.
+# Coverage-guided fuzzing of every decoder of strangers' bytes, then schemathesis on every route: SECONDS each (60).
+# `make fuzz SECONDS=1800` for half an hour each.
 fuzz: $(VENV)/dev-installed
 	$(PIP) atheris
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),60)
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_http.py --seconds $(or $(SECONDS),60)
 
 # Whether every extra can be installed from the public registry alone, and tests/protos at the lowest versions declared.
 resolve: $(VENV)/dev-installed

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from orca_master.openai_types import (
+from orca_master.openai_requests import (
     MAX_BIASES,
     MAX_CHOICES,
     MAX_COUNT,
@@ -33,7 +34,8 @@ NAME = "qwen3-gqa-tied"
 SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 TOLERATED = {200, 400, 404, 408, 429}
 NEXT_SECONDS = 60
-"""Generous: a machine may be busy. A request that is never answered is what this finds."""
+"""Generous: a machine may be busy. A request that is never answered is what this finds (`-rP` prints the longest wait).
+"""
 
 powers = [sign * 2**bits + more for bits in (7, 31, 32, 53, 63, 64) for more in (-1, 0, 1) for sign in (1, -1)]
 limits = [MAX_COUNT, MAX_CHOICES, MAX_LOGPROBS, MAX_POSITIONS, VOCABULARY]
@@ -125,17 +127,27 @@ def client(checkpoint, tmp_path_factory):
         yield client
 
 
+@pytest.fixture(scope="module")
+def waits():
+    """Seconds for which each request after a body waited."""
+    found: list[float] = []
+    yield found
+    print(f"{len(found)} requests after such a body: answered within {max(found):.2f} s")
+
+
 def post(client: httpx.Client, route: str, body: dict[str, Any]) -> httpx.Response:
     return client.post(route, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def check(client: httpx.Client, route: str, body: dict[str, Any]) -> None:
+def check(client: httpx.Client, waits: list[float], route: str, body: dict[str, Any]) -> None:
     answer = post(client, route, body)
     assert answer.status_code in TOLERATED, (answer.status_code, answer.text[:500])
     assert len(answer.content) < 4000 or answer.status_code == 200, "an error is short"
     assert "internal error" not in answer.text
     assert answer.status_code == 200 or set(answer.json()) == {"error"}
+    began = time.monotonic()
     after = post(client, "/v1/completions", SOUND)
+    waits.append(time.monotonic() - began)
     # The two seconds of a request may pass on a busy machine, which is an answer.
     assert after.status_code in {200, 408}, after.text
     assert client.get("/readyz").status_code == 200
@@ -151,11 +163,11 @@ examples = settings(
 
 @examples
 @given(body=bodies(CompletionRequest, {"prompt": "abc", "max_tokens": 2, "seed": 1}))
-def test_any_completion(client, body):
-    check(client, "/v1/completions", body)
+def test_any_completion(client, waits, body):
+    check(client, waits, "/v1/completions", body)
 
 
 @examples
 @given(body=bodies(ChatCompletionRequest, {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2}))
-def test_any_chat(client, body):
-    check(client, "/v1/chat/completions", body)
+def test_any_chat(client, waits, body):
+    check(client, waits, "/v1/chat/completions", body)
