@@ -1,7 +1,7 @@
-"""The OrcaDeployment API: the only place that knows its field names (docs/api.md is generated from here).
+"""The spec of an OrcaDeployment (docs/api.md is generated from here; `api_status.py` has the status).
 
 `schema.py` makes structural schemas from these models, `crd.py` the CustomResourceDefinition from those;
-`validation.py` holds the rules over several fields. What is passed on to pods has the types of `pod_api.py`.
+`validation.py` holds the rules over several fields. What is changed on pods is in `pod_settings.py`.
 A field that this version accepts but does not act on yet is listed in INACTIVE, and the status says so.
 """
 
@@ -10,29 +10,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from orca_protos import rank_environment
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
-from orca_operator import pod_api
+from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
+from orca_operator.pod_settings import MasterSettings, WorkerSettings
 
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-
 DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-
-Quantity = Annotated[str, Field(pattern=QUANTITY)]
-Text = Annotated[str, Field(min_length=1, max_length=512)]
 Seconds = Annotated[int, Field(ge=1, le=86400)]
-Labels = dict[str, Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]]
-"""Labels of Kubernetes; validation.py has the rule for their keys."""
-Annotations = dict[str, str]
-
-
-class Part(BaseModel):
-    """A part of the API: camelCase on the wire; unknown fields are dropped, as the API server does."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
 
 class SecretKey(Part):
@@ -152,55 +137,6 @@ class Communication(Part):
         description="Settings of NCCL, gloo and OpenMP in the rank processes, such as NCCL_DEBUG. Other variables, and "
         "those that name a file, a library or an address to listen on, are refused.",
     )
-
-
-class Resources(Part):
-    """Kubernetes resource requests and limits."""
-
-    requests: dict[str, pod_api.Quantity] = Field({}, description="Requests by resource name.")
-    limits: dict[str, pod_api.Quantity] = Field({}, description="Limits by resource name.")
-
-
-class PodSettings(Part):
-    """What may be changed on the pods of one kind. The user's settings win over ORCA's own."""
-
-    image: Text | None = Field(None, description="Image; the operator's default if unset.")
-    resources: Resources = Field(Resources(), description="Requests and limits; GPUs are added.")
-    node_selector: Labels = Field({}, description="Labels that the node must have.")
-    affinity: pod_api.Affinity = Field({}, description="Scheduling constraints, see Affinity of the pod API.")
-    tolerations: list[pod_api.Toleration] = Field(
-        [], description="Taints that are tolerated, in addition to ORCA's own; see Toleration of the pod API."
-    )
-    priority_class_name: Text | None = Field(None, description="See the pod API.")
-    runtime_class_name: Text | None = Field(None, description="See the pod API, such as nvidia.")
-    volumes: list[pod_api.Volume] = Field([], description="Additional volumes, see Volume of the pod API.")
-    volume_mounts: list[pod_api.VolumeMount] = Field(
-        [], description="Where volumes are mounted, see VolumeMount of the pod API."
-    )
-    init_containers: list[pod_api.Container] = Field(
-        [], description="Containers that run before ORCA's own, see Container of the pod API."
-    )
-    env: list[pod_api.EnvVar] = Field(
-        [],
-        description="Additional environment variables, which override ORCA's own; see EnvVar of the pod API. Names "
-        "consist of letters, digits, -, _ and ., and do not begin with a digit.",
-    )
-    labels: Labels = Field({}, description="Additional labels of the pods.")
-    annotations: Annotations = Field({}, description="Additional annotations of the pods.")
-
-
-class MasterSettings(PodSettings):
-    """The master pod."""
-
-    api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="Processes for HTTP and text beside the scheduler's; 0 makes them a thread of it."
-    )
-
-
-class WorkerSettings(PodSettings):
-    """Worker pods."""
-
-    shared_memory_size: Quantity = Field("8Gi", description="Bound of /dev/shm, which NCCL and ranks use.")
 
 
 class PullSecret(Part):
@@ -323,57 +259,6 @@ class Spec(Part):
     def num_pipelines(self) -> int:
         """Pipelines that are wanted now: none while suspended."""
         return 0 if self.suspend else self.replicas
-
-
-class LastFailure(Part):
-    """The latest failure of a pipeline."""
-
-    time: str = Field(description="When, RFC 3339.")
-    reason: str = Field(description="One of the reasons of Ready.")
-    pod: str = Field("", description="The pod to look at.")
-    message: str = Field("", description="In the words of whoever noticed.")
-    recovery_seconds: int | None = Field(None, description="Until it served again.")
-
-
-class PipelineStatus(Part):
-    """One pipeline: pod `index` of every StatefulSet."""
-
-    id: str = Field(description="<revision>-<index>")
-    index: int = Field(description="Ordinal of its pods.")
-    phase: str = Field(description="Pending, Connecting, Loading, Forming, Serving or Recovering.")
-    revision: str = Field(description="The revision it belongs to.")
-    epoch: int = Field(0, description="How often its communicators were made.")
-    ready_workers: str = Field(description="Ready pods of all, such as 3/4.")
-    last_failure: LastFailure | None = Field(None, description="Its latest failure.")
-
-
-class Condition(Part):
-    """As metav1.Condition."""
-
-    type: str = Field(description="What it is about.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(description="Why, one word of a closed list.")
-    message: str = Field("", description="Why, for people.")
-    last_transition_time: str = Field(description="When status changed last, RFC 3339.")
-    observed_generation: int = Field(0, description="The spec that it speaks of.")
-
-
-class Status(Part):
-    """What is there."""
-
-    observed_generation: int = Field(0, description="The spec that this speaks of.")
-    replicas: int = Field(0, description="Pipelines that have pods.")
-    ready_replicas: int = Field(0, description="Pipelines whose pods are all ready.")
-    available_replicas: int = Field(0, description="Pipelines that serve.")
-    updated_replicas: int = Field(0, description="Pipelines of the wanted revision.")
-    selector: str = Field("", description="Pods that are counted for scaling: those of partition 0.")
-    topology: str = Field("", description="tp<T>xpp<P>")
-    current_revision: str = Field("", description="The revision that serves.")
-    update_revision: str = Field("", description="The revision that is wanted.")
-    url: str = Field("", description="Where clients in the cluster find the API.")
-    restarts: int = Field(0, description="Container restarts of the pods that are there.")
-    pipelines: list[PipelineStatus] = Field([], description="Every pipeline.")
-    conditions: list[Condition] = Field([], description="Ready is the one to read.")
 
 
 INACTIVE: dict[str, Any] = {

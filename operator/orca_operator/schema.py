@@ -1,4 +1,4 @@
-"""Structural schemas of spec and status, made from the models in api.py.
+"""Structural schemas of spec and status, made from the models in api.py and api_status.py.
 
 The CRD, the chart's values.schema.json and the operator's own check of a spec (validation.py) all use them.
 """
@@ -9,7 +9,8 @@ import functools
 from typing import Any
 
 from orca_operator import pod_api
-from orca_operator.api import Spec, Status
+from orca_operator.api import Spec
+from orca_operator.api_status import Status
 from orca_operator.structural import defaulted
 
 COPIED = (

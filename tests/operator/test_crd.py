@@ -10,7 +10,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from orca_operator.api import INACTIVE, Part, Spec, Status, inactive_fields
+from orca_operator.api import INACTIVE, Spec, inactive_fields
+from orca_operator.api_status import Status
+from orca_operator.api_types import Part
 from orca_operator.crd import OVERRIDES, crd, files, values_schema
 from orca_operator.derive_pod_api import first_sentence
 from orca_operator.structural import admitted

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orca_operator.api import PodSettings, Spec
+from orca_operator.api import Spec
 from orca_operator.manifests.model import fetch_container, model_source
 from orca_operator.names import PROBE_PORT
+from orca_operator.pod_settings import PodSettings
 
 SECURITY: dict[str, Any] = {
     "allowPrivilegeEscalation": False,

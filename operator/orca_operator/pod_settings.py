@@ -1,0 +1,62 @@
+"""The part of the OrcaDeployment API that changes pods: resources, placement, volumes, environment, labels.
+
+What is passed on to pods as it is has the types of `pod_api.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from orca_operator import pod_api
+from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
+
+
+class Resources(Part):
+    """Kubernetes resource requests and limits."""
+
+    requests: dict[str, pod_api.Quantity] = Field({}, description="Requests by resource name.")
+    limits: dict[str, pod_api.Quantity] = Field({}, description="Limits by resource name.")
+
+
+class PodSettings(Part):
+    """What may be changed on the pods of one kind. The user's settings win over ORCA's own."""
+
+    image: Text | None = Field(None, description="Image; the operator's default if unset.")
+    resources: Resources = Field(Resources(), description="Requests and limits; GPUs are added.")
+    node_selector: Labels = Field({}, description="Labels that the node must have.")
+    affinity: pod_api.Affinity = Field({}, description="Scheduling constraints, see Affinity of the pod API.")
+    tolerations: list[pod_api.Toleration] = Field(
+        [], description="Taints that are tolerated, in addition to ORCA's own; see Toleration of the pod API."
+    )
+    priority_class_name: Text | None = Field(None, description="See the pod API.")
+    runtime_class_name: Text | None = Field(None, description="See the pod API, such as nvidia.")
+    volumes: list[pod_api.Volume] = Field([], description="Additional volumes, see Volume of the pod API.")
+    volume_mounts: list[pod_api.VolumeMount] = Field(
+        [], description="Where volumes are mounted, see VolumeMount of the pod API."
+    )
+    init_containers: list[pod_api.Container] = Field(
+        [], description="Containers that run before ORCA's own, see Container of the pod API."
+    )
+    env: list[pod_api.EnvVar] = Field(
+        [],
+        description="Additional environment variables, which override ORCA's own; see EnvVar of the pod API. Names "
+        "consist of letters, digits, -, _ and ., and do not begin with a digit.",
+    )
+    labels: Labels = Field({}, description="Additional labels of the pods.")
+    annotations: Annotations = Field({}, description="Additional annotations of the pods.")
+
+
+class MasterSettings(PodSettings):
+    """The master pod."""
+
+    api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="Processes for HTTP and text beside the scheduler's; 0 makes them a thread of it."
+    )
+
+
+class WorkerSettings(PodSettings):
+    """Worker pods."""
+
+    shared_memory_size: Quantity = Field("8Gi", description="Bound of /dev/shm, which NCCL and ranks use.")
