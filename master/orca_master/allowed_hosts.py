@@ -6,24 +6,12 @@ same origin (DNS rebinding). The browser still sends the page's name as Host.
 
 from __future__ import annotations
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_master.responding import error_response
-
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-
-
-def default_hosts(listen_host: str) -> tuple[str, ...]:
-    """Returns the names of a server that listens on an address: loopback's for loopback, () for any otherwise."""
-    try:
-        loopback = ipaddress.ip_address(listen_host).is_loopback
-    except ValueError:
-        loopback = listen_host == "localhost"
-    return (*LOOPBACK_NAMES, listen_host) if loopback else ()
 
 
 def name_of(host: str) -> str:

@@ -34,16 +34,8 @@ from orca_master.errors import (
     RequestTimeoutError,
 )
 from orca_master.middleware import REQUEST_ID, ApiKeys, RequestIds
-from orca_master.openai_types import (
-    Detokenized,
-    DetokenizeRequest,
-    ErrorBody,
-    ModelCard,
-    ModelList,
-    TokenizeChatRequest,
-    Tokenized,
-    TokenizeRequest,
-)
+from orca_master.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
+from orca_master.openai_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.progress import progress_report
 from orca_master.responding import error_response
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_server import EngineServer
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import EngineUnavailableError

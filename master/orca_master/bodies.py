@@ -1,7 +1,7 @@
 """From the bytes of a request's body to a checked value, and the form in which a value passes between processes.
 
 FastAPI would collect every error of a body before it reports the first; here the first one ends the validation of a
-list (openai_types.py), and an error never repeats the input.
+list (openai_requests.py), and an error never repeats the input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orca_master.errors import RequestError
 from orca_master.lengths import Lengths
-from orca_master.openai_types import (
+from orca_master.openai_requests import (
     TAGS,
     ChatCompletionRequest,
     CompletionRequest,

@@ -10,16 +10,16 @@ from orca_protos import engine_pb2 as pb
 from orca_master.endpoint import Endpoint
 from orca_master.errors import RequestError
 from orca_master.generation import Generation, Piece
-from orca_master.openai_types import (
+from orca_master.openai_answers import (
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
-    ChatCompletionRequest,
     ChatLogprobs,
     ChatTokenLogprob,
     TokenLogprob,
     Usage,
 )
+from orca_master.openai_requests import ChatCompletionRequest
 from orca_master.responding import respond
 from orca_master.tokenizer import TextCodec
 

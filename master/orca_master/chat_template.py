@@ -22,7 +22,7 @@ from orca_master.errors import ConfigurationError, EngineUnavailableError, Queue
 from orca_master.template_process import CPU_SECONDS, FRAME_BYTES, LENGTH_BYTES, encode_frame
 
 if TYPE_CHECKING:  # the check of a template needs none of the API's types, which take 0.1 s
-    from orca_master.openai_types import ChatMessage
+    from orca_master.openai_requests import ChatMessage
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES

@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request, Response
 
 from orca_master.endpoint import Endpoint
 from orca_master.generation import Generation, Piece
-from orca_master.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from orca_master.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from orca_master.openai_requests import CompletionRequest
 from orca_master.responding import respond
 from orca_master.tokenizer import TextCodec
 

@@ -6,46 +6,17 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-
-from orca_protos.http_limits import HttpLimits
 
 from orca_master.body_checker import BodyChecker
 from orca_master.chat_template import ChatTemplate
 from orca_master.encoder import Encoder
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.generation import Generator
 from orca_master.lengths import Lengths
-from orca_master.openai_types import ModelCard
+from orca_master.openai_answers import ModelCard
 from orca_master.tokenizer import TextCodec
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointConfig:
-    """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
-
-    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which
-    `api_key_file_digests` were read at the start. None of either: no key is needed.
-    `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
-    for any. `http`: bounds of the API's port in each process.
-    """
-
-    model_names: tuple[str, ...]
-    chat_template: Path | None = None
-    request_timeout: float | None = None
-    drain_timeout: float = 30.0
-    api_keys: frozenset[str] = frozenset()
-    api_key_file: Path | None = None
-    api_key_file_digests: frozenset[str] = frozenset()
-    root_path: str = ""
-    allowed_origins: tuple[str, ...] = ("*",)
-    log_requests: bool = True
-    vllm_metrics: bool = False
-    num_processes: int = 0
-    log_format: str = "text"
-    allowed_hosts: tuple[str, ...] = ()
-    http: HttpLimits = field(default_factory=HttpLimits)
 
 
 @dataclass(slots=True)

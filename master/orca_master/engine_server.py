@@ -15,7 +15,7 @@ import struct
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient
 from orca_master.engine_link import max_to_master_bytes, receive, send
 from orca_master.engine_types import Output, Submission

@@ -24,7 +24,7 @@ from orca_master.engine_client import EngineClient
 from orca_master.engine_types import Output, Submission
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.limits import check_choices
-from orca_master.openai_types import GenerationRequest
+from orca_master.openai_requests import GenerationRequest
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.tokenizer import IncrementalDecoder, TextCodec
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from orca_master.engine_client import EngineStatus
 from orca_master.errors import QueueFullError, RequestError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
-from orca_master.openai_types import MAX_LOGPROBS
+from orca_master.openai_requests import MAX_LOGPROBS
 from orca_master.request import Request
 
 SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
@@ -61,9 +61,9 @@ def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatu
 def check_values(request: Request, vocabulary_size: int) -> None:
     """Raises RequestError for values that no worker can compute with.
 
-    The endpoint checks the same and more where a request arrives (openai_types.py, generation.py). This check does not
-    rely on it: an API process is not trusted (docs/contracts.md, section 9), and a value that a message to the workers
-    cannot carry would end the pipeline for everybody.
+    The endpoint checks the same and more where a request arrives (openai_requests.py, generation.py). This check does
+    not rely on it: an API process is not trusted (docs/contracts.md, section 9), and a value that a message to the
+    workers cannot carry would end the pipeline for everybody.
     """
     sampling = request.sampling
     _check_tokens("prompt", request.prompt, vocabulary_size)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from orca_protos import engine_link_pb2 as pb
 from orca_protos.http_limits import HttpLimits
 
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineStatus
 from orca_master.engine_types import EngineState
 from orca_master.errors import (

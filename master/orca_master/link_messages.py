@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineStatus
 from orca_master.engine_types import Output, Submission
 

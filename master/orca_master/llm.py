@@ -22,12 +22,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from orca_master.chat_template import ChatTemplate
-from orca_master.endpoint import Endpoint, EndpointConfig
+from orca_master.endpoint import Endpoint
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.generation import Generation, Piece
-from orca_master.openai_types import CompletionRequest
+from orca_master.openai_requests import CompletionRequest
 from orca_master.preflight import check, model_command, text_command
 from orca_master.serve import local_topology, local_workers
 from orca_master.server import make_engine

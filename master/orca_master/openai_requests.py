@@ -1,4 +1,4 @@
-"""Wire types of the OpenAI API, as far as served; a field that is not served is refused by its name.
+"""Wire types of the OpenAI API's requests, as far as served; a field that is not served is refused by its name.
 
 Source: OpenAI API reference, "Completions" and "Chat". Fields beyond OpenAI's (`top_k`, `ignore_eos` …) have vLLM's
 names and meanings. Lengths are checked before contents, and a list is refused at its first wrong entry
@@ -275,112 +275,6 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
 
-class CompletionLogprobs(BaseModel):
-    """`logprobs` of a completion."""
-
-    tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] = []
-    text_offset: list[int] = []
-
-
-class CompletionChoice(BaseModel):
-    """One entry of `choices`; in a stream it carries the new text alone."""
-
-    index: int
-    text: str
-    finish_reason: Literal["stop", "length"] | None
-    logprobs: CompletionLogprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class TokenLogprob(BaseModel):
-    """A token, its log probability and its bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(TokenLogprob):
-    """A generated token and its likeliest alternatives."""
-
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """`logprobs` of a chat choice."""
-
-    content: list[ChatTokenLogprob]
-
-
-class AssistantMessage(BaseModel):
-    """What the model said; in a stream `delta`, where only news are set."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChoice(BaseModel):
-    """One entry of `choices`: `message` in an answer, `delta` in a stream."""
-
-    index: int
-    message: AssistantMessage | None = None
-    delta: AssistantMessage | None = None
-    finish_reason: Literal["stop", "length"] | None
-    logprobs: ChatLogprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class Usage(BaseModel):
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Completion(BaseModel):
-    """Answer of /v1/completions, and each chunk of its stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-
-
-class ChatCompletion(BaseModel):
-    """Answer of /v1/chat/completions, and each chunk of its stream."""
-
-    id: str
-    object: Literal["chat.completion", "chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """One entry of /v1/models."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "orca"
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    """Answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
 class TokenizeTextRequest(Body):
     """Body of POST /tokenize for a prompt."""
 
@@ -412,37 +306,8 @@ TokenizeRequest = Annotated[
 """Body of POST /tokenize."""
 
 
-class Tokenized(BaseModel):
-    """Answer of /tokenize."""
-
-    tokens: list[int]
-    count: int
-    max_model_len: int
-
-
 class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True), within_context]
-
-
-class Detokenized(BaseModel):
-    """Answer of /detokenize."""
-
-    prompt: str
-
-
-class ErrorDetail(BaseModel):
-    """What OpenAI's clients expect in `error`."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(BaseModel):
-    """Body of every answer that is not 2xx."""
-
-    error: ErrorDetail

@@ -16,9 +16,8 @@ import yaml
 from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
 
-from orca_master.allowed_hosts import default_hosts
 from orca_master.api_keys import ENVIRONMENT, digests_of, read_key_file
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig, default_hosts
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.kv_ledger import BLOCK_SIZE

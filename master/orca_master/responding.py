@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.generation import Generation, Generator, Piece
-from orca_master.openai_types import ErrorBody, ErrorDetail, GenerationRequest, Usage
+from orca_master.openai_answers import ErrorBody, ErrorDetail, Usage
+from orca_master.openai_requests import GenerationRequest
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody receives it, logs show it."""

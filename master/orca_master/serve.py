@@ -31,8 +31,8 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
+from orca_master.ports import SIGNALS, Ports, bind
 from orca_master.preflight import check, model_command, text_command
-from orca_master.server import SIGNALS, Ports, bind, run_to_exit_code
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 PR_SET_PDEATHSIG = 1
@@ -109,6 +109,9 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
+        # Its modules take a second to import: not before the model has been checked, and while the workers start.
+        from orca_master.server import run_to_exit_code
+
         topology = local_topology(
             ModelSpec(
                 path=str(model),

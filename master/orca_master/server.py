@@ -13,13 +13,12 @@ import contextlib
 import gc
 import logging
 import signal
-import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orca_protos.http import listen, serving, serving_apart
+from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
@@ -29,7 +28,8 @@ from orca_master.api import create_app
 from orca_master.api_processes import ApiProcesses, api_processes
 from orca_master.chat_template import ChatTemplate
 from orca_master.cli import OneLineParser
-from orca_master.endpoint import Endpoint, EndpointConfig
+from orca_master.endpoint import Endpoint
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.engine_types import EngineObserver, Observers
@@ -46,37 +46,12 @@ from orca_master.options import (
     positive,
     with_config_file,
 )
+from orca_master.ports import SIGNALS, Ports, bind
 from orca_master.preflight import check, text_command
 from orca_master.tokenizer import TextCodec
 from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
 
 logger = logging.getLogger(__name__)
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
-    """Returns listening sockets that share one port; raises ConfigurationError if the address cannot be had."""
-    try:
-        # Alone first: it fails where another program has the port, which sockets that share it would not.
-        first = listen(host, port)
-        if count == 1:
-            return (first,)
-        port = first.getsockname()[1]
-        first.close()
-        return tuple(listen(host, port, shared=True) for _ in range(count))
-    except OSError as error:
-        raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The sockets a master listens on, `api` one for each API process. `admin_token` guards the admin port."""
-
-    api: tuple[socket.socket, ...]
-    probes: socket.socket | None = None
-    admin: socket.socket | None = None
-    admin_token: str = ""
 
 
 async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:

@@ -10,7 +10,7 @@ from orca_master import bodies
 from orca_master.bodies import MAX_MESSAGE, check_body
 from orca_master.errors import RequestError
 from orca_master.lengths import Lengths
-from orca_master.openai_types import MAX_BIASES, MAX_MESSAGES
+from orca_master.openai_requests import MAX_BIASES, MAX_MESSAGES
 
 CONTEXT = 1024
 MESSAGE = {"role": "user", "content": "a"}

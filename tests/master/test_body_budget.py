@@ -14,7 +14,7 @@ from orca_master.body_checker import BodyChecker
 from orca_master.body_limits import BodyLimits
 from orca_master.errors import QueueFullError
 from orca_master.lengths import Lengths
-from orca_master.openai_types import DetokenizeRequest
+from orca_master.openai_requests import DetokenizeRequest
 from orca_protos.http_limits import HttpLimits
 from starlette.exceptions import HTTPException
 

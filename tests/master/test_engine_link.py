@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from orca_master import engine_link
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_link import max_to_master_bytes, receive, send
 from orca_master.engine_server import EngineServer

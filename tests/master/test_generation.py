@@ -11,7 +11,7 @@ from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_types import EngineState, Output, Submission
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.generation import SUBMITTED_AT_ONCE, Generation, Generator
-from orca_master.openai_types import CompletionRequest
+from orca_master.openai_requests import CompletionRequest
 from orca_master.progress import Progress
 from orca_master.request import FinishReason
 from orca_master.tokenizer import TextCodec

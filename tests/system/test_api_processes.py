@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from orca_master.api_processes import api_processes as run_api_processes
-from orca_master.endpoint import EndpointConfig
+from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_types import EngineState
 from orca_master.progress import Progress

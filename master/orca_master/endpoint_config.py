@@ -1,0 +1,47 @@
+"""`EndpointConfig`: the options of the endpoint, and the names that it answers to unless others are given."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orca_protos.http_limits import HttpLimits
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def default_hosts(listen_host: str) -> tuple[str, ...]:
+    """Returns the names of a server that listens on an address: loopback's for loopback, () for any otherwise."""
+    try:
+        loopback = ipaddress.ip_address(listen_host).is_loopback
+    except ValueError:
+        loopback = listen_host == "localhost"
+    return (*LOOPBACK_NAMES, listen_host) if loopback else ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
+
+    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which
+    `api_key_file_digests` were read at the start. None of either: no key is needed.
+    `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
+    for any. `http`: bounds of the API's port in each process.
+    """
+
+    model_names: tuple[str, ...]
+    chat_template: Path | None = None
+    request_timeout: float | None = None
+    drain_timeout: float = 30.0
+    api_keys: frozenset[str] = frozenset()
+    api_key_file: Path | None = None
+    api_key_file_digests: frozenset[str] = frozenset()
+    root_path: str = ""
+    allowed_origins: tuple[str, ...] = ("*",)
+    log_requests: bool = True
+    vllm_metrics: bool = False
+    num_processes: int = 0
+    log_format: str = "text"
+    allowed_hosts: tuple[str, ...] = ()
+    http: HttpLimits = field(default_factory=HttpLimits)

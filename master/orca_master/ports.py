@@ -1,0 +1,37 @@
+"""The sockets that a master listens on, made before anything else of it starts, and the signals that end it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from dataclasses import dataclass
+
+from orca_protos.http import listen
+
+from orca_master.errors import ConfigurationError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
+    """Returns listening sockets that share one port; raises ConfigurationError if the address cannot be had."""
+    try:
+        # Alone first: it fails where another program has the port, which sockets that share it would not.
+        first = listen(host, port)
+        if count == 1:
+            return (first,)
+        port = first.getsockname()[1]
+        first.close()
+        return tuple(listen(host, port, shared=True) for _ in range(count))
+    except OSError as error:
+        raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The sockets a master listens on, `api` one for each API process. `admin_token` guards the admin port."""
+
+    api: tuple[socket.socket, ...]
+    probes: socket.socket | None = None
+    admin: socket.socket | None = None
+    admin_token: str = ""
