@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         print(version("orca-serving"))
         return 0
     if arguments[0] not in commands:
-        print(f"orca: error: no command {arguments[0]!r}; there are {', '.join(sorted(commands))}", file=sys.stderr)
+        names = ", ".join(sorted(commands))
+        print(f"orca: error: unknown command {arguments[0]!r} (choose from {names})", file=sys.stderr)
         return 2
     try:
         command = commands[arguments[0]].load()

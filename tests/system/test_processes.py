@@ -153,7 +153,7 @@ def test_a_port_in_use(copy, api_processes):
         ),
         (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
         (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
-        (["dance"], "no command 'dance'"),
+        (["dance"], "unknown command 'dance'"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message):
