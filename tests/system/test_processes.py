@@ -152,6 +152,7 @@ def test_a_port_in_use(copy, api_processes):
             "worker a:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
         ),
         (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
+        (["worker", "--listen", "unix:/a", "--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
         (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
         (["dance"], "no command 'dance'"),
     ],
