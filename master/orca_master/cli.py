@@ -7,10 +7,8 @@ code 2, never with a traceback.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from importlib.metadata import entry_points, version
-from typing import NoReturn
 
 HELP = """usage: orca COMMAND [options]
 
@@ -28,14 +26,6 @@ orca COMMAND --help lists the options of a command."""
 
 EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": "bench"}
 """Extras that bring what a command needs; the others need [worker]."""
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the line and exits with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: list[str] | None = None) -> int:

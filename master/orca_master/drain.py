@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+from orca_protos.command_line import OneLineParser, port
 from orca_protos.tls import Certificates, TlsError, TlsFolder
 
-from orca_master.cli import OneLineParser
-from orca_master.options import port, positive
+from orca_master.options import positive
 
 LINGER_SECONDS = 2.0
 POLL_SECONDS = 0.2

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_protos.command_line import port
 from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
 
@@ -36,6 +37,7 @@ HTTP_LIMITS = (
     ("max-unread-bytes", "max_unread_bytes", "BYTES", "memory per stream for text that the client has not read"),
 )
 """Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
+MAX_NUMBER = 2**31 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_STALL_SECONDS = 4_000_000
 """46 days: FormRequest carries the time in milliseconds, in 32 bits."""
@@ -247,9 +249,9 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    """A whole number of at least 1 that fits into 32 bits with a sign, as messages to workers need."""
+    if not text.isdecimal() or len(text) > len(str(MAX_NUMBER)) or not 1 <= int(text) <= MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
     return int(text)
 
 
@@ -274,13 +276,6 @@ def slots(text: str) -> int:
     if number < BLOCK_SIZE:
         raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
     return number
-
-
-def port(text: str) -> int:
-    """A TCP port; 0 lets the kernel choose."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
 
 
 def share(text: str) -> float:

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from orca_protos.command_line import OneLineParser
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
 
-from orca_master.cli import OneLineParser
 from orca_master.errors import ConfigurationError
 from orca_master.options import (
     add_engine_options,

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orca_protos.command_line import OneLineParser, port
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.log_lines import configure_logging
@@ -28,7 +29,6 @@ from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
 from orca_master.api_processes import ApiProcesses, api_processes
 from orca_master.chat_template import ChatTemplate
-from orca_master.cli import OneLineParser
 from orca_master.endpoint import Endpoint
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_config import EngineConfig
@@ -43,7 +43,6 @@ from orca_master.options import (
     add_server_options,
     endpoint_config,
     engine_config,
-    port,
     positive,
     with_config_file,
 )
