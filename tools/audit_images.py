@@ -23,7 +23,7 @@ VULNERABLE, NOT_REACHED = 1, 3
 
 @dataclass(slots=True)
 class Findings:
-    """Of one lock file. `unreached` says why packages were not looked up."""
+    """The findings of one lock file. `unreached` says why packages were not looked up."""
 
     vulnerable: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)

@@ -27,6 +27,8 @@ EXTRAS = {"operator": ("operator",), "master": ("base", "hub"), "worker": ("base
 """Requirements of each image: `base` or an extra of pyproject.toml."""
 CUDA = re.compile(r"torch|triton|cupy-|nvidia-|cuda-")
 """Names of the packages in cuda.txt."""
+TIMEOUT_SECONDS = 600.0
+"""For the resolution of one lock file."""
 HEAD = "# Written by `make lock` (tools/lock_images.py). Do not edit.\n"
 
 
@@ -41,7 +43,7 @@ def requirements() -> dict[str, list[str]]:
 
 
 def lock(lines: Sequence[str], present: str) -> str:
-    """Returns uv's resolution with hashes; raises CalledProcessError if there is none.
+    """Returns uv's resolution with hashes; raises CalledProcessError or TimeoutExpired if there is none.
 
     Versions that constraints.txt leaves open stay those of `present`, the lock file of today.
     """
@@ -52,7 +54,9 @@ def lock(lines: Sequence[str], present: str) -> str:
         output.write(present)
         output.flush()
         command += ["--output-file", output.name]
-        subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
+        subprocess.run(
+            command, input="\n".join(lines), capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS
+        )
         return Path(output.name).read_text(encoding="utf-8")
 
 
@@ -62,12 +66,17 @@ def entries(text: str) -> dict[str, str]:
     return {name: f"{name}=={rest}" for name, rest in found}
 
 
+def _stored(path: Path) -> str:
+    """Returns the lock file of today, "" if there is none."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def locks() -> dict[str, str]:
     """Returns the content of every lock file, by its name without `.txt`."""
     found = {}
     for name, lines in requirements().items():
         path = FOLDER / f"{name}.txt"
-        resolved = entries(lock(lines, path.read_text(encoding="utf-8") if path.is_file() else ""))
+        resolved = entries(lock(lines, _stored(path)))
         chosen = {
             package: entry for package, entry in resolved.items() if bool(CUDA.match(package)) is (name == "cuda")
         }
@@ -90,12 +99,15 @@ def main(argv: Sequence[str]) -> int:
     except subprocess.CalledProcessError as error:
         print(f"lock_images: {error.stderr.strip()}", file=sys.stderr)
         return 1
+    except subprocess.TimeoutExpired:
+        print(f"lock_images: uv did not finish within {TIMEOUT_SECONDS:.0f} s", file=sys.stderr)
+        return 1
     differs = False
     for name, text in found.items():
         path = FOLDER / f"{name}.txt"
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
-        elif difference := versions(text) ^ versions(path.read_text(encoding="utf-8")):
+        elif difference := versions(text) ^ versions(_stored(path)):
             print(f"{path.relative_to(ROOT)}: {', '.join(sorted(difference))}: run `make lock`", file=sys.stderr)
             differs = True
     return int(differs)

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orca_master.cli import OneLineParser
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError
 from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
 from orca_master.serve import local_workers
+from orca_protos.command_line import OneLineParser
 
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.circumstances import circumstances, line

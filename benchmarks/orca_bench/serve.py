@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from orca_master.cli import OneLineParser
+from orca_protos.command_line import OneLineParser
 from tqdm import tqdm
 
 from orca_bench.circumstances import circumstances

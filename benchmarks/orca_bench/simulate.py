@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orca_master.cli import OneLineParser
+from orca_protos.command_line import OneLineParser
 
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.calibration import CalibrationError, calibrate

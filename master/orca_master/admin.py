@@ -157,7 +157,7 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
 
 
 def create_probes(engine: EngineThread) -> Any:
-    """Returns the probe port's application; make it on the endpoint's loop."""
+    """Returns the probe port's application. Must be called on the endpoint's event loop, which it watches."""
     endpoint_loop = LoopWatch()
 
     async def startupz() -> tuple[int, str]:

@@ -42,13 +42,13 @@ from orca_master.responding import error_response
 
 def create_app(endpoint: Endpoint) -> FastAPI:
     """Returns the application around `endpoint`."""
-    described = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
+    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
     app = FastAPI(
         title="ORCA",
         version=version("orca-serving"),
         description="OpenAI-compatible endpoint of an ORCA engine master",
         root_path=endpoint.config.root_path,
-        responses=described,  # type: ignore[arg-type]
+        responses=error_bodies,  # type: ignore[arg-type]
     )
     _add_errors(app)
     app.router.route_class = checked_route(endpoint)
@@ -71,7 +71,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
-    # Made once for a model: nobody needs a key to ask, and it takes a tenth of a second.
+    # Cached: anybody may ask for the schema without a key, and making it takes a tenth of a second.
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, endpoint.config.model_names))
     app.openapi = lambda: schema(  # type: ignore[method-assign]
         endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest

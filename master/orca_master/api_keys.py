@@ -1,7 +1,7 @@
 """API keys: as SHA-256 digests alone, from options, the environment and a file that may change while the server runs.
 
-A digest without salt suffices for keys, which are random; the server's memory and its link to API processes then hold
-nothing that opens it.
+A digest without salt suffices for keys, which are random. The server's memory and its link to API processes then hold
+nothing that a client could present as a key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def digests_of(keys: Iterable[str], source: str) -> frozenset[str]:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An `opener` (see `open`) that never blocks, as a pipe without a writer would; raises OSError for a pipe."""
+    """An `opener` (see `open`) that does not wait for a pipe's writer; raises OSError for all but regular files."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -75,7 +75,7 @@ def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -
 class KeyRing:
     """The keys that are valid now: `digests`, and those of the file at `path`, which are `from_file` at first.
 
-    A file that became unreadable or empty leaves the keys that it had.
+    While the file is unreadable or holds no key, the keys read from it before stay valid.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
 
 def described(errors: Sequence[Any]) -> RequestError:
     """Returns pydantic's errors as one error with the name of the field to blame."""
-    # Where a field may have several types each is complained about; the deepest error is meant, and one about a value
-    # rather than a type.
+    # A field with several types gets errors for each of them. The deepest error is reported, and of several one about
+    # a value rather than a type.
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     path = [str(part)[:MAX_FIELD] for place, part in enumerate(first["loc"]) if not _names_a_type(place, str(part))]
     message = shortened(first["msg"].removeprefix("Value error, "))
@@ -64,7 +64,7 @@ def described(errors: Sequence[Any]) -> RequestError:
 
 
 def _names_a_type(place: int, part: str) -> bool:
-    """Whether a part of a location is none of the body: pydantic puts the types among the fields that it tried."""
+    """Whether a part of a location names a type that pydantic tried, and not a field or an index of the body."""
     if place == 0:
         return part == "body" or part in TAGS
     return part == "str" or "[" in part
@@ -78,9 +78,9 @@ def shortened(message: str) -> str:
 def pack(value: Any) -> tuple[dict[str, Any], bytes]:
     """Returns a checked value as what JSON can hold, and its token ids as 32-bit numbers: see `unpack`."""
     names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
-    found: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
-    if "messages" in found["value"]:
-        found["value"]["messages"] = [
+    packed: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
+    if "messages" in packed["value"]:
+        packed["value"]["messages"] = [
             message.model_dump(exclude={"content"}, exclude_none=True) | {"content": message.text}
             for message in value.messages
         ]
@@ -88,24 +88,24 @@ def pack(value: Any) -> tuple[dict[str, Any], bytes]:
     for name in names:
         entries = getattr(value, name)
         if entries and isinstance(entries[0], str):
-            found["value"][name] = entries
+            packed["value"][name] = entries
             continue
         nested = bool(entries) and isinstance(entries[0], list)
         lists = entries if nested else [entries]
         for ids in lists:
             token_ids.extend(ids)
-        found |= {"name": name, "nested": nested, "lengths": list(map(len, lists))}
-    return found, token_ids.tobytes()
+        packed |= {"name": name, "nested": nested, "lengths": list(map(len, lists))}
+    return packed, token_ids.tobytes()
 
 
-def unpack(kind: str, found: dict[str, Any], token_ids: bytes) -> Any:
+def unpack(kind: str, packed: dict[str, Any], token_ids: bytes) -> Any:
     """Returns the value that was packed. Token ids are arrays: four bytes each, where a list takes forty."""
-    name = found.get("name")
+    name = packed.get("name")
     if name is None:
-        return KINDS[kind].validate_python(found["value"])
-    value = KINDS[kind].validate_python({**found["value"], name: [[0]] if found["nested"] else [0]})
+        return KINDS[kind].validate_python(packed["value"])
+    value = KINDS[kind].validate_python({**packed["value"], name: [[0]] if packed["nested"] else [0]})
     lists, start = [], 0
-    for length in found["lengths"]:
+    for length in packed["lengths"]:
         lists.append(array("I", token_ids[start : start + 4 * length]))
         start += 4 * length
-    return value.model_copy(update={name: lists if found["nested"] else lists[0]})
+    return value.model_copy(update={name: lists if packed["nested"] else lists[0]})

@@ -22,13 +22,13 @@ class BodyBudget:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that takes bytes for one body, or raises QueueFullError; gives all back at the end."""
+        """Yields a function that reserves bytes for one body, or raises QueueFullError; frees them at the end."""
         own = 0
 
         def take(num_bytes: int) -> None:
             nonlocal own
             if self.taken + num_bytes > self._max_bytes:
-                raise QueueFullError(f"bodies of other requests fill the {self._max_bytes} bytes for them: try again")
+                raise QueueFullError(f"the bodies of all requests may take {self._max_bytes} bytes together: try again")
             own += num_bytes
             self.taken += num_bytes
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from orca_master.bodies import check_body, unpack
 from orca_master.body_process import LENGTHS, MAX_MEMORY_BYTES
-from orca_master.errors import QueueFullError, RequestError
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.lengths import Lengths
 
 SMALL_BYTES = 128 << 10
-"""Of a body that is checked on the event loop."""
+"""Largest body that is checked on the event loop."""
 CHECK_SECONDS = 30.0
 TURN_SECONDS = 30.0
 """Longest wait of a large body for the process."""
@@ -39,8 +39,8 @@ class BodyChecker:
     async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
         """Returns the value of a body of `kind` (bodies.KINDS), and empties `body` if it is large.
 
-        Raises RequestError, or QueueFullError if too many large bodies wait, or this one for too long. Cancelled, it
-        ends the process if that has the body.
+        Raises RequestError; QueueFullError if too many large bodies wait, or this one for too long;
+        EngineUnavailableError if the process cannot be started. When cancelled, ends the process if that has the body.
         """
         if len(body) <= SMALL_BYTES:
             return check_body(kind, body, lengths)
@@ -50,14 +50,14 @@ class BodyChecker:
         try:
             await self._wait_for_turn()
             try:
-                found, token_ids = await self._ask(kind, body, lengths)
+                reply, token_ids = await self._ask(kind, body, lengths)
             finally:
                 self._turn.release()
         finally:
             self._num_waiting -= 1
-        if "error" in found:
-            raise RequestError(found["error"], found["field"])
-        return unpack(kind, found, token_ids)
+        if "error" in reply:
+            raise RequestError(reply["error"], reply["field"])
+        return unpack(kind, reply, token_ids)
 
     async def _wait_for_turn(self) -> None:
         try:
@@ -69,8 +69,12 @@ class BodyChecker:
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
         size = len(body)
-        if self._process is None:
-            self._process = await asyncio.to_thread(_start)
+        if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
+            try:
+                self._process = await asyncio.to_thread(_start)
+            except OSError as error:  # no descriptors or processes are left
+                message = f"the process that checks large bodies does not start: {error.strerror}"
+                raise EngineUnavailableError(message) from error
         process = self._process
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -88,11 +92,11 @@ class BodyChecker:
             raise
 
     def _kill(self) -> None:
-        """Ends the process; the thread that talks to it, if there is one, gets an OSError or EOFError and waits."""
+        """Ends the process. A thread that still exchanges data with the process gets OSError or EOFError."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            asyncio.get_running_loop().run_in_executor(None, process.wait)
+            asyncio.get_running_loop().run_in_executor(None, process.wait)  # else a zombie would stay
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -118,8 +122,8 @@ def _exchange(
     process.stdin.flush()
     body.clear()
     header_length, num_bytes = LENGTHS.unpack(_read(process, LENGTHS.size))
-    found = json.loads(_read(process, header_length))
-    return found, _read(process, num_bytes)
+    reply = json.loads(_read(process, header_length))
+    return reply, _read(process, num_bytes)
 
 
 def _read(process: subprocess.Popen[bytes], size: int) -> bytes:

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca_master.responding import error_response
 
 MIN_BODY_BYTES_PER_SECOND = 16 << 10
-"""Over a whole body, its pauses aside: one kept above orca_protos' lower bound would hold its memory for hours."""
+"""Least mean rate of a whole body, pauses of `body_timeout` aside. A client that sends just above
+http_limits.MIN_BYTES_PER_SECOND would else hold the memory of its body for hours."""
 
 
 class BodyLimits:

@@ -3,7 +3,7 @@
     python -m orca_master.body_process
 
 Reads requests from standard input and writes answers to standard output until the input ends. A body that needs more
-than MAX_MEMORY_BYTES ends the process without an answer; so does the endpoint when a body takes too long.
+than MAX_MEMORY_BYTES ends the process without an answer. The endpoint kills the process when a body takes too long.
 
 Request: two lengths (`LENGTHS`), a header as JSON (`kind`, `max_model_len`), and the body. Answer: two lengths, a
 header as JSON (`error` and `field`, or what `pack` returns), and token ids.
@@ -30,7 +30,7 @@ MAX_MEMORY_BYTES = 1 << 30
 
 
 def limit_memory() -> None:
-    """Bounds the address space; a core file would take as much of the disk."""
+    """Bounds the address space, and forbids core files, which would be as large."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -47,11 +47,11 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
     body = requests.read(body_length)
     token_ids = b""
     try:
-        found, token_ids = pack(check_body(header["kind"], body, Lengths(header["max_model_len"])))
+        reply, token_ids = pack(check_body(header["kind"], body, Lengths(header["max_model_len"])))
     except RequestError as error:
-        found = {"error": str(error), "field": error.field}
+        reply = {"error": str(error), "field": error.field}
     # A lone surrogate of the body is an error of its own, later.
-    text = json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     answers.write(LENGTHS.pack(len(text), len(token_ids)))
     answers.write(text)
     answers.write(token_ids)
@@ -66,7 +66,7 @@ def main() -> int:
         while answer(sys.stdin.buffer, sys.stdout.buffer):
             pass
     except (MemoryError, BrokenPipeError):
-        os._exit(1)  # nothing is flushed: half an answer is none
+        os._exit(1)  # without a flush: the endpoint must not read half an answer
     return 0
 
 

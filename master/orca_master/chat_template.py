@@ -33,7 +33,7 @@ GROWTH = 4
 MAX_WAITING = 256
 """Requests that may wait for the process, which takes half a millisecond for an ordinary one."""
 WALL_SECONDS = 60.0
-"""For one exchange with the process, whose processor time is bounded by itself: only a machine that stands still."""
+"""Longest exchange with the process, which bounds its processor time itself: only a stalled machine takes so long."""
 RESERVED = frozenset(
     {
         *SPECIAL_TOKENS,
@@ -112,7 +112,8 @@ class ChatTemplate:
         size = sum(len(message["content"]) for message in wire) + len(json.dumps(options))
         frame = encode_frame({"variables": variables, "limit": max(SHORTEST_LIMIT, GROWTH * size)})
         if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{MAX_WAITING} requests wait for the chat template, the limit")
+            waiting = f"{self._num_waiting} requests are waiting for the chat template"
+            raise QueueFullError(f"{waiting}, the limit is {MAX_WAITING}")
         self._num_waiting += 1
         try:
             await self._turn.acquire()

@@ -1,4 +1,4 @@
-"""Routes whose bodies body_checker.py checks in place of FastAPI, which describes them in /openapi.json."""
+"""Routes whose bodies are checked by body_checker.py. FastAPI only describes these bodies in /openapi.json."""
 
 from __future__ import annotations
 

@@ -7,10 +7,8 @@ code 2, never with a traceback.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from importlib.metadata import entry_points, version
-from typing import NoReturn
 
 HELP = """usage: orca COMMAND [options]
 
@@ -30,14 +28,6 @@ EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": 
 """Extras that bring what a command needs; the others need [worker]."""
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the line and exits with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs `orca argv…` and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -49,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         print(version("orca-serving"))
         return 0
     if arguments[0] not in commands:
-        print(f"orca: error: no command {arguments[0]!r}; there are {', '.join(sorted(commands))}", file=sys.stderr)
+        names = ", ".join(sorted(commands))
+        print(f"orca: error: unknown command {arguments[0]!r} (choose from {names})", file=sys.stderr)
         return 2
     try:
         command = commands[arguments[0]].load()

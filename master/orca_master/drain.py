@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+from orca_protos.command_line import OneLineParser, port
 from orca_protos.tls import Certificates, TlsError, TlsFolder
 
-from orca_master.cli import OneLineParser
-from orca_master.options import port, positive
+from orca_master.options import positive
 
 LINGER_SECONDS = 2.0
 POLL_SECONDS = 0.2
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:
-    """Returns the state; raises OSError, HTTPException, or ValueError for an answer that is none."""
+    """Returns the master's state; raises OSError, HTTPException, or ValueError for an answer that is not a state."""
     connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_SECONDS)
     with contextlib.closing(connection):
         connection.connect()
@@ -61,5 +61,7 @@ def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates
         body = answer.read()
     if answer.status >= 400:
         raise ValueError(f"{path}: {answer.status} {body[:300].decode(errors='replace')}")
-    state: dict[str, object] = json.loads(body)
+    state = json.loads(body)
+    if not isinstance(state, dict) or not isinstance(state.get("idle"), bool):
+        raise ValueError(f"{path}: the answer is not a master's state: is --admin-port {admin_port} a master's?")
     return state

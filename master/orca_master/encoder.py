@@ -54,6 +54,6 @@ class Encoder:
             count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False))
             if count > limit:
                 raise RequestError(
-                    f"{name}: the text has more than {limit} tokens, the model's context {max_model_len}", name
+                    f"{name}: the text has more than {limit} tokens, the model's context has {max_model_len}", name
                 )
         return self._codec.encode(text, add_special_tokens)

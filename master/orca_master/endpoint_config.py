@@ -12,7 +12,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def default_hosts(listen_host: str) -> tuple[str, ...]:
-    """Returns the names of a server that listens on an address: loopback's for loopback, () for any otherwise."""
+    """Returns the host names that are allowed by default: loopback's for a loopback address, else (), for any name."""
     try:
         loopback = ipaddress.ip_address(listen_host).is_loopback
     except ValueError:

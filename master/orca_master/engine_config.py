@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # without gRPC, which an API process does not need
 class EngineConfig:
     """Defaults are those of the command line (options.py). Times in seconds.
 
-    `token_budget` None is no limit; `kv_slots` None is what fits and can be used. `admission` is a policy of
-    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers that somebody restarts; with 0 nobody
-    does, a lost pipeline is given up, and the workers end with the engine. `lookahead`: see lookahead.py;
+    `token_budget` None is no limit; `kv_slots` None: sized from free memory. `admission` is a policy of
+    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers, which a supervisor restarts; 0:
+    no supervisor, so a lost pipeline is given up, and the workers end with the engine. `lookahead`: see lookahead.py;
     `enforce_eager`: no CUDA graphs; `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on
     TCP, none for plain text.
     """

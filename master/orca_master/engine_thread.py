@@ -7,6 +7,7 @@ their endpoint is on this loop or in another process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,11 @@ from orca_master.metrics import Metrics
 from orca_master.progress import Progress
 from orca_master.topology import Topology
 
+logger = logging.getLogger(__name__)
+
 ALIVE_SECONDS = 5.0
+STOP_SECONDS = 30.0
+"""A sound engine stops within a few seconds: its calls to workers are bounded (deadlines.SHUTDOWN_SECONDS)."""
 
 
 @dataclass(slots=True)
@@ -93,8 +98,11 @@ class EngineThread(EngineClient):
         await self._on_engine(self.engine.start)
 
     async def stop(self, reason: str) -> None:
-        """Stops engine, workers and thread."""
-        await self._on_engine(lambda: self.engine.stop(reason))
+        """Stops engine, workers and thread; gives up after STOP_SECONDS if the engine's loop takes no turn."""
+        try:
+            await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
+        except TimeoutError:
+            logger.error("the engine did not stop within %.0f s: its thread is abandoned", STOP_SECONDS)
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
         self._thread.join(timeout=5.0)
 

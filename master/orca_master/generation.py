@@ -29,7 +29,7 @@ from orca_master.request import FinishReason, SamplingParameters
 from orca_master.tokenizer import IncrementalDecoder, TextCodec
 
 PIECE_BYTES = 256
-"""Of a piece without its text, with its place in the queue."""
+"""Memory of a piece without its text, its place in the queue included."""
 SUBMITTED_AT_ONCE = 16
 """Choices that are handed to the engine before the event loops, the engine's as well, turn to other requests."""
 
@@ -185,7 +185,7 @@ class _Run:
         self._max_unread_bytes = self._bytes_left = max_unread_bytes
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._running: dict[int, Choice] = {}
-        """What must be released, by index."""
+        """Choices that must be released, by index."""
 
     async def submit(self, choices: list[Choice]) -> None:
         """Hands the choices to the engine; raises the first refusal."""

@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 CHARACTERS_PER_TOKEN = 16
-"""More than a text has on average over a whole context; shorter texts may have any tokens (MIN_CHARACTERS)."""
+"""Characters that a text may have for each token of the model's context: more than texts have on average."""
 MIN_CHARACTERS = 256 << 10
+"""Characters that a text may have, however short the model's context is."""
 MAX_CHARACTERS = 8 << 20
 """Of all prompts together."""
 MAX_OPTIONS_BYTES = 64 << 10

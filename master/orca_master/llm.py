@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from orca_master.bodies import described
 from orca_master.chat_template import ChatTemplate
 from orca_master.endpoint import Endpoint
 from orca_master.endpoint_config import EndpointConfig
@@ -185,9 +186,7 @@ def _checked(sampling: SamplingParams) -> CompletionRequest:
     try:
         return CompletionRequest(prompt=[0], **values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field_name = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{field_name}: {first['msg']}", field_name) from error
+        raise described(error.errors()) from error
 
 
 def _output(index: int, pieces: list[Piece]) -> CompletionOutput:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_protos.command_line import port
 from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
 
@@ -29,14 +30,17 @@ HTTP_LIMITS = (
     ("h11-max-header-count", "max_header_count", "N", "header fields of a request"),
     ("max-body-bytes", "max_body_bytes", "BYTES", "longest body of a request"),
     ("max-connections", "max_connections", "N", "open connections per process, fewer if ulimit -n demands it"),
-    ("header-timeout", "header_timeout", "SECONDS", "for the head of a request"),
+    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request"),
     ("body-timeout", "body_timeout", "SECONDS", "longest pause of a client that sends a body"),
-    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "for which a connection may wait for a request"),
+    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "longest wait of a connection for a request"),
     ("write-timeout", "write_timeout", "SECONDS", "longest pause of a client that does not read its answer"),
     ("max-unread-bytes", "max_unread_bytes", "BYTES", "memory per stream for text that the client has not read"),
 )
 """Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
+MAX_NUMBER = 2**31 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_STALL_SECONDS = 4_000_000
+"""46 days: FormRequest carries the time in milliseconds, in 32 bits."""
 
 
 def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
@@ -53,6 +57,8 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
         values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {known.config}: it is not UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
@@ -60,6 +66,8 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     arguments: list[str] = []
     for name, value in values.items():
         arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
+        if any("\0" in argument for argument in arguments):  # the only character that no command line can hold
+            raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
     return arguments + rest
 
 
@@ -95,7 +103,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-slots",
         type=slots,
-        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (what fits and can be used)",
+        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (sized from free memory)",
     )
     parser.add_argument(
         "--admission",
@@ -113,7 +121,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
     )
-    parser.add_argument("--stall-timeout", type=positive, default=300, help="seconds an iteration may take (300)")
+    parser.add_argument("--stall-timeout", type=stall_seconds, default=300, help="seconds an iteration may take (300)")
     parser.add_argument("--max-queue-depth", type=positive, default=4096, help="requests that may wait (4096)")
     parser.add_argument("--max-queue-tokens", type=positive, default=8 << 20, help="tokens that may wait (8388608)")
     parser.add_argument(
@@ -133,7 +141,10 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="key that clients need, repeatable; also ORCA_API_KEY",
     )
     parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="keys, or sha256: and a digest, one per line; followed"
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys, or sha256: and a digest, one per line; read again when the file changes",
     )
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
@@ -148,7 +159,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="browsers' origins, repeatable (any; none if API keys are given)",
     )
-    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="of log lines (text)")
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     parser.add_argument(
         "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request (no limit)"
     )
@@ -216,7 +227,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
     if (keys or key_file) and origins is None:
-        logger.warning("no browser may call this server: with API keys, --allowed-origins ORIGIN says which may")
+        logger.warning("API keys are set, so browsers may not call this server: --allowed-origins ORIGIN allows some")
         origins = []
     return EndpointConfig(
         model_names=tuple(arguments.served_model_name or [model_name]),
@@ -238,9 +249,9 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    """A whole number of at least 1 that fits into 32 bits with a sign, as messages to workers need."""
+    if not text.isdecimal() or len(text) > len(str(MAX_NUMBER)) or not 1 <= int(text) <= MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
     return int(text)
 
 
@@ -251,19 +262,20 @@ def count(text: str) -> int:
     return int(text)
 
 
+def stall_seconds(text: str) -> int:
+    """A whole number of seconds, from 1 to MAX_STALL_SECONDS."""
+    number = positive(text)
+    if number > MAX_STALL_SECONDS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {MAX_STALL_SECONDS} seconds")
+    return number
+
+
 def slots(text: str) -> int:
     """At least one block of slots."""
     number = positive(text)
     if number < BLOCK_SIZE:
         raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
     return number
-
-
-def port(text: str) -> int:
-    """A TCP port; 0 lets the kernel choose."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
 
 
 def share(text: str) -> float:

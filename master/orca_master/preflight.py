@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def text_command(folder: Path, chat_template: Path | None) -> list[str]:
 def check(*commands: Sequence[str]) -> None:
     """Runs Python modules with arguments; raises ConfigurationError with the line of the first that refuses."""
     environment = {**os.environ, "RUST_BACKTRACE": "0"}
+    deadline = time.monotonic() + WALL_SECONDS
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
@@ -56,7 +58,7 @@ def check(*commands: Sequence[str]) -> None:
     ]
     try:
         for command, process in zip(commands, processes, strict=True):
-            _, errors = process.communicate(timeout=WALL_SECONDS)
+            _, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode == 0:
                 continue
             lines = errors.strip().splitlines()
@@ -64,7 +66,7 @@ def check(*commands: Sequence[str]) -> None:
                 raise ConfigurationError(lines[-1])
             if process.returncode < 0:
                 raise ConfigurationError(
-                    f"{command[1]}: to check the model's files took more than {CPU_SECONDS} s of processor time or "
+                    f"{command[1]}: checking the model's files took more than {CPU_SECONDS} s of processor time or "
                     f"{MEMORY_BYTES >> 20} MiB, and was ended ({command[0]} by signal {-process.returncode})"
                 )
             raise ConfigurationError(

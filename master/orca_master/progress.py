@@ -1,7 +1,7 @@
 """`Progress`: how far the engine has come, and whether it stands still although requests wait.
 
-A lost worker or a slow iteration ends its pipeline (in_flight.py). This is the check of the engine itself: it says that
-it serves, holds requests, and no iteration returns. The probes and the endpoint read it.
+A lost worker or a slow iteration ends its pipeline (in_flight.py). This check catches an engine that claims to serve
+and has requests, although no iteration returns. The probes and the endpoint read it.
 """
 
 from __future__ import annotations

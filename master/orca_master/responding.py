@@ -80,7 +80,7 @@ async def respond(
 
 
 async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """The answer as JSON, choice by choice: many long ones take longer than other requests can wait."""
+    """Returns the answer as JSON. Between choices other requests get a turn: many long choices take long to write."""
     choices = []
     for index, said in enumerate(pieces):
         choices.append(_json(_dump_choice(style.choice(generation, index, said).model_dump())))

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from orca_protos.command_line import OneLineParser
 from orca_protos.log_lines import configure_logging
+from orca_protos.model_files import FileError, MissingFileError, regular_file
 
-from orca_master.cli import OneLineParser
 from orca_master.errors import ConfigurationError
 from orca_master.options import (
     add_engine_options,
@@ -95,9 +96,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging(arguments.log_format)
-        model = Path(arguments.model).resolve()
-        if not (model / "config.json").is_file():
-            parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
+        model = _model_folder(arguments.model)
         names = endpoint_config(arguments, model.name)
         check(
             model_command(
@@ -125,6 +124,20 @@ def main(argv: list[str]) -> int:
             addresses,
         )
         return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listeners))
+
+
+def _model_folder(name: str) -> Path:
+    """Returns the resolved model directory; raises ConfigurationError if it has no config.json that can be opened."""
+    try:
+        folder = Path(name).resolve()
+        regular_file(folder, "config.json")
+    except MissingFileError as error:
+        raise ConfigurationError(f"{name}: no config.json there: a Hugging Face model directory is expected") from error
+    except FileError as error:
+        raise ConfigurationError(str(error)) from error
+    except RuntimeError as error:  # links in a circle, before Python 3.13
+        raise ConfigurationError(f"{name}: {error}") from error
+    return folder
 
 
 def local_topology(

@@ -18,16 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orca_protos.command_line import OneLineParser, port
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
+from pydantic import ValidationError
 
 from orca_master.admin import create_admin_app, create_probes
 from orca_master.api import create_app
 from orca_master.api_processes import ApiProcesses, api_processes
 from orca_master.chat_template import ChatTemplate
-from orca_master.cli import OneLineParser
 from orca_master.endpoint import Endpoint
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_config import EngineConfig
@@ -42,7 +43,6 @@ from orca_master.options import (
     add_server_options,
     endpoint_config,
     engine_config,
-    port,
     positive,
     with_config_file,
 )
@@ -173,8 +173,8 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=0,
         metavar="SECONDS",
-        help="somebody restarts lost workers: requests wait this long for them (0: nobody does, workers end with the "
-        "master)",
+        help="longest wait of requests for lost workers that a supervisor restarts (0: no supervisor, and the workers "
+        "end with the master)",
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
@@ -183,7 +183,9 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
     security.add_argument(
         "--insecure", action="store_true", help="without certificates: workers on TCP obey whoever reaches them"
     )
-    parser.add_argument("--probe-port", type=port, help="port for /livez, /readyz, /startupz and /metrics (none)")
+    parser.add_argument(
+        "--probe-port", type=port, help="port for /livez, /readyz, /startupz, /progressz and /metrics (none)"
+    )
     parser.add_argument("--admin-port", type=port, help="port for the operator (none)")
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE", help="bearer token of the admin port")
 
@@ -211,6 +213,8 @@ def _ports(arguments: argparse.Namespace) -> Ports:
             token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is not UTF-8") from error
         if not token:
             raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is empty")
     host = arguments.host
@@ -235,13 +239,17 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
     pipelines = [pipeline.split(",") for pipeline in arguments.pipeline]
     if len({len(workers) for workers in pipelines}) != 1:
         raise ConfigurationError("--pipeline: every pipeline must have the same number of workers")
-    return Topology(
-        model=ModelSpec(
+    try:
+        model = ModelSpec(
             path=arguments.model,
             served_name=Path(arguments.model).name,
             dtype=arguments.dtype,
             max_model_len=arguments.max_model_len,
-        ),
+        )
+    except ValidationError as error:  # the other fields have been checked as options
+        raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error
+    return Topology(
+        model=model,
         pipeline_parallel_size=len(pipelines[0]),
         tensor_parallel_size=arguments.tensor_parallel_size,
         communication=Communication(backend=arguments.communication_backend),

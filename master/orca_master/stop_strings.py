@@ -20,7 +20,7 @@ class StopSearch:
 
     @property
     def longest_beginning(self) -> int:
-        """Length of the longest end of the text that begins a stop string, and is none."""
+        """Length of the longest end of the text that is an incomplete stop string."""
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> tuple[int, str] | None:

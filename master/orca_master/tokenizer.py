@@ -108,7 +108,7 @@ class IncrementalDecoder:
         self.stopped = False
 
     def step(self, token: int, last: bool) -> str:
-        """Returns the text that may go out after `token`; the `last` one lets go of all that is held.
+        """Returns the text that may go out after `token`; with `last`, all text that is held back goes out.
 
         Sets `stopped` when a stop string is complete; text behind it is dropped. Raises RequestError if the tokenizer
         fails.

@@ -26,6 +26,7 @@ Reply = TypeVar("Reply")
 
 
 REASON_SECONDS = 2.0
+"""For the call that only finds out why a worker was not reached in time."""
 
 
 class WorkerConnection:
@@ -45,7 +46,8 @@ class WorkerConnection:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._translate(error) from error
-            # The time is up, without a word why. A call that does not wait names the reason, such as a certificate.
+            # The error of an expired deadline gives no reason. A call that does not wait for the worker does, such as a
+            # refused certificate.
             description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
         return description
 

@@ -1,8 +1,8 @@
-"""`CertificateKeeper`: keeps the certificates of one OrcaDeployment's pods, and the operator's own, good.
+"""`CertificateKeeper`: keeps the certificates of one OrcaDeployment's pods, and the operator's own, valid.
 
-A source of certificates is named by the Secret that a master mounts. For each source in use, that is of the wanted
-revision and of those that still run, the keeper reads the Secrets, has rotation.py plan what to write, and yields the
-credentials with which the operator calls such a master. The operator's key for `selfSigned` exists in memory only.
+A source of certificates is named by the Secret that a master mounts. For each source in use, by the wanted revision or
+by revisions that still run, the keeper reads the Secrets, writes what rotation.py plans, and provides the credentials
+with which the operator calls the source's master. The operator's key for `selfSigned` exists in memory only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orca_operator.rotation import CA, Data, plan, read
 from orca_operator.validation import InvalidSpecError
 
 CHECK_INTERVAL = timedelta(seconds=60)
-"""Between two looks at Secrets that are good: they are read by name, because the operator may list none."""
+"""Between two checks of valid Secrets: they are read by name, because the operator may not list Secrets."""
 
 
 class CertificateKeeper:
@@ -37,7 +37,7 @@ class CertificateKeeper:
         self.problems: dict[str, str] = {}
 
     def refresh(self, sources: set[str], request: str, now: datetime) -> None:
-        """Looks at the sources whose time has come; `request` asks for a new authority (rotation.py).
+        """Checks the sources that are due; a new `request` asks for a new authority (rotation.py).
 
         Raises ClusterError if the API server does not answer.
         """
@@ -51,18 +51,18 @@ class CertificateKeeper:
             if checked is not None and abs(now - checked) < CHECK_INTERVAL:
                 continue
             try:
-                settled = self._look_at(source, request, now)
+                settled = self._check(source, request, now)
             except InvalidSpecError as error:  # the name is taken
                 settled, self.problems[source] = False, str(error)
             if settled:
                 self._checked[source] = now
 
     def forget(self, source: str) -> None:
-        """Has a source looked at again in the next pass."""
+        """Makes the next pass check a source again."""
         self._checked.pop(source, None)
 
-    def _look_at(self, source: str, request: str, now: datetime) -> bool:
-        """Returns whether the source is good and nothing is to be done in the next pass."""
+    def _check(self, source: str, request: str, now: datetime) -> bool:
+        """Checks one source; returns whether it may be left alone until CHECK_INTERVAL is over."""
         if source == names.own_secret(self._owner.name, names.MASTER):
             return self._keep_own(source, request, now)
         if source == names.issued(self._owner.name, names.MASTER):
@@ -71,14 +71,14 @@ class CertificateKeeper:
             secrets = dict.fromkeys((*ROLES, names.OPERATOR), source)
         contents = {name: self._executor.read_secret(self._owner.namespace, name) for name in set(secrets.values())}
         wrong = [
-            f"Secret {name}: {found}"
+            f"Secret {name}: {reason}"
             for name in sorted(contents)
-            if (found := self._wrong(contents[name], [role for role in secrets if secrets[role] == name], now))
+            if (reason := self._wrong(contents[name], [role for role in secrets if secrets[role] == name], now))
         ]
         self.problems[source] = "; ".join(wrong)
         mine = contents[secrets[names.OPERATOR]]
         if not wrong and mine is not None:
-            self.credentials[source] = self._made(KeyPair(mine[CERTIFICATE], mine[KEY]), mine[AUTHORITIES])
+            self.credentials[source] = self._credentials(KeyPair(mine[CERTIFICATE], mine[KEY]), mine[AUTHORITIES])
         return not wrong
 
     def _keep_own(self, source: str, request: str, now: datetime) -> bool:
@@ -96,7 +96,7 @@ class CertificateKeeper:
         own = self._own
         if own is None or is_due(own.certificate, now) or not is_signed_by(own.certificate, signer.certificate):
             own = self._own = issue(signer, [self._dns_name(names.OPERATOR)], now)
-        self.credentials[source] = self._made(own, authority.bundle)
+        self.credentials[source] = self._credentials(own, authority.bundle)
         self.problems[source] = ""
         return not writes and not authority.is_changing
 
@@ -106,5 +106,5 @@ class CertificateKeeper:
     def _dns_name(self, role: str) -> str:
         return names.dns_name(role, self._owner.name, self._owner.namespace)
 
-    def _made(self, pair: KeyPair, bundle: bytes) -> Credentials:
+    def _credentials(self, pair: KeyPair, bundle: bytes) -> Credentials:
         return Credentials(pair.certificate, pair.key, bundle, self._dns_name(names.MASTER))

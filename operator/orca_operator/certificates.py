@@ -36,7 +36,7 @@ USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate and its private key, both PEM; an empty key is one that is lost."""
+    """A certificate and its private key, both PEM; the key is empty if it is lost."""
 
     certificate: bytes
     key: bytes
@@ -63,7 +63,7 @@ def issue(authority: KeyPair, dns_names: Sequence[str], now: datetime) -> KeyPai
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     # A common name has at most 64 characters and identifies nobody: the DNS names do.
-    name, alternatives = _name(dns_names[0].partition(".")[0]), [x509.DNSName(found) for found in dns_names]
+    name, alternatives = _name(dns_names[0].partition(".")[0]), [x509.DNSName(dns_name) for dns_name in dns_names]
     builder = (
         _builder(name, issuer.subject, key, x509.random_serial_number(), now, LEAF_LIFE)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -121,13 +121,13 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def is_due(certificate: bytes, now: datetime) -> bool:
     """Whether the next certificate should be issued by now."""
-    found = x509.load_pem_x509_certificate(certificate)
-    life = found.not_valid_after_utc - found.not_valid_before_utc
-    return now >= found.not_valid_before_utc + RENEWED_AFTER * life
+    parsed = x509.load_pem_x509_certificate(certificate)
+    life = parsed.not_valid_after_utc - parsed.not_valid_before_utc
+    return now >= parsed.not_valid_before_utc + RENEWED_AFTER * life
 
 
 def is_expired(certificate: bytes, now: datetime) -> bool:
-    """Whether a certificate's life is over."""
+    """Whether a certificate has expired."""
     return now >= x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
@@ -158,7 +158,7 @@ def belongs(pair: KeyPair) -> bool:
 def authorities(bundle: bytes) -> list[bytes]:
     """Returns the certificates of a ca.crt, each as PEM; none if it cannot be read."""
     try:
-        return [found.public_bytes(Encoding.PEM) for found in x509.load_pem_x509_certificates(bundle)]
+        return [authority.public_bytes(Encoding.PEM) for authority in x509.load_pem_x509_certificates(bundle)]
     except ValueError:
         return []
 
@@ -170,15 +170,16 @@ def missing_names(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
 
 
 def _dns_names(certificate: bytes) -> list[str]:
+    """Returns the DNS names of a certificate; none if its extensions cannot be read."""
     try:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
         return extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         return []
 
 
 def _other_deployments(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
-    """The DNS names by which a pod would take itself for one of another deployment."""
+    """Returns the DNS names that give one of our roles in another deployment."""
     roles = {name.partition(".")[0] for name in dns_names}
     return [name for name in _dns_names(certificate) if name.partition(".")[0] in roles and name not in dns_names]
 
@@ -220,7 +221,7 @@ def _missing_usages(leaf: x509.Certificate) -> list[str]:
 def _chains(leaf: x509.Certificate, intermediates: list[x509.Certificate], roots: list[x509.Certificate]) -> bool:
     current, left = leaf, list(intermediates)
     while not any(_issued(current, root) for root in roots):
-        above = next((found for found in left if _issued(current, found)), None)
+        above = next((candidate for candidate in left if _issued(current, candidate)), None)
         if above is None:
             return False
         left.remove(above)

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 from datetime import timedelta
-from typing import NoReturn
 
 import kopf
+from orca_protos.command_line import OneLineParser, port
 
 from orca_operator.cluster import ClusterError, connect
 from orca_operator.handlers import make_registry
@@ -19,17 +19,10 @@ from orca_operator.manifests.context import Images
 from orca_operator.reconcile import PROPAGATION, Reconciler
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def _seconds(text: str) -> timedelta:
-    """Raises ValueError, which argparse reports."""
-    seconds = timedelta(seconds=int(text))
-    if not timedelta(0) < seconds <= timedelta(days=1):
-        raise ValueError(text)
-    return seconds
+    if not (text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= 86_400):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 86400")
+    return timedelta(seconds=int(text))
 
 
 async def run(namespaces: list[str], images: Images, liveness: str | None, propagation: timedelta) -> None:
@@ -51,7 +44,7 @@ async def run(namespaces: list[str], images: Images, liveness: str | None, propa
 
 def main(argv: list[str]) -> int:
     """`orca operator`: exit code 0 after a signal, 1 without a cluster."""
-    parser = _Parser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
+    parser = OneLineParser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="namespace to watch, repeatable (the operator's own)"
     )
@@ -60,9 +53,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--worker-image", default="orca-worker:0.1.0", help="image of workers (orca-worker:0.1.0)")
     parser.add_argument(
         "--certificate-propagation", type=_seconds, default=PROPAGATION, metavar="SECONDS",
-        help="until every pod has a Secret's new content; bounds how fast an authority is replaced (300)",
+        help="until every pod has a changed Secret: the wait between the steps of replacing an authority (300)",
     )  # fmt: skip
-    parser.add_argument("--liveness-port", type=int, help="port for /healthz (none)")
+    parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
     arguments = parser.parse_args(argv)
     if arguments.all_namespaces and arguments.namespace:
         parser.error("--all-namespaces and --namespace exclude each other")

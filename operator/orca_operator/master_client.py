@@ -51,7 +51,7 @@ class MasterClient:
         self._secure: dict[str, tuple[Credentials, httpx.AsyncClient]] = {}
 
     async def state(self, door: Door) -> dict[str, Any]:
-        """Returns `GET /state`; raises MasterError."""
+        """Returns the answer to `GET /state`; raises MasterError."""
         return await self._call("GET", door, "/state", None)
 
     async def put(self, door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class MasterClient:
         await self._plain.aclose()
 
     async def _client(self, credentials: Credentials | None) -> httpx.AsyncClient:
-        """The client for these credentials; a new one closes the connections that were made with earlier ones."""
+        """Returns the client for these credentials; changed ones close the connections made with the earlier ones."""
         if credentials is None:
             return self._plain
         known = self._secure.get(credentials.server_name)
@@ -96,10 +96,10 @@ class MasterClient:
             answer = await client.request(method, url, headers=headers, json=body, extensions=extensions)
             if answer.status_code >= 400:
                 raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code == 401)
-            found: dict[str, Any] = answer.json()
+            state: dict[str, Any] = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
-        return found
+        return state
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

@@ -96,7 +96,7 @@ class Observed:
 def certificate_secret(pod_spec: Object) -> str:
     """The Secret with a pod's certificate, "" for a pod that speaks plaintext.
 
-    Only the pod itself says how the pod speaks: a revision keeps the rendering that it began with.
+    Read from the pod, not from the spec: a revision keeps the rendering that it began with.
     """
     for volume in pod_spec.get("volumes") or []:
         if volume["name"] == CERTIFICATE_VOLUME:

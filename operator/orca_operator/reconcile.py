@@ -101,18 +101,19 @@ class Reconciler:
             await asyncio.sleep(QUIET_SECONDS)
             deployment.wake.clear()
             try:
-                if not await self._pass(key, deployment):
+                if not await self._pass(key, deployment) and not deployment.wake.is_set():
                     break
                 delay, retry = POLL_SECONDS, RETRY_SECONDS[0]
             except ClusterError as error:
-                logger.warning("%s/%s: %s; again in %.0f s", *key, error, retry)
+                logger.warning("%s/%s: %s; next pass in %.0f s", *key, error, retry)
                 delay, retry = retry, min(2 * retry, longest)
             except Exception:
-                logger.exception("%s/%s: unexpected; again in %.0f s", *key, retry)
+                logger.exception("%s/%s: unexpected error; next pass in %.0f s", *key, retry)
                 delay, retry = retry, min(2 * retry, longest)
+        # Before anything is awaited: a deployment of this name that is created meanwhile gets a task of its own.
+        del self._deployments[key]
         self.store.forget(key)
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
-        del self._deployments[key]
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
         """One pass; returns whether the deployment is still there."""
@@ -178,7 +179,7 @@ class Reconciler:
 
     @staticmethod
     async def _certify(keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str) -> None:
-        """Keeps the certificates of the wanted revision and of those that run."""
+        """Checks and renews the certificates of the wanted revision and of revisions that run."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, datetime.now(UTC))
 

@@ -68,7 +68,7 @@ class Authority:
         return self.current if usable or self.upcoming is None else self.upcoming
 
     def signed(self, certificate: bytes) -> bool:
-        """Whether a certificate is one of the current authority, or of the next."""
+        """Whether the current or the next authority has signed a certificate."""
         pairs = [self.current, *([self.upcoming] if self.upcoming else [])]
         return any(is_signed_by(certificate, pair.certificate) for pair in pairs)
 
@@ -80,9 +80,9 @@ def plan(
     request: str,
     propagation: timedelta,
 ) -> dict[str, Data]:
-    """Returns the Secrets to write, in this order; empty when all is as it should be.
+    """Returns the Secrets to write, in this order; empty if nothing has to change.
 
-    `secrets` holds the authority's under CA and those of the roles in `dns_names`, as far as they are there. A
+    `secrets`: the authority's Secret under CA, and the Secrets of the roles in `dns_names`, as far as they exist. A
     `request` that is not empty and differs from the last one asks for a new authority.
     """
     stored = read(secrets.get(CA, {}))
@@ -100,7 +100,7 @@ def plan(
 
 
 def read(data: Data) -> Authority | None:
-    """Returns what the authority's Secret holds, None if that cannot be used."""
+    """Returns the content of the authority's Secret, None if the content cannot be used."""
     current = KeyPair(data.get(CERTIFICATE, b""), data.get(KEY, b""))
     upcoming = KeyPair(data.get(NEXT_CERTIFICATE, b""), data.get(NEXT_KEY, b"")) if NEXT_KEY in data else None
     previous, since = data.get(PREVIOUS, b""), data.get(SINCE, b"").decode(errors="replace")
@@ -120,7 +120,7 @@ def read(data: Data) -> Authority | None:
 
 def _data(authority: Authority) -> Data:
     upcoming = authority.upcoming
-    found = {
+    content = {
         CERTIFICATE: authority.current.certificate,
         KEY: authority.current.key,
         NEXT_CERTIFICATE: upcoming.certificate if upcoming else b"",
@@ -129,7 +129,7 @@ def _data(authority: Authority) -> Data:
         SINCE: authority.since.isoformat().encode() if authority.since else b"",
         REQUEST: authority.request.encode(),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in content.items() if value}
 
 
 def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Authority:
@@ -141,9 +141,9 @@ def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Autho
     for leaf in leaves.values():
         if not belongs(_pair(leaf)):
             continue
-        for found in authorities(leaf.get(AUTHORITIES, b"")):
-            if is_signed_by(leaf[CERTIFICATE], found):
-                return Authority(KeyPair(found, b""), make_authority(now), request=request)
+        for lost in authorities(leaf.get(AUTHORITIES, b"")):
+            if is_signed_by(leaf[CERTIFICATE], lost):
+                return Authority(KeyPair(lost, b""), make_authority(now), request=request)
     return Authority(make_authority(now), request=request)
 
 
@@ -168,7 +168,7 @@ def _advanced(
 
 
 def _settled(authority: Authority, leaves: Mapping[str, Data]) -> bool:
-    """Whether every Secret has what the present step is about; pods have it `propagation` later."""
+    """Whether every Secret has the content that the present step writes; pods have it `propagation` later."""
     if authority.upcoming is not None:
         return all(leaf.get(AUTHORITIES) == authority.bundle for leaf in leaves.values())
     return all(_is_of(leaf, authority.current) for leaf in leaves.values())

@@ -28,8 +28,8 @@ CONDITIONS: Mapping[str, str] = {
     "PipelinesFormed": "every pipeline that is wanted serves",
     "MasterServing": "the engine master takes requests",
     "ScalingReady": "`replicas` and the scale subresource are acted on; False while `autoscaling` is set, which is not",
-    "TLSReady": "the pods of the revision that serves speak mutual TLS; reason `PlaintextRevision`: the revision began "
-    "before that, and its next one does",
+    "TLSReady": "the pods of the serving revision speak mutual TLS; reason `PlaintextRevision`: the revision was made "
+    "before TLS was the default, and the next revision will use TLS",
     "FullyApplied": "every field is acted on, and the cluster serves every kind that is wanted",
 }
 
@@ -39,7 +39,7 @@ class Situation:
     """What a status is made from. `spec` and `revision` are None where the spec is invalid; `problem` says why.
 
     `certificates` is the Secret with the certificate of the wanted revision's master, "" for plaintext;
-    `certificate_problems` is what is wrong with the certificates of such a Secret.
+    `certificate_problems` says, by the name of a master's Secret, why its certificates cannot be used.
     """
 
     name: str
@@ -247,7 +247,7 @@ def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
 
 
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
-    """Pods say how they speak, not the spec: a revision keeps the rendering that it began with."""
+    """Read from the pods, not from the spec: a revision keeps the rendering that it began with."""
     spec, secrets = situation.spec, situation.observed.certificate_secrets()
     if spec is None and revision not in secrets:
         return False, Reason.INVALID_SPEC.value, situation.problem
@@ -258,8 +258,8 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
         return True, "MutualTLS", f"revision {revision} speaks mutual TLS with the certificates of Secret {secret}"
     if spec is not None and spec.tls.source == "off":
         return False, "Off", f"spec.tls.mode is off: revision {revision} speaks plaintext"
-    hint = "a new value of spec.restart.id makes a revision that speaks TLS"
-    return False, "PlaintextRevision", f"revision {revision} began without TLS and keeps speaking plaintext; {hint}"
+    hint = "a new value of spec.restart.id replaces it by a revision that speaks TLS"
+    return False, "PlaintextRevision", f"revision {revision} was made without TLS and keeps speaking plaintext; {hint}"
 
 
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:

@@ -169,14 +169,14 @@ RULES = (
         "tls",
         "has(self.secretName) == (has(self.mode) && self.mode == 'secret')",
         "tls.secretName",
-        "is for tls.mode secret, which needs it",
+        "must be set if, and only if, tls.mode is secret",
         lambda name, spec: (spec.tls.secret_name is not None) == (spec.tls.mode == "secret"),
     ),
     Rule(
         "tls",
         "has(self.issuerRef) == (has(self.mode) && self.mode == 'certManager')",
         "tls.issuerRef",
-        "is for tls.mode certManager, which needs it",
+        "must be set if, and only if, tls.mode is certManager",
         lambda name, spec: (spec.tls.issuer_ref is not None) == (spec.tls.mode == "certManager"),
     ),
     Rule(

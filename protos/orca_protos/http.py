@@ -109,13 +109,13 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def probes(routes: Mapping[str, Answer]) -> Any:
-    """Returns an ASGI application that answers GET on these paths with plain text, all else with 404."""
+    """Returns an ASGI application that answers these paths with plain text, whatever the method, others with 404."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         answer = routes.get(scope["path"])
-        status, text = await answer() if answer else (404, f"there are {', '.join(sorted(routes))}\n")
+        status, text = await answer() if answer else (404, f"unknown path (choose from {', '.join(sorted(routes))})\n")
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": text.encode()})

@@ -1,8 +1,8 @@
 """`BoundedProtocol`: one HTTP/1.1 connection whose peer can neither make it keep much nor wait for long.
 
-uvicorn's parser bounds nothing before a request is complete. Here the head is bounded in bytes, fields and time, an
-idle connection and a reader that does not read in time. The application bounds the body, which it alone reads; a
-connection whose request body was not read to its end is closed after the answer.
+uvicorn's parser bounds nothing before a request is complete. Here the head is bounded in bytes, fields and time;
+connections without a request, and clients that do not read their answers, are bounded in time. The application bounds
+the body, which it alone reads; a connection whose request body was not read to its end is closed after the answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _RefusedError(Exception):
 
 
 class _Transport:
-    """The transport for uvicorn: `close` is the protocol's, all else the real one's."""
+    """The transport that uvicorn sees: `close` and `is_closing` are the protocol's, all else is the real one's."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None], is_closing: Callable[[], bool]) -> None:
         self._transport = transport

@@ -77,7 +77,7 @@ class Allowance:
         self.seconds = timeout
 
     def spend(self, seconds: float, num_bytes: int) -> None:
-        """A wait of `seconds` brought `num_bytes`."""
+        """Subtracts a wait of `seconds` and adds the time that its `num_bytes` earn."""
         self.seconds = min(self._timeout, self.seconds - seconds + num_bytes / MIN_BYTES_PER_SECOND)
 
 

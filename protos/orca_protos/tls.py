@@ -61,7 +61,7 @@ class Certificates:
 class TlsFolder:
     """The certificates of a process of `role`; raises TlsError if they cannot be used at the start.
 
-    Files that change later and cannot be used are reported in the log, and the ones before stay in use. Thread-safe.
+    If changed files cannot be used later, a log line says why and the previous certificates stay in use. Thread-safe.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -125,10 +125,10 @@ class TlsFolder:
             self._current = self._read()
             logger.info("%s: new certificates, for %s.%s", self._folder, self._role, self._current.identity)
         except TlsError as error:
-            logger.warning("%s; the certificates before it stay in use", error)
+            logger.warning("%s; the previous certificates stay in use", error)
 
     def _sign(self) -> tuple[tuple[int, ...], ...]:
-        """Returns what changes with the files."""
+        """Returns a value that changes when a file does: device, inode, size and time of each; raises TlsError."""
         try:
             statuses = [(self._folder / name).stat() for name in FILES]
         except OSError as error:

@@ -125,6 +125,9 @@ class Background:
     def __init__(self, namespace: Namespace, pod: str, *command: str) -> None:
         exec_in = ["kubectl", "-n", namespace.name, "exec", "-i", pod, "--", "python3", "-c", *command]
         self.process = subprocess.Popen(exec_in, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def wait_ready(self) -> None:
+        """Waits for the line with which the program begins; fails if the program ends instead."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 
@@ -139,6 +142,7 @@ class Background:
 def background(namespace: Namespace, pod: str, *command: str) -> Iterator[Background]:
     running = Background(namespace, pod, *command)
     try:
+        running.wait_ready()
         yield running
     finally:
         running.process.kill()

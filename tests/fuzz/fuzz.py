@@ -79,15 +79,18 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [TARGETS[name] for name in arguments.target or TARGETS]
     if arguments.input is not None:
+        if len(chosen) != 1:
+            parser.error("--input needs one --target")
         chosen[0].prepare()(arguments.input.read_bytes())
         return 0
     kept = Path(tempfile.mkdtemp(prefix="orca-fuzz-"))
     share = max(1, arguments.seconds // len(chosen))
-    sound = [run(target, share, kept) for target in chosen]
-    if all(sound):
+    broken = [target.name for target in chosen if not run(target, share, kept)]
+    if not broken:
         kept.rmdir()
         return 0
-    print(f"inputs that broke a target: {', '.join(map(str, sorted(kept.iterdir())))}")
+    inputs = ", ".join(map(str, sorted(kept.iterdir()))) or "none was kept"
+    print(f"broken targets: {', '.join(broken)}; inputs that broke them: {inputs}")
     return 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from orca_master import body_checker
 from orca_master.bodies import check_body
 from orca_master.body_checker import MAX_WAITING, SMALL_BYTES, BodyChecker
 from orca_master.body_process import LENGTHS
-from orca_master.errors import QueueFullError, RequestError
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.lengths import MAX_CHARACTERS, Lengths
 
 CONTEXT = 60_000
@@ -116,12 +117,43 @@ def test_a_body_that_takes_too_long_or_ends_the_process_is_refused_and_the_next_
             await checker.check("completion", encoded(sound), Lengths(CONTEXT))
         monkeypatch.undo()
         assert list((await checker.check("completion", encoded(sound), Lengths(CONTEXT))).prompt) == [1, 2]
-        process = checker._process
-        assert process is not None
-        process.kill()
+        exchange = body_checker._exchange
+
+        def exchange_with_a_killed(process: subprocess.Popen[bytes], *others: Any) -> tuple[dict[str, Any], bytes]:
+            process.kill()
+            process.wait()
+            return exchange(process, *others)
+
+        monkeypatch.setattr(body_checker, "_exchange", exchange_with_a_killed)
         with pytest.raises(RequestError, match="MiB of memory"):
             await checker.check("completion", encoded(sound), Lengths(CONTEXT))
+        monkeypatch.undo()
         assert list((await checker.check("completion", encoded(sound), Lengths(CONTEXT))).prompt) == [1, 2]
+
+    run(play)
+
+
+def test_a_process_that_was_killed_while_it_was_idle_is_replaced():
+    async def play(checker: BodyChecker) -> None:
+        for _ in range(2):
+            assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]
+            assert checker._process is not None
+            checker._process.kill()
+            await asyncio.to_thread(checker._process.wait)
+
+    run(play)
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_request(monkeypatch):
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def play(checker: BodyChecker) -> None:
+        monkeypatch.setattr(body_checker, "_start", fail)
+        with pytest.raises(EngineUnavailableError, match="does not start: Too many open files"):
+            await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
+        monkeypatch.undo()
+        assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]
 
     run(play)
 

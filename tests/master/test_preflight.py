@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from orca_master import preflight
 from orca_master.errors import ConfigurationError
 from orca_master.preflight import check
 
@@ -28,6 +31,35 @@ def test_the_text_check_reports_any_exception_in_one_line():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (1, "LookupError: two lines\n")
+
+
+def test_all_checks_share_one_bound(monkeypatch):
+    now, timeouts = [1000.0], []
+
+    class Slow:
+        """A check that takes 50 s."""
+
+        returncode = 0
+        stderr = io.StringIO()
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            timeouts.append(timeout)
+            now[0] += 50
+            return "", ""
+
+        def kill(self) -> None:
+            pass
+
+        wait = kill
+
+    monkeypatch.setattr(preflight.subprocess, "Popen", Slow)
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(preflight, "WALL_SECONDS", 120.0)
+    check(["a", "model"], ["b", "model"], ["c", "model"], ["d", "model"])
+    assert timeouts == [120, 70, 20, 0]
 
 
 def test_links_in_a_circle_are_refused_by_the_option(tmp_path):

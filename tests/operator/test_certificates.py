@@ -7,6 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from orca_operator import certificates, names
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority, problem
 
@@ -116,10 +119,6 @@ def test_what_is_wrong_with_a_certificate_is_named():
 
 def test_a_chain_through_an_intermediate_authority():
     """As cert-manager writes it: tls.crt holds leaf and intermediates, ca.crt the root."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-
     root, middle = make_authority(NOW), make_authority(NOW)
     made = x509.load_pem_x509_certificate(middle.certificate)
     above = x509.load_pem_x509_certificate(root.certificate)
@@ -132,3 +131,23 @@ def test_a_chain_through_an_intermediate_authority():
     data = {CERTIFICATE: leaf.certificate + signed, KEY: leaf.key, AUTHORITIES: root.certificate}
     assert problem(data, NAMES, NOW) == ""
     assert "is not signed" in problem(data | {CERTIFICATE: leaf.certificate}, NAMES, NOW)
+
+
+def test_extensions_that_cannot_be_read_are_named_as_missing_names():
+    """Twice the same extension (RFC 5280, 4.2, forbids that): the status says what is wrong, and no pass fails."""
+    one, other = bytes.fromhex("06032a0304"), bytes.fromhex("06032a0305")  # 1.2.3.4 and 1.2.3.5 in DER
+    key = load_pem_private_key(LEAF.key, None)
+    builder = x509.CertificateBuilder(
+        issuer_name=x509.Name([]), subject_name=x509.Name([]), public_key=key.public_key(),
+        serial_number=7, not_valid_before=NOW, not_valid_after=NOW + timedelta(days=1),
+    )  # fmt: skip
+    for name in ("1.2.3.4", "1.2.3.5"):
+        extension = x509.UnrecognizedExtension(x509.ObjectIdentifier(name), b"")
+        builder = builder.add_extension(extension, critical=False)
+    der = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+    assert der.count(other) == 1
+    made = x509.load_der_x509_certificate(der.replace(other, one))
+    with pytest.raises(x509.DuplicateExtension):
+        made.extensions  # noqa: B018
+    found = problem(GOOD | {CERTIFICATE: made.public_bytes(Encoding.PEM)}, NAMES, NOW)
+    assert found == f"tls.crt lacks the DNS name {', '.join(NAMES)}"

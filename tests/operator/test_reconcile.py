@@ -179,3 +179,38 @@ def test_rotation_goes_on_whatever_the_spec_says(replicas):
             lambda: base64.b64decode(api.objects["Secret", OWN]["data"][AUTHORITIES]).count(b"BEGIN") == 2,
         )
     )
+
+
+def test_a_deployment_that_comes_back_while_its_connections_are_closed_is_reconciled():
+    """The event of its creation comes while the task of its predecessor ends; no other event follows."""
+    api, resources = Api(MINIMAL), []
+
+    class Closing(Masters):
+        async def forget(self, server_name: str) -> None:
+            if resources:
+                api.resource = resources.pop()
+                api.reconciler.enqueue(KEY_OF_DEMO)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+
+    async def run() -> None:
+        reconciler = api.reconciler = Reconciler(api, IMAGES)  # type: ignore[arg-type]
+        reconciler._masters = Closing(None)
+        try:
+            async with asyncio.timeout(60):
+                reconciler.enqueue(KEY_OF_DEMO)
+                while not api.statuses:
+                    await asyncio.sleep(0.01)
+                api.statuses.clear()
+                metadata = {**api.resource["metadata"], "uid": "another"}
+                resources.append({"kind": KIND, "metadata": metadata, "spec": MINIMAL})
+                api.objects.clear()
+                api.resource = None
+                reconciler.enqueue(KEY_OF_DEMO)
+                while not api.statuses:
+                    await asyncio.sleep(0.01)
+        finally:
+            await reconciler.close()
+
+    asyncio.run(run())
+    assert api.condition("TLSReady")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import logging
 import math
 import ssl
@@ -13,14 +12,12 @@ import sys
 from unittest import mock
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from orca_protos import http
 from orca_protos.http import listen, probes, serving
 from orca_protos.http_connection import BoundedProtocol
 from orca_protos.http_limits import ADMIN_LIMITS, PROBE_LIMITS, Allowance, HttpLimits, OncePerSecond, connection_cap
 from orca_protos.http_listener import HttpListener, _has_bytes
+from support.certificates import sign
 
 HANDSHAKE_BYTE = b"\x16"
 """The first of a record of TLS's handshake."""
@@ -90,6 +87,7 @@ def test_an_allowance_is_earned_back_but_never_exceeds_the_timeout():
 
 def test_a_log_line_is_due_once_per_second():
     log = OncePerSecond()
+    assert log.due()
     assert [log.due() for _ in range(1000)].count(True) <= 2
 
 
@@ -250,25 +248,16 @@ def test_a_crowd_within_128_descriptors():
 
 
 @pytest.fixture(scope="module")
-def certificate():
+def certificate(tmp_path_factory):
     """Returns the TLS contexts of a server and of a client that does not check its certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "port")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
+    signed, path = sign("port"), tmp_path_factory.mktemp("port") / "server.pem"
+    path.write_bytes(signed.pem + signed.key_pem)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(path)
     client = ssl.create_default_context()
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
-    return _server_context(certificate, key), client
+    return server, client
 
 
 def test_tls(certificate):
@@ -285,16 +274,3 @@ def test_tls(certificate):
                 assert b"here" in await ask(number, client)
 
     asyncio.run(run(*certificate))
-
-
-def _server_context(certificate, key):
-    import tempfile
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(certificate.public_bytes(serialization.Encoding.PEM))
-        encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        file.write(key.private_bytes(*encoding))
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context

@@ -21,11 +21,12 @@ BODY = {"prompt": [3, 4, 5], "max_tokens": 300, "temperature": 0.8, "seed": 1, "
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [made.getsockname()[1] for made in sockets]
-    for made in sockets:
-        made.close()
-    return found
+    """Ports that the kernel chose, no two alike; another process may take one before it is used."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
 
 
 class Cluster:

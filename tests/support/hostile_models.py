@@ -258,7 +258,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
             sliding_window=4,
             layer_types=["full_attention"] * 9,
         ),
-        "layer_types names 9 layers of 2",
+        "layer_types has 9 entries, but the model has 2 layers",
     ),
     # weights
     "weights missing": (lambda folder: (folder / WEIGHTS).unlink(), "no weights: model.safetensors or"),
@@ -289,7 +289,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "weights: shape 2**47 x 2**47": (entry(shape=[2**47, 2**47]), "does not fill bytes"),
     "weights: offsets backwards": (entry(data_offsets=[128, 0]), "does not fill bytes 128 to 0"),
     "weights: offsets beyond the end": (entry(data_offsets=[2**60, 2**60 + 128]), "does not fill bytes"),
-    "weights: two tensors on the same bytes": (entry(data_offsets=[0, 128]), "lie on the same bytes"),
+    "weights: two tensors on the same bytes": (entry(data_offsets=[0, 128]), "overlap"),
     "weights: a tensor missing": (
         text(WEIGHTS, safetensors({name: value for name, value in header().items() if name != QUERY})),
         f"tensor {QUERY} is missing",
@@ -307,7 +307,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index names a missing file": (index("x.safetensors"), "x.safetensors: No such file"),
     "index names a file without the tensors": (
         both(index("x.safetensors"), text("x.safetensors", safetensors({}, b""))),
-        "which model.safetensors.index.json says is here",
+        "although model.safetensors.index.json names this file",
     ),
     "index names a link elsewhere": (
         both(index("x.safetensors"), linked("x.safetensors", "/proc/self/mem")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,16 +14,12 @@ import pytest
 from orca_master.engine_config import EngineConfig
 from orca_master.request import FinishReason
 from support.certificates import sign, write
+from support.cluster import free_ports
 from support.engines import WORKER_COMMAND, engine
 from support.instrumented_worker import command
 from support.served import READY
 
 NAME = "gpt2-head80-untied"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize(("source", "has_certificates"), [("--pipeline", True), ("--topology", False)])
@@ -38,7 +33,7 @@ def test_orca_master_over_workers_that_were_started_elsewhere(
         certificate = sign("master.local.orca", "worker.local.orca", issuer=authority)
         security = ["--tls-dir", str(write(tmp_path / "tls", certificate, authority))]
     (reference,) = references(NAME, (33,), 32)
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     if source == "--pipeline":
         options = ["--pipeline", ",".join(addresses), "--model", str(checkpoint(NAME))]
     else:

@@ -132,7 +132,8 @@ def test_a_port_in_use(copy, api_processes):
     ("arguments", "message"),
     [
         (["serve"], "the following arguments are required: model"),
-        (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number of at least 1"),
+        (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number from 1 to 2147483647"),
+        (["serve", "m", "--max-body-bytes", "4294967296"], "'4294967296' is not a whole number from 1 to 2147483647"),
         (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
         (["serve", "m", "--port", "65536"], "'65536' is not a port"),
         (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
@@ -152,8 +153,9 @@ def test_a_port_in_use(copy, api_processes):
             "worker a:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
         ),
         (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
+        (["worker", "--listen", "unix:/a", "--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
         (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
-        (["dance"], "no command 'dance'"),
+        (["dance"], "unknown command 'dance'"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message):

@@ -200,7 +200,11 @@ def test_errors_name_the_way_out(hub, tmp_path):
     del hub.files["config.json"]
     assert "has no config.json" in fetch(hub, tmp_path / "d", token="secret")[1]
     assert fetch(hub, tmp_path / "e", uri="hf://bad")[0] == 2
-    assert fetch(hub, tmp_path / "e", "--partition", "2/2")[0] == 2
+    code, line = fetch(hub, tmp_path / "e", uri="hf://acme/a--b")
+    assert code == 2
+    assert line.startswith("orca fetch: error: 'hf://acme/a--b': ")
+    for partition in ("2/2", "0/" + "9" * 5000):
+        assert fetch(hub, tmp_path / "e", "--partition", partition)[0] == 2
     hub.server.shutdown()
     hub.server.server_close()
     code, line = fetch(hub, tmp_path / "f")

@@ -173,6 +173,17 @@ def test_a_long_line_on_standard_error_blocks_no_rank():
     asyncio.run(run())
 
 
+def test_a_rank_that_cannot_be_started_leaves_no_socket():
+    async def run() -> None:
+        before = sorted(os.listdir("/proc/self/fd"))
+        with pytest.raises(FileNotFoundError) as error:
+            await RankProcess.spawn(0, 0, {}, ("/nowhere/python",), lambda _: None, lambda _: None, nothing_asked)
+        assert sorted(os.listdir("/proc/self/fd")) == before, "closed, not left to the garbage collector"
+        assert error.value.filename == "/nowhere/python"
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
     monkeypatch.setattr(rank_process, "EXIT_SECONDS", 0.2)
 

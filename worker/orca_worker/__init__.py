@@ -2,5 +2,5 @@
 
 import os
 
-# gRPC reads it when it is imported. Without it every handshake that fails is a line, so a stranger could fill the log.
+# gRPC reads this on import. Otherwise every failed TLS handshake logs a line, so that strangers could fill the log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -26,7 +26,7 @@ CHUNK_VALUES = 1 << 20
 class Checkpoint:
     """Weights of one directory, cast to `dtype` on `device` as they are read.
 
-    `on_read` is told the bytes read so far. Raises ModelError if there are no weights or a file is damaged.
+    `on_read` gets the number of bytes read so far. Raises ModelError if there are no weights or a file is damaged.
     """
 
     def __init__(

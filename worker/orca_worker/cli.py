@@ -1,4 +1,4 @@
-"""`orca worker`: waits on an address for a master and does what it says.
+"""`orca worker`: listens on an address and carries out the commands of a master.
 
 The address is the whole start-up interface beside a port for probes (docs/contracts.md, section 1): model, partition
 and neighbours come from the master.
@@ -6,7 +6,6 @@ and neighbours come from the master.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -14,9 +13,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import grpc.aio
+from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.http import listen, serving_apart
 from orca_protos.log_lines import LOG_FORMATS, configure_logging
@@ -33,11 +32,6 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_SECONDS = 1.0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 async def run(
     address: str,
     probe_port: int | None = None,
@@ -45,7 +39,7 @@ async def run(
     rank_command: Sequence[str] = RANK_COMMAND,
     tls: TlsFolder | None = None,
 ) -> int:
-    """Serves until `Shutdown` or a signal; returns the exit code. Without `tls`, whoever reaches the port is obeyed."""
+    """Serves until `Shutdown` or a signal; returns the exit code. Without `tls` any caller is obeyed."""
     # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
     # listens on TCP, like every pod, may share its cores with workers that its master does not know.
     controller = Controller(rank_command, may_pin=address.startswith(UNIX), tls=tls)
@@ -72,7 +66,7 @@ async def run(
         await server.start()
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):
-            logger.warning("--insecure: whoever reaches %s is obeyed, and can read along", address)
+            logger.warning("--insecure: whoever can reach %s controls this worker; traffic is not encrypted", address)
         await controller.stopped.wait()
         await controller.close()
     await server.stop(STOP_GRACE_SECONDS)
@@ -81,24 +75,28 @@ async def run(
 
 def main(argv: list[str]) -> int:
     """`orca worker`."""
-    parser = _Parser(prog="orca worker", description="Runs one worker, which waits for a master.")
+    parser = OneLineParser(prog="orca worker", description="Runs one worker, which waits for a master.")
     parser.add_argument("--listen", required=True, metavar="ADDR", help="host:port or unix:PATH")
-    parser.add_argument("--probe-port", type=int, metavar="PORT", help="port for probes and metrics (none)")
     parser.add_argument(
-        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="how long to wait for the master at the end (0)"
+        "--probe-port", type=port, metavar="PORT", help="port for /livez, /readyz, /startupz and /metrics (none)"
+    )
+    parser.add_argument(
+        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="after SIGTERM, longest wait for the master (0)"
     )
     security = parser.add_mutually_exclusive_group()
-    security.add_argument("--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key and ca.crt, for host:port")
     security.add_argument(
-        "--insecure", action="store_true", help="without certificates, for host:port: obeys whoever reaches the port"
+        "--tls-dir", type=Path, metavar="DIR", help="folder of tls.crt, tls.key and ca.crt, for host:port"
     )
-    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="of log lines (text)")
+    security.add_argument(
+        "--insecure", action="store_true", help="host:port without TLS: whoever can reach the port controls the worker"
+    )
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     arguments = parser.parse_args(argv)
     on_unix = arguments.listen.startswith(UNIX)
-    host, _, port = arguments.listen.rpartition(":")
+    host, _, number = arguments.listen.rpartition(":")
     if on_unix and arguments.tls_dir:
         parser.error(f"--tls-dir {arguments.tls_dir}: --listen {arguments.listen} is a Unix socket, which has no TLS")
-    if not on_unix and not (host and port.isdecimal() and 0 < int(port) < 65536):
+    if not on_unix and not (host and number.isdecimal() and 0 < int(number) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     configure_logging(arguments.log_format)
     tls = None

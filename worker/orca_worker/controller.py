@@ -39,7 +39,7 @@ class Controller(WorkerServicer):
     """One worker. `rank_command` starts a rank; tests put their own in front of it.
 
     `may_pin`: no other program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
-    `tls`: certificates for calls to other workers, none for plain text.
+    `tls`: certificates for calls to other workers; None: plain text.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class Controller(WorkerServicer):
             await self._abort(context, ModelError(refusal))
         try:
             path = Path(request.model_path)
-            check_model(
+            # In a thread: the headers of many weights take seconds, and other calls must not wait for them.
+            await asyncio.to_thread(
+                check_model,
                 path,
                 request.pipeline_parallel_size,
                 request.tensor_parallel_size,
@@ -128,7 +130,7 @@ class Controller(WorkerServicer):
             await self._abort(context, ModelError(f"{request.model_path}: {error}"))
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Replaces the ranks; yields progress. Raises EpochError if another load replaced these in the meantime."""
+        """Replaces the ranks; yields progress. Raises EpochError if another load has replaced them in the meantime."""
         async with self._replacing_ranks:
             await self._end_ranks()
             ranks = self._ranks = await Ranks.spawn(
@@ -161,7 +163,7 @@ class Controller(WorkerServicer):
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
         except (ModelError, FaultError, EpochError) as error:
             if self._ranks is ranks:  # else a newer Load has started others
-                await self._end_ranks()  # one does not leave its old epoch: the next Load starts new ranks
+                await self._end_ranks()  # a rank is stuck in its old epoch: the next Load starts new ranks
             await self._abort(context, error)
         return replies[0].prepared
 
@@ -261,14 +263,14 @@ class Controller(WorkerServicer):
             await self._abort(context, EpochError(f"epoch {epoch} was not prepared: {self.highest_epoch} is the last"))
 
     async def _formed_epoch(self, number: str) -> Epoch:
-        """Waits for the epoch to be formed here: a neighbour may have been faster. Raises EpochError."""
-        if not number.isdecimal() or int(number) != self.highest_epoch:
+        """Waits until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
+        if number != str(self.highest_epoch):
             raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest_epoch}")
         async with self._formed:
             with contextlib.suppress(TimeoutError):
                 formed = self._formed.wait_for(lambda: self._epoch is not None)
                 await asyncio.wait_for(formed, deadlines.NEIGHBOUR_FORMED_SECONDS)
-        if self._epoch is None or self._epoch.number != int(number):
+        if self._epoch is None or number != str(self._epoch.number):
             raise EpochError(f"epoch {number} was not formed")
         return self._epoch
 
@@ -330,12 +332,12 @@ class Controller(WorkerServicer):
 
 
 def _refusal_of_counts(request: pb.LoadRequest) -> str:
-    """Returns what is wrong with the counts of a load, which a master of this version never gets wrong; else ""."""
+    """Returns why the counts of a load are refused, "" if they are sound. A master of this version sends sound ones."""
     for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
         if getattr(request, name) < 1:
             return f"{name} {getattr(request, name)}: at least 1 is expected"
     if not 0 <= request.partition < request.pipeline_parallel_size:
-        return f"partition {request.partition} of {request.pipeline_parallel_size}: the first one is 0"
+        return f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0"
     return ""
 
 

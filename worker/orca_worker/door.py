@@ -1,7 +1,7 @@
 """`Door`: who may call what on a worker's gRPC server, by the names in the caller's certificate.
 
-The TLS handshake has checked that one of our CAs signed the certificate. Which roles a method is for stands here; a
-method that is not listed is the master's (docs/contracts.md, section 6).
+The TLS handshake has checked that one of our CAs signed the certificate. The master may call every method,
+other workers those in ALSO_FOR_WORKERS (docs/contracts.md, section 6).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _guarded(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
-    """Returns the handler with `check` before it; `Worker` has methods of these three forms."""
+    """Returns a handler that calls `check` first. The methods of `Worker` have these three forms."""
     if handler.unary_unary is not None:
 
         async def unary_unary(request: Any, context: Any) -> Any:

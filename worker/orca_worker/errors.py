@@ -22,7 +22,7 @@ class EpochError(Exception):
 
 
 class RendezvousError(Exception):
-    """A question to the rendezvous of an epoch that has no answer (FAILED_PRECONDITION); the ranks do not meet."""
+    """A key of a rendezvous that cannot be set or read (FAILED_PRECONDITION); the ranks cannot form their group."""
 
 
 class FaultError(Exception):

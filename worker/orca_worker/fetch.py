@@ -2,12 +2,12 @@
 
 A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, a large
 file that was interrupted goes on where it stopped. Every file is checked against the digest that the hub publishes:
-SHA-256 for large files, Git's blob id for others. One without is named in the last line, and fetched again next time.
+SHA-256 for large files, Git's blob id for others. The last line names files without a digest; they are fetched again
+next time.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -15,19 +15,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import FileLock, Timeout
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
+    HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
+from orca_protos.command_line import OneLineParser
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
@@ -53,7 +55,7 @@ LAYER = re.compile(r"\.([0-9]{1,6})\.")
 
 
 class FetchError(Exception):
-    """A download that cannot succeed as things are; the message says what to change."""
+    """A download that failed; the message says what to change, or what went wrong."""
 
 
 def fetch(
@@ -108,12 +110,12 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
 
 
 def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tuple[int, int] | None) -> list[str]:
-    """Names of the weight files: all, or those with a tensor of the partition's layers or of none."""
+    """Returns the weight files: all, or those with a tensor of the partition's layers or of no layer."""
     if INDEX not in siblings:
-        found = sorted(filter(WEIGHTS.match, siblings))
-        if not found:
+        weight_files = sorted(filter(WEIGHTS.match, siblings))
+        if not weight_files:
             raise FetchError("the repository has no safetensors: pickled weights are not read")
-        return found
+        return weight_files
     try:
         weight_map = read_index(folder)
         layers = read_model_config(folder).layers_of(*partition) if partition is not None else None
@@ -207,14 +209,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def main(argv: list[str]) -> int:
     """`orca fetch`: exit code 0 when everything is there."""
-    parser = _Parser(prog="orca fetch", description="Downloads a model from a hub (HF_ENDPOINT, HF_TOKEN).")
+    parser = OneLineParser(prog="orca fetch", description="Downloads a model from a hub (HF_ENDPOINT, HF_TOKEN).")
     parser.add_argument("uri", help="hf://ORGANISATION/NAME")
     parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="the folder that will hold the model")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (main)")
@@ -224,12 +221,16 @@ def main(argv: list[str]) -> int:
     repository = arguments.uri.removeprefix("hf://")
     if not arguments.uri.startswith("hf://") or not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         parser.error(f"{arguments.uri!r}: hf://ORGANISATION/NAME is expected")
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        parser.error(f"{arguments.uri!r}: {error}")
     partition = None
     if arguments.partition is not None:
-        found = re.fullmatch(r"(\d+)/(\d+)", arguments.partition)
-        if found is None or not int(found[1]) < int(found[2]):
+        numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", arguments.partition)
+        if numbers is None or not int(numbers[1]) < int(numbers[2]):
             parser.error(f"--partition {arguments.partition!r}: I/P with I below P is expected")
-        partition = (int(found[1]), int(found[2]))
+        partition = (int(numbers[1]), int(numbers[2]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

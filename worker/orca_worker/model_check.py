@@ -23,9 +23,9 @@ from orca_worker.weight_headers import WeightHeaders
 
 LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
 ROTARY_BYTES = 64 << 20
-"""Room for the cosines and sines of all positions that every model has, however small its weights are."""
+"""Tables of cosines and sines may take this much, however small the weights are."""
 MEMORY_BYTES = 512 << 20
-"""Limit of the process's address space: JSON of the sizes that are read fits."""
+"""Limit of the process's address space; the largest JSON files that are read fit."""
 CPU_SECONDS = 15
 
 
@@ -38,7 +38,7 @@ def check_model(
     """
     config = read_model_config(folder)
     weights = WeightHeaders(folder)
-    layers = {int(found[1]) for name in weights.file_of if (found := LAYER.match(name))}
+    layers = {int(match[1]) for name in weights.file_of if (match := LAYER.match(name))}
     missing = [layer for layer in range(config.num_layers) if layer not in layers]
     if missing:
         raise ModelError(

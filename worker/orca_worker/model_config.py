@@ -183,7 +183,7 @@ def _windows(family: str, layers: int, raw: dict[str, Any], path: Path) -> tuple
     chosen = checked(WindowLayers, raw, path)
     if chosen.layer_types:
         if len(chosen.layer_types) != layers:
-            raise ModelError(f"layer_types names {len(chosen.layer_types)} layers of {layers}")
+            raise ModelError(f"layer_types has {len(chosen.layer_types)} entries, but the model has {layers} layers")
         return tuple(window if kind == "sliding_attention" else None for kind in chosen.layer_types)
     if chosen.max_window_layers is None:
         raise ModelError("max_window_layers is missing")

@@ -32,7 +32,7 @@ from orca_worker.stage import Stage
 PROGRESS_INTERVAL = 0.5
 """Seconds between two messages about a load."""
 ANSWER_SECONDS = 10.0
-"""How much longer than asked for a rank waits for an answer, so that the controller says why there is none."""
+"""How much longer than a question's time-out a rank waits, so that the controller's error, with the cause, arrives."""
 LOCK_SECONDS = 1.0
 """How long one thread waits to report its fault while the other one writes a reply."""
 
@@ -117,7 +117,7 @@ class Rank:
             del self._answers[number]
 
     def answer(self, command: pb.RankCommand) -> None:
-        """Takes the answer to a question on the reader thread; one that nobody waits for any longer is dropped."""
+        """Passes an answer from the reader thread to the thread that asked; a late answer is dropped."""
         if (waiting := self._answers.get(command.number)) is not None:
             waiting.put(command.rendezvous)
 

@@ -42,7 +42,7 @@ class RankProcess:
     """One rank, made by `spawn`.
 
     `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never one of kind REQUEST),
-    `on_question` what the rank asks the rendezvous.
+    `on_question` the rank's questions to the rendezvous.
     """
 
     def __init__(
@@ -87,9 +87,10 @@ class RankProcess:
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> RankProcess:
-        """Starts a rank process with `environment` on top of this one's."""
+        """Starts a rank process with `environment` on top of this process's; raises OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *("--fd", str(theirs.fileno()), "--tensor-rank", str(tensor_rank)),
@@ -97,6 +98,7 @@ class RankProcess:
                 stderr=asyncio.subprocess.PIPE,
                 env={**HUGE_PAGES, **os.environ, **environment},
             )
+            undo.pop_all()
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault, on_question)
 
@@ -214,7 +216,7 @@ class RankProcess:
             print(text, file=sys.stderr, flush=True)
 
     def _own_fault(self, message: str, out_of_memory: bool = False) -> pb.Fault:
-        """Returns what the controller itself says about this rank."""
+        """Returns a fault of this rank that the controller itself noticed."""
         # A rank that its controller ends, because of another rank or another model, is not what went wrong.
         kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
         return pb.Fault(

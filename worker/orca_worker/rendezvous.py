@@ -19,10 +19,10 @@ MAX_KEY_LENGTH = 1024
 MAX_BYTES = 32 << 20
 """Keys and values of an epoch together. gloo leaves about 200 bytes for every pair of ranks."""
 MAX_WAITING = 1024
-"""Questions for keys that are not there yet, of all ranks together: each rank asks one at a time."""
+"""Waits for keys that are not set yet, of all ranks together: each rank waits for one key at a time."""
 KEY_OVERHEAD_BYTES = 200
 MARGIN_SECONDS = 5.0
-"""How much longer than the host a controller waits, so that the host says which key did not come."""
+"""How much longer than the host a controller waits, so that the host's error, which names the missing key, arrives."""
 
 
 class Rendezvous:
@@ -42,7 +42,7 @@ class Rendezvous:
         self._host = host
 
     async def ask(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Answers a rank of this worker; an error is a word in the reply."""
+        """Answers a rank of this worker; an error is returned in the reply's field `error`."""
         try:
             if self._host is None:
                 return await self.exchange(request)
@@ -57,7 +57,7 @@ class Rendezvous:
         if request.epoch != self._epoch or self._closed:
             raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:
-            raise RendezvousError(f"a key of {len(request.key)} characters: {MAX_KEY_LENGTH} at most")
+            raise RendezvousError(f"a key of {len(request.key)} characters: at most {MAX_KEY_LENGTH} are allowed")
         if request.HasField("value"):
             await self._set(request.key, request.value)
             return pb.RendezvousReply()
@@ -77,7 +77,7 @@ class Rendezvous:
         try:
             reply: pb.RendezvousReply = await self._host.Rendezvous(request, timeout=seconds)
         except asyncio.CancelledError as error:
-            # A channel cancels its calls when it is closed. A rank without an answer would wait, and not prepare.
+            # A channel cancels its calls when it is closed. Without an answer the rank would wait on, deaf to Prepare.
             if self._closed and not _is_cancelled():
                 raise _over(request.epoch) from error
             raise
@@ -119,6 +119,6 @@ def _over(epoch: int) -> RendezvousError:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody cancels the task that runs now, as opposed to a call that it waits for."""
+    """Whether the current task itself is being cancelled, not only the call that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

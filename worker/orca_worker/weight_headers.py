@@ -76,7 +76,7 @@ class WeightHeaders:
             raise ModelError(str(error)) from error
 
     def tensor(self, name: str) -> StoredTensor:
-        """Returns what is stored of the weight `name`, whose dtype is one of FLOATS."""
+        """Returns dtype and shape of the weight `name`; the dtype is one of FLOATS."""
         if name not in self.file_of:
             raise ModelError(f"{self._folder}: tensor {name} is missing")
         file = self.file_of[name]
@@ -87,7 +87,7 @@ class WeightHeaders:
                 raise ModelError(str(error)) from error
         stored = self._headers[file].get(name)
         if stored is None:
-            raise ModelError(f"{self._folder / file}: tensor {name} is missing, which {INDEX} says is here")
+            raise ModelError(f"{self._folder / file}: tensor {name} is missing, although {INDEX} names this file")
         if stored.dtype not in FLOATS:
             raise ModelError(f"{self._folder / file}: tensor {name} has dtype {stored.dtype}, not {', '.join(FLOATS)}")
         return stored
@@ -168,5 +168,5 @@ def read_header(folder: Path, name: str) -> dict[str, StoredTensor]:
     spans.sort()
     for (_, end, one), (start, _, other) in itertools.pairwise(spans):
         if start < end:
-            raise FileError(f"{path}: tensors {quote(one)} and {quote(other)} lie on the same bytes")
+            raise FileError(f"{path}: tensors {quote(one)} and {quote(other)} overlap")
     return tensors

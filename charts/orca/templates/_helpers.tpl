@@ -31,8 +31,9 @@ import another owner's object, so the chart leaves that CRD alone. `helm templat
 {{- end }}
 
 {{/*
-What the operator may do. Of Secrets it writes only d-admin and d-tls-{ca,master,worker}, and reads beside them the one of
-tls.secretName or those of cert-manager. RBAC cannot say that: names are not known ahead.
+What the operator may do. For an OrcaDeployment d it writes the Secrets d-admin and d-tls-{ca,master,worker} only, and reads,
+besides them, the Secret of tls.secretName or those of cert-manager. RBAC cannot restrict it to these names, which depend on
+the OrcaDeployments.
 */}}
 {{- define "orca.rules" -}}
 - apiGroups: [orca-serving.io]

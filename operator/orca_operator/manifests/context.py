@@ -1,4 +1,4 @@
-"""`Owner` and `Context`: what every builder is given."""
+"""`Owner` and `Context`: the arguments of every manifest builder."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PodTls:
 
 
 def pod_tls(context: Context, role: str) -> PodTls:
-    """Returns what a new revision's pods of a role get; plaintext has to be asked for by an option, too."""
+    """Returns the additions to a new revision's pods of a role. Plaintext needs an option as well: `--insecure`."""
     mode = context.spec.tls.source
     if mode == "off":
         return PodTls(["--insecure"], [], [])

@@ -1,0 +1,63 @@
+"""Mistakes on the command line and in the configuration file end with one line and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
+BY_HAND = ("master", "--pipeline", "unix:/nowhere")
+
+
+def refusal(*arguments: str) -> str:
+    """Runs `orca` and returns the one line that it printed before it ended with exit code 2."""
+    command = [sys.executable, "-m", "orca_master.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("serve", "a" * 5000), "File name too long"),
+        (("serve", __file__), "Not a directory"),
+        ((*BY_HAND, "--model", ""), "--model: "),
+        ((*BY_HAND, "--model", "a" * 5000), "--model: "),
+    ],
+    ids=["a long name", "a file", "empty", "a long path"],
+)
+def test_a_model_that_no_folder_can_be(arguments, words):
+    assert words in refusal(*arguments)
+
+
+def test_a_time_that_no_message_to_the_workers_can_carry():
+    assert "--stall-timeout: 5000000 is more than" in refusal("serve", str(MODEL), "--stall-timeout", "5000000")
+
+
+def test_links_in_a_circle(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert str(tmp_path / "a") in refusal("serve", str(tmp_path / "a"))
+
+
+def test_an_admin_token_that_is_not_utf8(tmp_path):
+    token = tmp_path / "token"
+    token.write_bytes(b"\xff")
+    line = refusal(*BY_HAND, "--model", str(MODEL), "--admin-port", "0", "--admin-token-file", str(token))
+    assert f"--admin-token-file {token}: it is not UTF-8" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"port: \xff", "it is not UTF-8"), (b'model: "a\\0b"', "'model': a zero byte is not allowed")],
+    ids=["encoding", "zero byte"],
+)
+def test_a_configuration_file_with_bytes_that_no_option_has(tmp_path, content, words):
+    file = tmp_path / "orca.yaml"
+    file.write_bytes(content)
+    assert f"--config {file}: {words}" in refusal("serve", "--config", str(file))

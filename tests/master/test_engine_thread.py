@@ -1,0 +1,38 @@
+"""`EngineThread` when the engine's own loop is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from orca_master import engine_thread
+from orca_master.engine_config import EngineConfig
+from orca_master.engine_thread import EngineThread
+from orca_master.metrics import Metrics
+from orca_master.topology import ModelSpec, PipelineSpec, Topology
+
+
+def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplog):
+    monkeypatch.setattr(engine_thread, "STOP_SECONDS", 0.1)
+    stuck, go = threading.Event(), threading.Event()
+
+    def block() -> None:
+        stuck.set()
+        go.wait(120)
+
+    async def play() -> None:
+        pipelines = [PipelineSpec(id="a", workers=["unix:/nowhere"])]
+        topology = Topology(model=ModelSpec(path="m", served_name="m"), pipelines=pipelines)
+        metrics = Metrics("m")
+        engine = EngineThread(topology, EngineConfig(), metrics, metrics)
+        engine._thread.start()
+        engine._engine_loop.call_soon_threadsafe(block)
+        await asyncio.to_thread(stuck.wait, 60)
+        async with asyncio.timeout(60):
+            await engine.stop("the test ends")
+
+    try:
+        asyncio.run(play())
+    finally:
+        go.set()
+    assert "did not stop" in caplog.text
