@@ -33,6 +33,7 @@ class BodyChecker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting: asyncio.Task[subprocess.Popen[bytes]] | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
@@ -69,13 +70,7 @@ class BodyChecker:
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
         size = len(body)
-        if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
-            try:
-                self._process = await asyncio.to_thread(_start)
-            except OSError as error:  # no descriptors or processes are left
-                message = f"the process that checks large bodies does not start: {error.strerror}"
-                raise EngineUnavailableError(message) from error
-        process = self._process
+        process = await self._started()
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 return await asyncio.to_thread(_exchange, process, kind, body, lengths)
@@ -90,6 +85,20 @@ class BodyChecker:
         except BaseException:
             self._kill()
             raise
+
+    async def _started(self) -> subprocess.Popen[bytes]:
+        """Returns the process. The start is not cancelled with its caller: the next large body gets the process."""
+        if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
+            self._starting = self._starting or asyncio.create_task(asyncio.to_thread(_start))
+            try:
+                self._process = await asyncio.shield(self._starting)
+            except OSError as error:  # no descriptors or processes are left
+                message = f"the process that checks large bodies does not start: {error.strerror}"
+                raise EngineUnavailableError(message) from error
+            finally:
+                if self._starting.done():
+                    self._starting = None
+        return self._process
 
     def _kill(self) -> None:
         """Ends the process. A thread that still exchanges data with the process gets OSError or EOFError."""

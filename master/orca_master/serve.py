@@ -109,8 +109,11 @@ def main(argv: list[str]) -> int:
         parser.error(str(error))
     with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
         # Its modules take a second to import: not before the model has been checked, and while the workers start.
+        # Signals wait until then: the exception of _leave could be caught by any of these modules.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         from orca_master.server import run_to_exit_code
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         topology = local_topology(
             ModelSpec(
                 path=str(model),

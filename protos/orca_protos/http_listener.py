@@ -11,6 +11,7 @@ that a crowd of silent connections takes little of the event loop's time from th
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import socket
@@ -124,8 +125,13 @@ class HttpListener(Registry):
                 self._make_room(f"a connection could not be accepted: {error.strerror}")
                 return
             peer.setblocking(False)
+            try:
+                self._loop.add_reader(peer, self._begin, peer)
+            except OSError as error:  # the limit of epoll(7)
+                peer.close()
+                self._make_room(f"a connection could not be watched: {error.strerror}")
+                return
             self._silent[peer] = time.monotonic()
-            self._loop.add_reader(peer, self._begin, peer)
             if self._sweeper is None:
                 self._sweeper = self._loop.call_later(self._silent_seconds, self._sweep)
 
@@ -136,7 +142,9 @@ class HttpListener(Registry):
         connection = self._make_connection(self)
         self._open[connection] = time.monotonic()
         self.note_waiting(connection)
-        self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
+        task = self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
+        # Not a part of the task: one that is cancelled before its first step runs none of its lines.
+        task.add_done_callback(functools.partial(self._connected, peer, connection))
 
     def _forget(self, peer: socket.socket) -> None:
         """Closes a connection that has not sent a byte."""
@@ -182,15 +190,16 @@ class HttpListener(Registry):
 
     async def _connect(self, peer: socket.socket, connection: BoundedProtocol) -> None:
         seconds = self._limits.handshake_timeout if self._tls is not None else None
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds
-            )
-        except (OSError, asyncio.CancelledError):  # no TLS, the client has gone, or its place is needed
+        await self._loop.connect_accepted_socket(lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds)
+
+    def _connected(self, peer: socket.socket, connection: BoundedProtocol, task: asyncio.Task[None]) -> None:
+        del self._connecting[connection]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:  # its place is needed; no TLS, or the client has gone
             peer.close()
             self.note_closed(connection)
-        finally:
-            self._connecting.pop(connection, None)
+        if error is not None and not isinstance(error, OSError):
+            logger.error("a connection failed", exc_info=error)
 
 
 def _has_bytes(peer: socket.socket) -> bool:

@@ -7,6 +7,7 @@ import errno
 import json
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -168,6 +169,32 @@ def test_a_client_that_leaves_ends_the_process():
         await asyncio.gather(asked, return_exceptions=True)
         await asyncio.to_thread(process.wait)
         assert (checker._process, checker._num_waiting) == (None, 0)
+
+    run(play)
+
+
+def test_clients_that_leave_during_the_start_leave_one_process(monkeypatch):
+    """Ten of them; the next body gets the process that was started for the first."""
+    started: list[subprocess.Popen[bytes]] = []
+    begin, start = threading.Event(), body_checker._start
+
+    def start_late() -> subprocess.Popen[bytes]:
+        assert begin.wait(60)
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(body_checker, "_start", start_late)
+
+    async def play(checker: BodyChecker) -> None:
+        for _ in range(10):
+            asked = asyncio.create_task(checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT)))
+            while checker._starting is None:
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        begin.set()
+        assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]
+        assert started == [checker._process]
 
     run(play)
 

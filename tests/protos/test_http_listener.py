@@ -148,6 +148,27 @@ def test_at_the_end_silent_connections_are_closed_and_a_request_that_has_come_is
     asyncio.run(run())
 
 
+def test_a_connection_that_is_ended_in_the_turn_of_its_first_byte_gives_up_its_place():
+    async def run():
+        listener = listen("127.0.0.1", 0)
+        server = HttpListener(listener, HttpLimits(keep_alive_timeout=600), mock.Mock(), None)
+        server.start()
+        async with asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            while not server._silent:
+                await asyncio.sleep(0.01)
+            server._begin(next(iter(server._silent)))
+            server._end(next(iter(server._open)))
+            assert await reader.read() == b""
+            writer.close()
+        assert not server._open
+        assert not server._waiting
+        assert not server._connecting
+        server.close()
+
+    asyncio.run(run())
+
+
 def test_the_oldest_busy_connection_makes_room_where_answers_are_short():
     """Ten clients whose answers never end on a port of four connections: an eleventh is served all the same."""
 
