@@ -38,6 +38,7 @@ HTTP_LIMITS = (
 )
 """Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
 MAX_NUMBER = 2**31 - 1
+MAX_SLOTS = 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_STALL_SECONDS = 4_000_000
 """46 days: FormRequest carries the time in milliseconds, in 32 bits."""
@@ -248,10 +249,10 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
     )
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1 that fits into 32 bits with a sign, as messages to workers need."""
-    if not text.isdecimal() or len(text) > len(str(MAX_NUMBER)) or not 1 <= int(text) <= MAX_NUMBER:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
+def positive(text: str, most: int = MAX_NUMBER) -> int:
+    """A whole number from 1 to `most`; by default what fits into 32 bits with a sign, as messages to workers need."""
+    if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
     return int(text)
 
 
@@ -271,8 +272,8 @@ def stall_seconds(text: str) -> int:
 
 
 def slots(text: str) -> int:
-    """At least one block of slots."""
-    number = positive(text)
+    """At least one block of slots. Whether the slots fit into memory is for the workers to say."""
+    number = positive(text, MAX_SLOTS)
     if number < BLOCK_SIZE:
         raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
     return number
