@@ -36,6 +36,7 @@ LIMIT_SECONDS = 120.0
 OPENING = 128
 """Connections that are being opened at once."""
 TOKENS = 100
+OPTIONS = ("--max-batch-size", "8")
 
 
 async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
@@ -93,8 +94,8 @@ async def neighbour(address: str, until: asyncio.Event) -> float:
     return tokens / (time.perf_counter() - started)
 
 
-async def measure(address: str, pid: int, idle: int, slow: int) -> None:
-    """Prints the figures."""
+async def measure(address: str, attacked: str, pid: int, idle: int, slow: int) -> None:
+    """Prints the figures: the neighbour is at `address`; `pid` is the process of the server that is attacked."""
 
     def memory() -> float:
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
@@ -105,7 +106,7 @@ async def measure(address: str, pid: int, idle: int, slow: int) -> None:
     until.set()
     before, memory_before = await alone, memory()
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=attackers, args=(address, idle, slow, there))
+    process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked, idle, slow, there))
     process.start()
     there.close()
     await asyncio.to_thread(here.recv)
@@ -133,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--slow", type=int, default=1_000)
+    parser.add_argument("--elsewhere", action="store_true", help="attack a second server: what the machine alone costs")
     parser.add_argument("--descriptors", type=int, help="the server's soft limit (as many as this process may have)")
     arguments = parser.parse_args()
     unwind_on_sigterm()
@@ -145,9 +147,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_model(Path(folder) / "model")
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors or most, most))
-        with serve(Path(folder) / "model", ["--max-batch-size", "8"]) as (process, address):
+        with contextlib.ExitStack() as stack:
+            _, address = attacked, target = stack.enter_context(serve(Path(folder) / "model", OPTIONS))
+            if arguments.elsewhere:
+                attacked, target = stack.enter_context(serve(Path(folder) / "model", OPTIONS))
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            asyncio.run(measure(address, process.pid, arguments.idle, arguments.slow))
+            asyncio.run(measure(address, target, attacked.pid, arguments.idle, arguments.slow))
 
 
 if __name__ == "__main__":
