@@ -92,23 +92,27 @@ def resident(pid: int) -> int:
     return 1024 * int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])  # type: ignore[index]
 
 
+def ask_livez(host: str, port: int) -> None:
+    """One question on a connection of its own."""
+    connection = http.client.HTTPConnection(host, port, timeout=300)
+    connection.request("GET", "/livez")
+    connection.getresponse().read()
+    connection.close()
+
+
 def watch(host: str, port: int, pid: int, results: Connection) -> None:
     """Asks /livez until a message comes; sends the longest wait in seconds and the largest memory in bytes.
 
-    A first message to the other side says that the first answer has come.
+    Says before, with a message, that an answer has come.
     """
-    longest, largest, first = 0.0, 0, True
+    ask_livez(host, port)
+    results.send(None)
+    longest, largest = 0.0, 0
     while not results.poll(0.005):
         began = time.perf_counter()
-        connection = http.client.HTTPConnection(host, port, timeout=300)
-        connection.request("GET", "/livez")
-        connection.getresponse().read()
-        connection.close()
+        ask_livez(host, port)
         longest = max(longest, time.perf_counter() - began)
         largest = max(largest, resident(pid))
-        if first:
-            results.send(None)
-            first = False
     results.send((longest, largest))
 
 

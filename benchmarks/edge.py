@@ -47,15 +47,15 @@ async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
     opened = time.perf_counter()
     with contextlib.suppress(ConnectionError):
         writer.write(b"GET / HTTP/1.1\r\nx: " if slow else b"")
-        while not await ended(reader):
+        while not await closed_within_a_second(reader):
             if slow:
                 writer.write(b"x")
     writer.close()
     return time.perf_counter() - opened
 
 
-async def ended(reader: asyncio.StreamReader) -> bool:
-    """Reads for a second; returns whether the other side has closed the connection."""
+async def closed_within_a_second(reader: asyncio.StreamReader) -> bool:
+    """Reads for a second; returns whether the server has closed the connection."""
     try:
         async with asyncio.timeout(1.0):
             while await reader.read(4096):
@@ -148,11 +148,12 @@ def main() -> None:
         save_tiny_model(Path(folder) / "model")
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors or most, most))
         with contextlib.ExitStack() as stack:
-            _, address = attacked, target = stack.enter_context(serve(Path(folder) / "model", OPTIONS))
-            if arguments.elsewhere:
-                attacked, target = stack.enter_context(serve(Path(folder) / "model", OPTIONS))
+            servers = [
+                stack.enter_context(serve(Path(folder) / "model", OPTIONS)) for _ in range(1 + arguments.elsewhere)
+            ]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            asyncio.run(measure(address, target, attacked.pid, arguments.idle, arguments.slow))
+            (_, address), (process, attacked) = servers[0], servers[-1]
+            asyncio.run(measure(address, attacked, process.pid, arguments.idle, arguments.slow))
 
 
 if __name__ == "__main__":

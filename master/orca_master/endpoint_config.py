@@ -24,10 +24,9 @@ def default_hosts(listen_host: str) -> tuple[str, ...]:
 class EndpointConfig:
     """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
 
-    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which
-    `api_key_file_digests` were read at the start. None of either: no key is needed.
-    `num_processes`: how many serve it, 0 for none of its own. `allowed_origins`: () for no CORS. `allowed_hosts`: ()
-    for any. `http`: bounds of the API's port in each process.
+    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which `api_key_file_digests` were read at the
+    start. Without any digest no key is needed. `num_processes`: API processes, 0 for a loop of the master's process.
+    `allowed_origins`: () for no CORS. `allowed_hosts`: () for any. `http`: bounds of the API's port in each process.
     """
 
     model_names: tuple[str, ...]

@@ -189,13 +189,15 @@ class HttpListener(Registry):
             connection.abort()
 
     async def _connect(self, peer: socket.socket, connection: BoundedProtocol) -> None:
+        """Gives the connection its transport, after the handshake if the port has TLS."""
         seconds = self._limits.handshake_timeout if self._tls is not None else None
         await self._loop.connect_accepted_socket(lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds)
 
     def _connected(self, peer: socket.socket, connection: BoundedProtocol, task: asyncio.Task[None]) -> None:
+        """The end of `_connect`: a connection without a transport gives up its place."""
         del self._connecting[connection]
         error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:  # its place is needed; no TLS, or the client has gone
+        if task.cancelled() or error is not None:  # cancelled by `_end`; or no TLS, or the client has gone
             peer.close()
             self.note_closed(connection)
         if error is not None and not isinstance(error, OSError):
