@@ -1,12 +1,14 @@
 """What idle and slow connections cost a server and the streams of its other clients.
 
-    python benchmarks/edge.py [--idle 10000] [--slow 1000] [--descriptors 1024]
+    python benchmarks/edge.py [--idle 10000] [--slow 1000] [--descriptors 1024] [--rounds 1]
 
-Starts `orca serve` on a model of one narrow layer. A neighbour streams tokens, alone at first, then while the idle
-connections and the slow ones (a byte of a head per second) are opened on loopback. Reported: when they were closed,
-counted from the opening of each, the neighbour's tokens per second before and during, and the master's memory.
-Attackers are elsewhere in the world, but here they share the machine with server and neighbour: they are a process of
-the lowest priority. `--descriptors` is the server's `ulimit -n`.
+Starts two `orca serve` on a model of one narrow layer. A neighbour streams tokens from the first server. Each round has
+three windows: no attack, an attack on the second server, an attack on the first. An attack opens the idle connections
+and the slow ones (a byte of a head per second) on loopback. Reported: when they were closed, counted from the opening
+of each, the neighbour's tokens per second, and the attacked master's memory.
+Attackers are elsewhere in the world, but here they use the same processor, as a process of the lowest priority. The
+second server shows what the processor's time costs the neighbour; the difference between the two attacks is what the
+neighbour loses by sharing its server with the connections. `--descriptors` is the servers' `ulimit -n`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import os
 import re
@@ -21,6 +24,7 @@ import resource
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,12 +35,29 @@ from endpoint import save_tiny_model
 from orca_bench.circumstances import circumstances, line
 from servers import serve
 
-SETTLE_SECONDS = 8.0
+QUIET_SECONDS = 11.0
+"""As long as an attack takes."""
 LIMIT_SECONDS = 120.0
+ENOUGH_ROUNDS = 18
+"""For a confidence interval."""
+STUDENTS_T = 2.1
+"""For 95 % and ENOUGH_ROUNDS; a little too much for more."""
 OPENING = 128
 """Connections that are being opened at once."""
 TOKENS = 100
 OPTIONS = ("--max-batch-size", "8")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that connections are opened to."""
+
+    address: str
+    pid: int
+
+    def memory(self) -> float:
+        """Returns the resident memory of its master in MiB."""
+        return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())[0]) / 1024
 
 
 async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
@@ -94,48 +115,71 @@ async def neighbour(address: str, until: asyncio.Event) -> float:
     return tokens / (time.perf_counter() - started)
 
 
-async def measure(address: str, attacked: str, pid: int, idle: int, slow: int) -> None:
-    """Prints the figures: the neighbour is at `address`; `pid` is the process of the server that is attacked."""
-
-    def memory() -> float:
-        return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
-
+async def window(address: str, attacked: Server | None, idle: int, slow: int) -> float:
+    """Returns the neighbour's tokens per second while `attacked` is attacked, or without an attack; prints the rest."""
     until = asyncio.Event()
-    alone = asyncio.create_task(neighbour(address, until))
-    await asyncio.sleep(SETTLE_SECONDS)
-    until.set()
-    before, memory_before = await alone, memory()
+    if attacked is None:
+        alone = asyncio.create_task(neighbour(address, until))
+        await asyncio.sleep(QUIET_SECONDS)
+        until.set()
+        return await alone
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked, idle, slow, there))
+    process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked.address, idle, slow, there))
     process.start()
     there.close()
     await asyncio.to_thread(here.recv)
-    until = asyncio.Event()
+    before = peak = attacked.memory()
     beside = asyncio.create_task(neighbour(address, until))
     here.send(None)
-    peak = memory_before
     while not here.poll():
         await asyncio.sleep(0.25)
-        peak = max(peak, memory())
+        peak = max(peak, attacked.memory())
     closed: list[float] = here.recv()  # EOFError: the attackers ended at their time limit
     process.join()
     until.set()
-    during = await beside
     for name, times in (("slow", closed[:slow]), ("idle", closed[slow:])):
         if times:
             median, last = statistics.median(times), max(times)
             print(f"{len(times)} {name}: closed after {median:.1f} s (median), {last:.1f} s (last)")
-    print(f"neighbour: {before:.0f} tokens/s before, {during:.0f} during ({during / before - 1:+.0%})")
-    print(f"master: {memory_before:.0f} MiB before, {peak:.0f} MiB at most")
+    print(f"attacked master: {before:.0f} MiB before, {peak:.0f} MiB at most")
+    return await beside
+
+
+def compare(name: str, rates: list[float], base: list[float]) -> None:
+    """Prints the geometric mean of the ratios of two kinds of windows, of enough windows with a 95 % interval."""
+    logs = [math.log(rate / other) for rate, other in zip(rates, base, strict=True)]
+    mean = statistics.fmean(logs)
+    text = f"{name}: {math.expm1(mean):+.0%}"
+    if len(logs) >= ENOUGH_ROUNDS:
+        margin = STUDENTS_T * statistics.stdev(logs) / math.sqrt(len(logs))
+        text += f" [{math.expm1(mean - margin):+.0%}, {math.expm1(mean + margin):+.0%}]"
+    print(text)
+
+
+async def measure(servers: list[Server], rounds: int, idle: int, slow: int) -> None:
+    """Prints the figures of `rounds` rounds; the neighbour is at the first of two servers."""
+    address = servers[0].address
+    quiet, elsewhere, here = [], [], []
+    for _ in range(rounds):
+        quiet.append(await window(address, None, idle, slow))
+        elsewhere.append(await window(address, servers[1], idle, slow))
+        here.append(await window(address, servers[0], idle, slow))
+        rates = (quiet[-1], elsewhere[-1], here[-1])
+        print("neighbour, tokens/s: {:.0f} alone, {:.0f} other server attacked, {:.0f} own".format(*rates), flush=True)
+    medians = (statistics.median(rates) for rates in (quiet, elsewhere, here))
+    print("neighbour, medians: {:.0f} alone, {:.0f} other server attacked, {:.0f} own".format(*medians))
+    compare("other server attacked, against alone", elsewhere, quiet)
+    compare("own server attacked, against alone", here, quiet)
+    compare("own server attacked, against other server attacked", here, elsewhere)
 
 
 def main() -> None:
-    """Prints the figures of one attack."""
+    """Prints the figures of each attack, and the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--slow", type=int, default=1_000)
-    parser.add_argument("--elsewhere", action="store_true", help="attack a second server: what the machine alone costs")
-    parser.add_argument("--descriptors", type=int, help="the server's soft limit (as many as this process may have)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of three windows (1)")
+    parser.add_argument("--descriptors", type=int, help="the servers' soft limit (as many as this process may have)")
     arguments = parser.parse_args()
     unwind_on_sigterm()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -148,12 +192,10 @@ def main() -> None:
         save_tiny_model(Path(folder) / "model")
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors or most, most))
         with contextlib.ExitStack() as stack:
-            servers = [
-                stack.enter_context(serve(Path(folder) / "model", OPTIONS)) for _ in range(1 + arguments.elsewhere)
-            ]
+            started = [stack.enter_context(serve(Path(folder) / "model", OPTIONS)) for _ in range(2)]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            (_, address), (process, attacked) = servers[0], servers[-1]
-            asyncio.run(measure(address, attacked, process.pid, arguments.idle, arguments.slow))
+            servers = [Server(address, process.pid) for process, address in started]
+            asyncio.run(measure(servers, arguments.rounds, arguments.idle, arguments.slow))
 
 
 if __name__ == "__main__":
