@@ -19,9 +19,10 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
 
 import torch
 from orca_bench.circumstances import circumstances, line
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools, RaggedBatch
+from orca_kernels.interface import Kernels, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb

@@ -12,12 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
+    "protos/orca_contract": set(),
     "protos/orca_protos": set(),
-    "kernels/orca_kernels": set(),
-    "master/orca_master": {"orca_protos"},
-    "worker/orca_worker": {"orca_protos", "orca_kernels"},
-    "operator/orca_operator": {"orca_protos"},
-    "benchmarks/orca_bench": {"orca_master", "orca_protos"},
+    "kernels/orca_kernels": {"orca_contract"},
+    "master/orca_master": {"orca_contract", "orca_protos"},
+    "worker/orca_worker": {"orca_contract", "orca_protos", "orca_kernels"},
+    "operator/orca_operator": {"orca_contract", "orca_protos"},
+    "benchmarks/orca_bench": {"orca_contract", "orca_master", "orca_protos"},
 }
 
 

@@ -67,5 +67,5 @@ def test_the_search_sees(source):
 
 def test_all_packages_are_searched():
     assert {path.name for path in PACKAGES} == {
-        "orca_protos", "orca_master", "orca_worker", "orca_kernels", "orca_operator", "orca_bench",
+        "orca_contract", "orca_protos", "orca_master", "orca_worker", "orca_kernels", "orca_operator", "orca_bench",
     }  # fmt: skip

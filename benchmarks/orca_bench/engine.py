@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError
-from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.kv_ledger import blocks_for
 from orca_master.serve import local_workers
 from orca_protos.command_line import OneLineParser
 

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import ModelSpec
 from orca_master.engine_config import EngineConfig
-from orca_master.kv_ledger import BLOCK_SIZE
 from orca_master.pipeline import Pipeline
 from orca_master.scheduler import Batch
 from orca_master.serve import local_topology
-from orca_master.topology import ModelSpec
 from orca_protos import engine_pb2 as pb
 
 from orca_bench.outcome import Fate, Run, Span

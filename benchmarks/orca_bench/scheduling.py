@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, blocks_for
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.kv_ledger import LEDGERS, blocks_for
 from orca_master.pool import RequestPool
 from orca_master.request import Request
 from orca_master.scheduler import Batch, Scheduler, SchedulerConfig

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-
-BLOCK_SIZE = 16
-"""Slots per block of the K/V pools."""
+from orca_contract.kv_blocks import BLOCK_SIZE
 
 
 class Pools(NamedTuple):

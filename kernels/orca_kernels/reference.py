@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from orca_contract.kv_blocks import BLOCK_SIZE
 from torch.nn import functional
 
-from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
+from orca_kernels.interface import Pools, RaggedBatch
 
 
 class ReferenceLinear:

@@ -8,80 +8,39 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from orca_contract import routes
+from orca_contract.message import VERSION, M, UnknownFields, read
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.state import FailureReport, PipelinePhase, PipelineReport, StateReport
+from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.loop_watch import LoopWatch
-from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
 
 from orca_master.body_limits import BodyLimits
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError
 from orca_master.keeper import PipelineKeeper
-from orca_master.pipeline import Phase
 from orca_master.progress import progress_report
-from orca_master.topology import Positive, Topology
+
+logger = logging.getLogger(__name__)
 
 BEARER = HTTPBearer(auto_error=False)
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
-
-
-class SchedulerKnobs(_Wire):
-    """What may change while the engine runs; what is left out stays."""
-
-    max_batch_size: Positive | None = None
-    token_budget: Positive | None = None
-    max_queue_depth: Positive | None = None
-
-
-class FailureState(_Wire):
-    """The latest failure of a pipeline; `at` in seconds since 1970."""
-
-    at: float
-    reason: str
-    worker: str
-    message: str
-    recovery_seconds: float | None
-
-
-class PipelineState(_Wire):
-    """One pipeline of the topology."""
-
-    id: str
-    phase: str
-    epoch: int
-    loaded_workers: int
-    last_failure: FailureState | None
-
-
-class EngineReport(_Wire):
-    """`GET /state`."""
-
-    state: Literal["loading", "serving", "recovering", "failed", "stopped"]
-    failure: str
-    draining: bool
-    idle: bool
-    running: int
-    waiting: int
-    topology: Topology
-    scheduler: SchedulerKnobs
-    pipelines: list[PipelineState]
-
-
-def report(engine: EngineThread) -> EngineReport:
+def report(engine: EngineThread) -> StateReport:
     """Returns what `GET /state` says."""
     master, config = engine.engine, engine.config
-    return EngineReport(
-        state=master.state.value,
+    return StateReport(
+        contract_version=VERSION,
+        state=master.state,
         failure=master.failure,
         draining=engine.draining,
         idle=engine.idle,
@@ -97,14 +56,14 @@ def report(engine: EngineThread) -> EngineReport:
     )
 
 
-def _pipeline(keeper: PipelineKeeper) -> PipelineState:
-    failure, serves = keeper.last_failure, keeper.pipeline.phase is Phase.SERVING
-    return PipelineState(
+def _pipeline(keeper: PipelineKeeper) -> PipelineReport:
+    failure, serves = keeper.last_failure, keeper.pipeline.phase is PipelinePhase.SERVING
+    return PipelineReport(
         id=keeper.spec.id,
         phase=keeper.phase,
         epoch=keeper.pipeline.epoch,
         loaded_workers=len(keeper.spec.workers) if serves else keeper.pipeline.num_loaded,
-        last_failure=FailureState(**asdict(failure)) if failure else None,
+        last_failure=FailureReport(**asdict(failure)) if failure else None,
     )
 
 
@@ -118,31 +77,44 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
     app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
 
-    @app.get("/state")
-    async def state() -> EngineReport:
-        """What the engine is and does."""
-        return report(engine)
+    unknown_fields = UnknownFields(logger)
 
-    @app.put("/topology")
-    async def topology(body: Topology) -> EngineReport:
-        """Takes pipelines in and out."""
+    async def body(model: type[M], request: Request) -> M:
         try:
-            await engine.apply(body)
+            message, unknown = read(model, await request.body())
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        unknown_fields.log(f"PUT {request.url.path}", unknown)
+        return message
+
+    @app.get(routes.STATE)
+    async def state() -> dict[str, Any]:
+        """What the engine is and does."""
+        return report(engine).wire()
+
+    @app.put(routes.TOPOLOGY)
+    async def topology(request: Request) -> dict[str, Any]:
+        """Takes pipelines in and out."""
+        wanted = await body(Topology, request)
+        if refusal := wanted.refusal():
+            raise HTTPException(422, refusal)
+        try:
+            await engine.apply(wanted)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
-        return report(engine)
+        return report(engine).wire()
 
-    @app.put("/scheduler")
-    async def scheduler(body: SchedulerKnobs) -> EngineReport:
+    @app.put(routes.SCHEDULER)
+    async def scheduler(request: Request) -> dict[str, Any]:
         """Changes the scheduler's limits."""
-        await engine.reconfigure(_changed(engine.config, body))
-        return report(engine)
+        await engine.reconfigure(_changed(engine.config, await body(SchedulerKnobs, request)))
+        return report(engine).wire()
 
-    @app.post("/drain", status_code=202)
-    async def drain() -> EngineReport:
+    @app.post(routes.DRAIN, status_code=202)
+    async def drain() -> dict[str, Any]:
         """Takes no new requests from now on; `idle` says when those under way have ended."""
         engine.draining = True
-        return report(engine)
+        return report(engine).wire()
 
     return app
 
@@ -175,11 +147,17 @@ def create_probes(engine: EngineThread) -> Any:
 
     async def progressz() -> tuple[int, str]:
         status = engine.status
-        return 200, json.dumps(progress_report(status.state.value, status.serves, status.progress)) + "\n"
+        return 200, json.dumps(progress_report(status.state, status.serves, status.progress).wire()) + "\n"
 
     async def metrics() -> tuple[int, str]:
         return 200, (await engine.metrics()).decode()
 
     return probes(
-        {"/startupz": startupz, "/livez": livez, "/readyz": readyz, "/progressz": progressz, "/metrics": metrics}
+        {
+            routes.STARTUP: startupz,
+            routes.LIVE: livez,
+            routes.READY: readyz,
+            routes.PROGRESS: progressz,
+            routes.METRICS: metrics,
+        }
     )

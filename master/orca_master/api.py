@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse
+from orca_contract import routes
 from starlette.exceptions import HTTPException
 
 from orca_master.allowed_hosts import AllowedHosts
@@ -147,30 +148,30 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
 
 
 def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
-    @app.get("/livez", response_class=PlainTextResponse)
+    @app.get(routes.LIVE, response_class=PlainTextResponse)
     async def livez() -> str:
         """The process answers."""
         return "ok\n"
 
     @app.get("/health", response_class=PlainTextResponse)
-    @app.get("/readyz", response_class=PlainTextResponse)
+    @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Requests are taken; if not, why."""
         reason = endpoint.engine.status.unavailable
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
 
-    @app.get("/progressz")
+    @app.get(routes.PROGRESS)
     async def progressz() -> dict[str, Any]:
         """Whether iterations return while requests wait, with the numbers behind the answer."""
         status = endpoint.engine.status
-        return progress_report(status.state.value, status.serves, status.progress)
+        return progress_report(status.state, status.serves, status.progress).wire()
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:
         """Version of orca-serving."""
         return {"version": version("orca-serving")}
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get(routes.METRICS, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(await endpoint.engine.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from orca_contract import routes
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.tls import Certificates, TlsError, TlsFolder
 
@@ -38,10 +39,10 @@ def main(argv: list[str]) -> int:
     time.sleep(min(LINGER_SECONDS, arguments.timeout))
     try:
         token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
-        state = _call(arguments.admin_port, "/drain", "POST", token, tls)
+        state = _call(arguments.admin_port, routes.DRAIN, "POST", token, tls)
         while not state["idle"] and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            state = _call(arguments.admin_port, "/state", "GET", token, tls)
+            state = _call(arguments.admin_port, routes.STATE, "GET", token, tls)
     except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"orca drain: {error}", file=sys.stderr)
         return 1

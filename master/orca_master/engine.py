@@ -17,23 +17,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.reasons import Reason
+from orca_contract.state import EngineState, PipelinePhase
+from orca_contract.topology import Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine_config import EngineConfig
-from orca_master.engine_types import EngineObserver, EngineState, Output, Submission
+from orca_master.engine_types import EngineObserver, Output, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.faults import Evidence, WorkerLostError, closest
 from orca_master.in_flight import InFlight
 from orca_master.iteration_message import check_encodes
-from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS, KvLedger
+from orca_master.kv_ledger import LEDGERS, KvLedger
 from orca_master.limits import check_fits, check_values
 from orca_master.lookahead import look_ahead
 from orca_master.membership import Membership
-from orca_master.pipeline import Phase, Pipeline
+from orca_master.pipeline import Pipeline
 from orca_master.pool import RequestPool
 from orca_master.request import FinishReason, Request
 from orca_master.scheduler import Proposal, Scheduler, SchedulerConfig
-from orca_master.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +224,7 @@ class EngineMaster:
         own = [
             WorkerLostError(
                 f"an iteration did not return within {self._config.stall_timeout:.0f} s",
-                "EngineStalled",
+                Reason.ENGINE_STALLED,
                 evidence=Evidence.GONE,
             )
         ]
@@ -255,7 +258,7 @@ class EngineMaster:
 
     def _close(self, pipeline: Pipeline, reason: str) -> None:
         """Takes a pipeline out of the scheduler: its requests wait again."""
-        pipeline.phase = Phase.LOST
+        pipeline.phase = PipelinePhase.RECOVERING
         del self._serving[pipeline.id]
         self.scheduler.remove_pipeline(pipeline.id)
         if self._serving:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from orca_master.engine_types import EngineState, Output, Submission
+from orca_contract.state import EngineState
+
+from orca_master.engine_types import Output, Submission
 from orca_master.progress import Progress
 
 

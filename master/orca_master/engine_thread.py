@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from orca_contract.topology import Topology
+
 from orca_master.engine import EngineMaster
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import EngineObserver, Output, Submission
 from orca_master.metrics import Metrics
 from orca_master.progress import Progress
-from orca_master.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
-"""What goes into the engine master and what comes out: states, submissions, outputs, and the watcher's protocol."""
+"""What goes into the engine master and what comes out: submissions, outputs, and the watcher's protocol."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -11,16 +10,6 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.scheduler import Batch
-
-
-class EngineState(enum.Enum):
-    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    RECOVERING = "recovering"
-    FAILED = "failed"
-    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
+from orca_contract.reasons import Reason
 from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import FAULTS_SECONDS
 from orca_protos.together import together
@@ -33,10 +34,12 @@ class Evidence(enum.IntEnum):
 class WorkerLostError(EngineUnavailableError):
     """A worker that did not answer, or whose part of the engine failed.
 
-    `reason` is one of docs/api.md's reasons if the cause is known, `worker` the address.
+    `reason` is set if the cause is known, `worker` is the address.
     """
 
-    def __init__(self, message: str, reason: str = "", worker: str = "", evidence: Evidence = Evidence.CAUSE) -> None:
+    def __init__(
+        self, message: str, reason: Reason | None = None, worker: str = "", evidence: Evidence = Evidence.CAUSE
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.worker = worker
@@ -48,7 +51,7 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     evidence = Evidence.CAUSE
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
         evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
-    reason = "WorkerOOMKilled" if fault.out_of_memory else ""
+    reason = Reason.WORKER_OOM_KILLED if fault.out_of_memory else None
     return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence)
 
 

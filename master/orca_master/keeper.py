@@ -12,11 +12,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from orca_contract.reasons import Reason
+from orca_contract.state import PipelinePhase
+from orca_contract.topology import PipelineSpec, Topology
+
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError
-from orca_master.pipeline import Phase, Pipeline
-from orca_master.topology import PipelineSpec, Topology
+from orca_master.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ class Failure:
     """Why a pipeline was not formed or was lost, `at` seconds since 1970. `recovery_seconds`: once it serves again."""
 
     at: float
-    reason: str
+    reason: Reason
     worker: str
     message: str
     recovery_seconds: float | None = None
@@ -52,11 +55,11 @@ class PipelineKeeper:
         self.pipeline = Pipeline(self.spec, self.topology, self.config)
 
     @property
-    def phase(self) -> str:
-        """For people: the pipeline's phase, `Recovering` after it had failed once."""
-        if self.pipeline.phase is not Phase.SERVING and self.last_failure is not None:
-            return "Recovering"
-        return self.pipeline.phase.value
+    def phase(self) -> PipelinePhase:
+        """The pipeline's phase, RECOVERING after it had failed once."""
+        if self.pipeline.phase is not PipelinePhase.SERVING and self.last_failure is not None:
+            return PipelinePhase.RECOVERING
+        return self.pipeline.phase
 
     async def keep(self) -> None:
         """Runs until it is cancelled, or until the first failure if recovery is disabled."""
@@ -81,7 +84,7 @@ class PipelineKeeper:
     def _note(self, error: Exception) -> None:
         """Keeps the time of the first failure of a series, and the message of the latest."""
         lost = error if isinstance(error, WorkerLostError) else None
-        reason = "InvalidSpec"
+        reason = Reason.INVALID_SPEC
         if lost is not None:
             reason = lost.reason or _REASONS[self.pipeline.phase]
         going_on = self.last_failure is not None and self.last_failure.recovery_seconds is None
@@ -90,9 +93,9 @@ class PipelineKeeper:
 
 
 _REASONS = {
-    Phase.CONNECTING: "RendezvousTimeout",
-    Phase.LOADING: "WorkerCrashLoop",
-    Phase.FORMING: "RendezvousTimeout",
-    Phase.LOST: "CommunicatorError",
+    PipelinePhase.CONNECTING: Reason.RENDEZVOUS_TIMEOUT,
+    PipelinePhase.LOADING: Reason.WORKER_CRASH_LOOP,
+    PipelinePhase.FORMING: Reason.RENDEZVOUS_TIMEOUT,
+    PipelinePhase.RECOVERING: Reason.COMMUNICATOR_ERROR,
 }
 """What a failure without a reason of its own means, by the phase in which it came."""

@@ -15,10 +15,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from orca_master.request import Request
+from orca_contract.kv_blocks import BLOCK_SIZE
 
-BLOCK_SIZE = 16
-"""Slots per block."""
+from orca_master.request import Request
 
 
 def blocks_for(num_slots: int) -> int:

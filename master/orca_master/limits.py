@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from orca_contract.kv_blocks import BLOCK_SIZE
+
 from orca_master.engine_client import EngineStatus
 from orca_master.errors import QueueFullError, RequestError
-from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.kv_ledger import blocks_for
 from orca_master.openai_requests import MAX_LOGPROBS
 from orca_master.request import Request
 

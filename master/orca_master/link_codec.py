@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
+from orca_contract.state import EngineState
 from orca_protos import engine_link_pb2 as pb
 from orca_protos.http_limits import HttpLimits
 
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineStatus
-from orca_master.engine_types import EngineState
 from orca_master.errors import (
     EngineError,
     EngineUnavailableError,

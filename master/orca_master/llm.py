@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from orca_contract.topology import ModelSpec
 from pydantic import ValidationError
 
 from orca_master.bodies import described
@@ -34,7 +35,6 @@ from orca_master.preflight import check, model_command, text_command
 from orca_master.serve import local_topology, local_workers
 from orca_master.server import make_engine
 from orca_master.tokenizer import TextCodec
-from orca_master.topology import ModelSpec
 
 T = TypeVar("T")
 

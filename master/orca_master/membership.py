@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from orca_contract.topology import PipelineSpec, Topology
+
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError
 from orca_master.keeper import PipelineKeeper
 from orca_master.pipeline import Pipeline
-from orca_master.topology import PipelineSpec, Topology
 
 
 class Membership:

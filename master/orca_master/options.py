@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos.command_line import port
 from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
@@ -21,7 +22,6 @@ from orca_master.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint_config import EndpointConfig, default_hosts
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
-from orca_master.kv_ledger import BLOCK_SIZE
 
 logger = logging.getLogger(__name__)
 

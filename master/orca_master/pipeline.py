@@ -8,13 +8,16 @@ last partition and `Run` on the first → iterations with rising sequence number
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.message import VERSION
+from orca_contract.state import PipelinePhase
+from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
 from orca_protos.wire import HIGHEST_EPOCH
@@ -23,35 +26,24 @@ from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.iteration_message import build_iteration
-from orca_master.kv_ledger import BLOCK_SIZE, blocks_for
+from orca_master.kv_ledger import blocks_for
 from orca_master.scheduler import Batch
-from orca_master.topology import PipelineSpec, Topology
 from orca_master.workers import WorkerConnection
 
 logger = logging.getLogger(__name__)
 
 
-class Phase(enum.Enum):
-    """Where a pipeline stands, in the order of events."""
-
-    CONNECTING = "Connecting"
-    LOADING = "Loading"
-    FORMING = "Forming"
-    SERVING = "Serving"
-    LOST = "Recovering"
-
-
 class Pipeline:
     """One pipeline. `facts` and `num_blocks` are set once `form` has returned.
 
-    `phase` and `num_loaded` (workers that hold their weights) may be read at any time.
+    `phase` (RECOVERING: lost) and `num_loaded` (workers that hold their weights) may be read at any time.
     """
 
     def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
         self.id = spec.id
         self.facts = pb.ModelFacts()
         self.num_blocks = 0
-        self.phase = Phase.CONNECTING
+        self.phase = PipelinePhase.CONNECTING
         self.num_loaded = 0
         self.epoch = 0
         self._spec = spec
@@ -72,9 +64,10 @@ class Pipeline:
         workers = self._connections
         described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
         await self._end_exhausted(described)
+        self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
-        self.phase = Phase.LOADING
+        self.phase = PipelinePhase.LOADING
         facts = await all_workers(
             self._load(
                 worker,
@@ -97,7 +90,7 @@ class Pipeline:
             for partition, worker in enumerate(workers)
         )
         self.facts = facts[0]
-        self.phase = Phase.FORMING
+        self.phase = PipelinePhase.FORMING
         await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
         await all_workers(
             worker.form(
@@ -116,7 +109,7 @@ class Pipeline:
         await self._allocate()
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
-        self.phase = Phase.SERVING
+        self.phase = PipelinePhase.SERVING
         logger.info(
             "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
             self.id,
@@ -134,6 +127,18 @@ class Pipeline:
                     f"worker {worker.address} was asked for epoch {description.highest_epoch} by somebody else than a "
                     "master, and is ended: start it again, and let only its master reach its port",
                     worker=worker.address,
+                )
+
+    def _compare_versions(self, described: list[pb.Description]) -> None:
+        """Logs which workers were built with another version of the contract than this master."""
+        for worker, description in zip(self._connections, described, strict=True):
+            if description.contract_version != VERSION:
+                logger.warning(
+                    "worker %s is of version %s (contract %d), this master has contract %d: give both the same version",
+                    worker.address,
+                    description.version,
+                    description.contract_version,
+                    VERSION,
                 )
 
     async def _load(self, worker: WorkerConnection, request: pb.LoadRequest) -> pb.ModelFacts:
@@ -241,7 +246,7 @@ class Pipeline:
 
     async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
         """Yields the messages of a kept-open stream, and reports the faults in it and at its end."""
-        closed = WorkerLostError(f"worker {worker.address} closed its stream", "", worker.address, Evidence.GONE)
+        closed = WorkerLostError(f"worker {worker.address} closed its stream", None, worker.address, Evidence.GONE)
         try:
             async for message in stream:
                 if not message.HasField("fault"):

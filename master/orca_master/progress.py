@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+
+from orca_contract.state import EngineState, ProgressReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,16 @@ class Progress:
         )
 
 
-def progress_report(state: str, serves: bool, progress: Progress) -> dict[str, Any]:
+def progress_report(state: EngineState, serves: bool, progress: Progress) -> ProgressReport:
     """Returns what `/progressz` says; `serves` is whether a pipeline claims to serve."""
     now = time.monotonic()
-    return {
-        "state": state,
-        "stalled": serves and bool(progress.stall(now)),
-        "iterations": progress.num_iterations,
-        "unfinished_requests": progress.num_unfinished,
-        "running_requests": progress.num_running,
-        "waiting_requests": progress.num_waiting,
-        "seconds_since_progress": round(now - progress.since, 3) if progress.since else None,
-        "stall_timeout_seconds": progress.stall_timeout,
-    }
+    return ProgressReport(
+        state=state,
+        stalled=serves and bool(progress.stall(now)),
+        iterations=progress.num_iterations,
+        unfinished_requests=progress.num_unfinished,
+        running_requests=progress.num_running,
+        waiting_requests=progress.num_waiting,
+        seconds_since_progress=round(now - progress.since, 3) if progress.since else None,
+        stall_timeout_seconds=progress.stall_timeout,
+    )

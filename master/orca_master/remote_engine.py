@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orca_contract.state import EngineState
+
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_link import MAX_FROM_MASTER_BYTES, max_to_master_bytes, receive, send
-from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.engine_types import Output, Submission
 from orca_master.errors import EngineError, EngineUnavailableError, RequestError
 from orca_master.limits import check_fits
 from orca_master.link_codec import decode_from_master, encode_to_master

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
@@ -34,7 +35,6 @@ from orca_master.options import (
 )
 from orca_master.ports import SIGNALS, Ports, bind
 from orca_master.preflight import check, model_command, text_command
-from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 PR_SET_PDEATHSIG = 1
 WORKER_EXIT_SECONDS = 5.0

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -49,7 +50,7 @@ from orca_master.options import (
 from orca_master.ports import SIGNALS, Ports, bind
 from orca_master.preflight import check, text_command
 from orca_master.tokenizer import TextCodec
-from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology, read_topology
+from orca_master.topology import read_topology
 
 logger = logging.getLogger(__name__)
 

@@ -121,4 +121,4 @@ class WorkerConnection:
     def gone(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
         """Returns the error for a call that ended without a fault: the worker, its host or the network is gone."""
         words = error.details() or error.code().name
-        return WorkerLostError(f"worker {self.address}: {words}", "", self.address, Evidence.GONE)
+        return WorkerLostError(f"worker {self.address}: {words}", None, self.address, Evidence.GONE)

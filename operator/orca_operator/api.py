@@ -2,17 +2,20 @@
 
 `schema.py` makes structural schemas from these models, `crd.py` the CustomResourceDefinition from those;
 `validation.py` holds the rules over several fields. What is changed on pods is in `pod_settings.py`.
-A field that this version accepts but does not act on yet is listed in INACTIVE, and the status says so.
+Every field of the spec has an `Effect` in its annotation, or takes that of the object that contains it: whether a
+change recreates the pods, is live, waits for a later start, or is not acted on yet.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from orca_protos import rank_environment
+from orca_contract import rank_environment
+from orca_contract.kv_blocks import BLOCK_SIZE
 from pydantic import Field
 
 from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
+from orca_operator.effects import Effect
 from orca_operator.pod_settings import MasterSettings, WorkerSettings
 
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
@@ -86,20 +89,20 @@ class Autoscaling(Part):
 class Scheduler(Part):
     """Knobs of Algorithm 1."""
 
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = Field(
+    max_batch_size: Annotated[int, Field(ge=1, le=4096), Effect.LIVE] = Field(
         32, description="Requests per iteration. Changes without a restart."
     )
-    max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         4096, description="Requests that may wait; more are answered with 429. Changes without a restart."
     )
-    token_budget: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         2048, description="Input tokens per iteration; longer prompts run in chunks. Changes without a restart."
     )
     admission: Literal["reserve", "paged"] = Field(
         "reserve", description="K/V slots for all tokens of a request at once, as in the paper, or on demand with "
         "preemption."
     )  # fmt: skip
-    kv_slots: Annotated[int, Field(ge=16)] | None = Field(
+    kv_slots: Annotated[int, Field(ge=BLOCK_SIZE)] | None = Field(
         None, description="K/V slots per pipeline, one per token; what fits by default."
     )
 
@@ -115,13 +118,19 @@ class RolloutStrategy(Part):
 class RecoveryPolicy(Part):
     """Bounds on failure and repair."""
 
-    stall_timeout_seconds: Seconds = Field(300, description="Longest time of one iteration, start-up included.")
-    recovery_timeout_seconds: Seconds = Field(
+    stall_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
+        300, description="Longest time of one iteration, start-up included."
+    )
+    recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
         600, description="How long requests that were accepted wait for a lost pipeline to serve again."
     )
-    node_failure_grace_seconds: Seconds = Field(60, description="After which pods of a dead node are replaced.")
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(10, description="Pipeline restarts per window.")
-    restart_window_seconds: Seconds = Field(3600, description="The window.")
+    node_failure_grace_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
+        60, description="After which pods of a dead node are replaced."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.NOT_YET] = Field(
+        10, description="Pipeline restarts per window."
+    )
+    restart_window_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(3600, description="The window.")
 
 
 class Communication(Part):
@@ -186,7 +195,7 @@ class Tls(Part):
         "{master,worker,operator}.NAME.NAMESPACE.orca-serving.io.",
     )
     issuer_ref: IssuerReference | None = Field(None, description="For mode certManager: the issuer.")
-    enabled: bool | None = Field(
+    enabled: Annotated[bool | None, Effect.LIVE] = Field(
         None, description="Deprecated: true is selfSigned, unless a revision runs already; false is as if unset."
     )
 
@@ -225,63 +234,51 @@ class Restart(Part):
 class Spec(Part):
     """What is wanted."""
 
-    model: Model = Field(description="The model that is served.")
-    parallelism: Parallelism = Field(Parallelism(), description="How one pipeline is cut.")
-    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+    model: Annotated[Model, Effect.RESTARTS] = Field(description="The model that is served.")
+    parallelism: Annotated[Parallelism, Effect.RESTARTS] = Field(Parallelism(), description="How one pipeline is cut.")
+    replicas: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
         1, description="Pipelines. Changes without a restart; also through the scale subresource."
     )
-    autoscaling: Autoscaling | None = Field(None, description="Automatic scaling.")
-    scheduler: Scheduler = Field(Scheduler(), description="Knobs of the scheduler.")
-    rollout_strategy: RolloutStrategy = Field(RolloutStrategy(), description="How a new revision replaces the old.")
-    progress_deadline_seconds: Seconds = Field(1800, description="After which a deployment that is not ready is stuck.")
-    startup_timeout_seconds: Seconds = Field(1800, description="For pulling, downloading and loading of one pod.")
-    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+    autoscaling: Annotated[Autoscaling | None, Effect.NOT_YET] = Field(None, description="Automatic scaling.")
+    scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Knobs of the scheduler.")
+    rollout_strategy: Annotated[RolloutStrategy, Effect.NOT_YET] = Field(
+        RolloutStrategy(), description="How a new revision replaces the old."
+    )
+    progress_deadline_seconds: Annotated[Seconds, Effect.LIVE] = Field(
+        1800, description="After which a deployment that is not ready is stuck."
+    )
+    startup_timeout_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
+        1800, description="For pulling, downloading and loading of one pod."
+    )
+    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.NEXT_REVISION] = Field(
         30, description="For requests under way when pods end. Takes effect on pods of the next revision."
     )
     recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Bounds on failure and repair.")
-    communication: Communication = Field(Communication(), description="How workers reach each other.")
-    master: MasterSettings = Field(MasterSettings(), description="The engine-master pod.")
-    worker: WorkerSettings = Field(WorkerSettings(), description="The worker pods.")
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+    communication: Annotated[Communication, Effect.RESTARTS] = Field(
+        Communication(), description="How workers reach each other."
+    )
+    master: Annotated[MasterSettings, Effect.RESTARTS] = Field(MasterSettings(), description="The engine-master pod.")
+    worker: Annotated[WorkerSettings, Effect.RESTARTS] = Field(WorkerSettings(), description="The worker pods.")
+    image_pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Effect.RESTARTS] = Field(
         "IfNotPresent", description="See the pod API."
     )
-    image_pull_secrets: list[PullSecret] = Field([], description="See the pod API.")
-    service: ServiceSettings = Field(ServiceSettings(), description="The Service that clients use.")
-    auth: Auth = Field(Auth(), description="Who may use the API.")
-    tls: Tls = Field(Tls(), description="Mutual TLS between the pods.")
-    network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), description="Who may reach which port.")
-    pod_disruption_budget: DisruptionBudget = Field(DisruptionBudget(), description="Protection against evictions.")
-    monitoring: Monitoring = Field(Monitoring(), description="Scraping by Prometheus.")
-    suspend: bool = Field(False, description="No pods, everything else stays.")
-    restart: Restart = Field(Restart(), description="A wish for fresh pods.")
+    image_pull_secrets: Annotated[list[PullSecret], Effect.RESTARTS] = Field([], description="See the pod API.")
+    service: Annotated[ServiceSettings, Effect.LIVE] = Field(
+        ServiceSettings(), description="The Service that clients use."
+    )
+    auth: Annotated[Auth, Effect.RESTARTS] = Field(Auth(), description="Who may use the API.")
+    tls: Annotated[Tls, Effect.RESTARTS] = Field(Tls(), description="Mutual TLS between the pods.")
+    network_policy: Annotated[NetworkPolicySettings, Effect.LIVE] = Field(
+        NetworkPolicySettings(), description="Who may reach which port."
+    )
+    pod_disruption_budget: Annotated[DisruptionBudget, Effect.LIVE] = Field(
+        DisruptionBudget(), description="Protection against evictions."
+    )
+    monitoring: Annotated[Monitoring, Effect.LIVE] = Field(Monitoring(), description="Scraping by Prometheus.")
+    suspend: Annotated[bool, Effect.LIVE] = Field(False, description="No pods, everything else stays.")
+    restart: Annotated[Restart, Effect.RESTARTS] = Field(Restart(), description="A wish for fresh pods.")
 
     @property
     def num_pipelines(self) -> int:
         """Pipelines that are wanted now: none while suspended."""
         return 0 if self.suspend else self.replicas
-
-
-INACTIVE: dict[str, Any] = {
-    "autoscaling": None,
-    "rolloutStrategy.type": "Recreate",
-    "rolloutStrategy.maxUnavailable": 1,
-    "rolloutStrategy.maxSurge": 0,
-    "recoveryPolicy.nodeFailureGraceSeconds": 60,
-    "recoveryPolicy.maxRestarts": 10,
-    "recoveryPolicy.restartWindowSeconds": 3600,
-    "startupTimeoutSeconds": 1800,
-}
-"""Fields that this version accepts and does not act on, with the value that asks for nothing."""
-
-
-def inactive_fields(spec: Spec) -> list[str]:
-    """Returns the fields that are set and not acted on."""
-    wire = spec.model_dump(by_alias=True)
-    found = []
-    for path, neutral in INACTIVE.items():
-        value: Any = wire
-        for part in path.split("."):
-            value = value[part]
-        if value != neutral:
-            found.append(path)
-    return found

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_contract.reasons import DESCRIPTIONS
 
-from orca_operator.api import INACTIVE
+from orca_operator.api import Spec
 from orca_operator.derive_pod_api import derive
-from orca_operator.diagnose import DESCRIPTIONS
+from orca_operator.effects import Effect, leaves
 from orca_operator.names import GROUP, KIND, PLURAL, VERSION
 from orca_operator.schema import spec_schema, status_schema
 from orca_operator.status import CONDITIONS
@@ -121,17 +122,21 @@ def page() -> str:
         "name `orca`.",
         "",
     ]
-    for part in ("spec", "status"):
-        lines += [f"## {part}", "", "| field | type | default | |", "|---|---|---|---|"]
-        lines += [
-            f"| `{path}` | {_type(entry)} | {_default(entry)} | {entry.get('description', '')} |"
-            for path, entry in _fields(whole["properties"][part])
-        ]
-        lines.append("")
+    lines += ["## spec", "", "| field | type | default | a change takes effect | |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{path}` | {_type(entry)} | {_default(entry)} | {_effect(path)} | {entry.get('description', '')} |"
+        for path, entry in _fields(whole["properties"]["spec"])
+    ]
+    lines += ["", "## status", "", "| field | type | |", "|---|---|---|"]
+    lines += [
+        f"| `{path}` | {_type(entry)} | {entry.get('description', '')} |"
+        for path, entry in _fields(whole["properties"]["status"])
+    ]
+    lines.append("")
     lines += ["## Rules over several fields", ""]
     lines += [f"- `{where(rule)}` {rule.message}." for rule in RULES]
     lines += ["", "## Accepted, and not acted on yet", ""]
-    lines += [f"- `{path}`" for path in INACTIVE]
+    lines += [f"- `{leaf.wire}`" for leaf in leaves(Spec) if leaf.effect is Effect.NOT_YET]
     lines += ["", "While one of them is set, the condition `FullyApplied` is False and names it.", ""]
     lines += ["## Conditions", "", "| type | True when |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in CONDITIONS.items()]
@@ -160,6 +165,16 @@ def _type(entry: dict[str, Any]) -> str:
 def _default(entry: dict[str, Any]) -> str:
     default = entry.get("default")
     return "" if default in (None, {}, [], "") or isinstance(default, dict) else f"`{default}`"
+
+
+def _effect(path: str) -> str:
+    """When a change of a field takes effect; "" for an object whose fields differ."""
+    effects = {
+        leaf.effect.value
+        for leaf in leaves(Spec)
+        if f"{leaf.wire}.".startswith(f"{path}.") or path.startswith((f"{leaf.wire}.", f"{leaf.wire}[]"))
+    }
+    return effects.pop() if len(effects) == 1 else ""
 
 
 def values_schema() -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Why an OrcaDeployment is not ready: the worst cause first, in the words of the pod that has it. Pure.
 
 Each pod is read by itself (`diagnose_pod`), then the masters' reports; the causes are ranked by how much a person has
-to do about them. The reasons are a closed list: DESCRIPTIONS is their documentation.
+to do about them. The reasons are the closed list of orca_contract.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from orca_contract.reasons import Reason
+from orca_contract.state import PipelinePhase, StateReport
 
 from orca_operator.names import MASTER, ROLE_LABEL, WORKER
 from orca_operator.observe import (
@@ -31,56 +33,6 @@ FEW_RESTARTS = 3
 """A container that runs after fewer is being brought back, not crashing in a loop."""
 
 
-class Reason(enum.StrEnum):
-    """`Ready.reason`."""
-
-    SERVING = "Serving"
-    SUSPENDED = "Suspended"
-    INVALID_SPEC = "InvalidSpec"
-    CERTIFICATE_NOT_READY = "CertificateNotReady"
-    IMAGE_PULL_FAILED = "ImagePullFailed"
-    MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
-    INSUFFICIENT_GPU = "InsufficientGPU"
-    POD_UNSCHEDULABLE = "PodUnschedulable"
-    NODE_LOST = "NodeLost"
-    WORKER_OOM_KILLED = "WorkerOOMKilled"
-    WORKER_CRASH_LOOP = "WorkerCrashLoop"
-    MASTER_CRASH_LOOP = "MasterCrashLoop"
-    RESTART_BUDGET_EXCEEDED = "RestartBudgetExceeded"
-    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
-    ENGINE_STALLED = "EngineStalled"
-    COMMUNICATOR_ERROR = "CommunicatorError"
-    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
-    MODEL_DOWNLOADING = "ModelDownloading"
-    ROLLING_UPDATE = "RollingUpdate"
-    RECOVERING = "Recovering"
-    LOADING_WEIGHTS = "LoadingWeights"
-
-
-DESCRIPTIONS: Mapping[Reason, str] = {
-    Reason.SERVING: "Every pipeline that is wanted serves.",
-    Reason.SUSPENDED: "`spec.suspend` is set: there are no pods.",
-    Reason.INVALID_SPEC: "The spec cannot be carried out; what ran before goes on. The message names the field.",
-    Reason.CERTIFICATE_NOT_READY: "A new revision has no usable certificate yet; what ran before goes on. The message "
-    "names the Secret and what is wrong with it.",
-    Reason.IMAGE_PULL_FAILED: "A pod's image cannot be had.",
-    Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
-    Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker asks for.",
-    Reason.POD_UNSCHEDULABLE: "No node takes a pod, for another reason than GPUs.",
-    Reason.NODE_LOST: "A pod's node does not answer.",
-    Reason.WORKER_OOM_KILLED: "A worker used more memory than its limit.",
-    Reason.WORKER_CRASH_LOOP: "A worker ends again and again.",
-    Reason.MASTER_CRASH_LOOP: "The engine master ends again and again.",
-    Reason.RESTART_BUDGET_EXCEEDED: "Reserved for `recoveryPolicy.maxRestarts`.",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: "Not ready within `progressDeadlineSeconds`, and no better reason is known.",
-    Reason.ENGINE_STALLED: "An iteration did not return within `recoveryPolicy.stallTimeoutSeconds`.",
-    Reason.COMMUNICATOR_ERROR: "Workers lost each other.",
-    Reason.RENDEZVOUS_TIMEOUT: "The master does not reach a worker that runs, or workers do not find each other.",
-    Reason.MODEL_DOWNLOADING: "Pods download the model.",
-    Reason.ROLLING_UPDATE: "A new revision replaces the old one.",
-    Reason.RECOVERING: "A lost pipeline is being formed again.",
-    Reason.LOADING_WEIGHTS: "Pods start, and workers load their weights.",
-}
 SEVERITY = {reason: rank for rank, reason in enumerate(list(Reason)[2:])}
 """Worst first, in the order of the enum."""
 
@@ -111,7 +63,8 @@ def diagnose(observed: Observed, revision: str) -> Diagnosis:
     # Workers first: among equal causes a master's is the less telling one, as it waits for them.
     pods = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
     found = [diagnosis for pod in pods if (diagnosis := diagnose_pod(pod)) is not None]
-    reported = diagnose_report(observed.reports.get(revision, {}))
+    report = observed.reports.get(revision)
+    reported = diagnose_report(report) if report is not None else []
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which is not there yet is no cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
@@ -207,17 +160,17 @@ def _last_words(ended: Mapping[str, object]) -> str:
     return f"exit code {ended.get('exitCode')}: {said}"
 
 
-def diagnose_report(report: Object) -> list[Diagnosis]:
+def diagnose_report(report: StateReport) -> list[Diagnosis]:
     """Returns what a master says about its pipelines that do not serve."""
-    found = []
-    for pipeline in report.get("pipelines", ()):
-        failure = pipeline.get("lastFailure")
-        if pipeline["phase"] == "Serving" or failure is None:
+    diagnoses = []
+    for pipeline in report.pipelines:
+        failure = pipeline.last_failure
+        if pipeline.phase == PipelinePhase.SERVING or failure is None:
             continue
-        reason = Reason(failure["reason"]) if failure["reason"] in set(Reason) else Reason.RECOVERING
-        worker = failure["worker"].partition(".")[0]
-        found.append(_of(reason, worker, f"pipeline {pipeline['id']}: {failure['message']}"))
-    return found
+        reason = failure.reason if isinstance(failure.reason, Reason) else Reason.RECOVERING
+        worker = failure.worker.partition(".")[0]
+        diagnoses.append(_of(reason, worker, f"pipeline {pipeline.id}: {failure.message}"))
+    return diagnoses
 
 
 def _of(reason: Reason, pod: str, message: str) -> Diagnosis:

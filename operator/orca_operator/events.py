@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from orca_contract.reasons import Reason
+
 from orca_operator.cluster import Cluster, ClusterError
-from orca_operator.diagnose import Reason
 from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
 from orca_operator.observe import Object
 from orca_operator.status import find_condition, rfc3339

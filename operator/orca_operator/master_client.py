@@ -6,22 +6,28 @@ master that it is `master.IDENTITY`, whatever the address of its pod.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from orca_contract import routes
+from orca_contract.message import Message, UnknownFields, read
+from orca_contract.state import StateReport
+
+logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 3.0
 
 
 class MasterError(Exception):
-    """A master that does not answer or refuses; `unauthorized` says that the token is not its own."""
+    """A master that does not answer, or refuses with an HTTP `status`; 0: no answer, or an answer that is no report."""
 
-    def __init__(self, message: str, unauthorized: bool = False) -> None:
+    def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.unauthorized = unauthorized
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,15 @@ class MasterClient:
     def __init__(self) -> None:
         self._plain = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False)
         self._secure: dict[str, tuple[Credentials, httpx.AsyncClient]] = {}
+        self._unknown_fields = UnknownFields(logger)
 
-    async def state(self, door: Door) -> dict[str, Any]:
+    async def state(self, door: Door) -> StateReport:
         """Returns the answer to `GET /state`; raises MasterError."""
-        return await self._call("GET", door, "/state", None)
+        return await self._call("GET", door, routes.STATE, None)
 
-    async def put(self, door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Changes topology or scheduler and returns the state after it; raises MasterError."""
-        return await self._call("PUT", door, path, body)
+    async def put(self, door: Door, path: str, body: Message) -> StateReport:
+        """Changes topology or scheduler and returns the state after the change; raises MasterError."""
+        return await self._call("PUT", door, path, body.wire())
 
     async def forget(self, server_name: str) -> None:
         """Closes the connections to masters of this DNS name."""
@@ -85,7 +92,7 @@ class MasterClient:
         self._secure[credentials.server_name] = (credentials, client)
         return client
 
-    async def _call(self, method: str, door: Door, path: str, body: Any) -> dict[str, Any]:
+    async def _call(self, method: str, door: Door, path: str, body: Any) -> StateReport:
         client = await self._client(door.credentials)
         scheme, extensions = "http", {}
         if door.credentials is not None:
@@ -95,11 +102,12 @@ class MasterClient:
             url = f"{scheme}://{door.address}{path}"
             answer = await client.request(method, url, headers=headers, json=body, extensions=extensions)
             if answer.status_code >= 400:
-                raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code == 401)
-            state: dict[str, Any] = answer.json()
+                raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code)
+            report, unknown = read(StateReport, answer.content)
         except (httpx.HTTPError, ValueError) as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
-        return state
+        self._unknown_fields.log(f"{door.address}{path}", unknown)
+        return report
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

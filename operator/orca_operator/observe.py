@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orca_contract.state import StateReport
+
 from orca_operator.names import (
     ADMIN_PORT,
     CERTIFICATE_VOLUME,
@@ -36,7 +38,7 @@ class Observed:
     """One OrcaDeployment's children and its masters' reports (`GET /state`) by revision."""
 
     children: tuple[Object, ...] = ()
-    reports: Mapping[str, Object] = field(default_factory=dict)
+    reports: Mapping[str, StateReport] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Object]:
         """Children of one kind, by name."""

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.topology import Topology
+
 from orca_operator import names
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
@@ -51,7 +54,7 @@ class PutTopology:
     """`PUT /topology` to a revision's master."""
 
     revision: str
-    body: dict[str, Any]
+    body: Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class PutScheduler:
     """`PUT /scheduler` to a revision's master."""
 
     revision: str
-    body: dict[str, int]
+    body: SchedulerKnobs
 
 
 Action = Apply | Delete | PutTopology | PutScheduler
@@ -118,23 +121,33 @@ def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dic
     pods = pipelines
     if pipelines:
         # Pods go when the master has let go of their pipelines.
-        pods = max(pods, len(observed.reports.get(context.revision, {}).get("pipelines", ())))
+        report = observed.reports.get(context.revision)
+        pods = max(pods, len(report.pipelines) if report is not None else 0)
     deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
 
 
+def unknown_to_master(context: Context, observed: Observed) -> list[str]:
+    """Returns what the spec asks for and the running master is too old to know, as sentences."""
+    report = observed.reports.get(context.revision)
+    if report is None:
+        return []
+    messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
+    fields = [field for message in messages for field in message.unknown_to(report.contract_version)]
+    return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
+
+
 def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
-    """Brings a running master to the wanted topology and knobs."""
+    """Brings a running master to the wanted topology and knobs, as far as a master of its version knows them."""
     report = observed.reports.get(context.revision)
     if report is None:
         return []
     actions: list[Action] = []
-    topology = boot.topology(context, pipelines)
-    if topology is not None and topology != report["topology"]:
+    version = report.contract_version
+    if pipelines and (topology := boot.topology(context, pipelines).known_to(version)) != report.topology:
         actions.append(PutTopology(context.revision, topology))
-    knobs = boot.scheduler_knobs(context)
-    if knobs != report["scheduler"]:
+    if (knobs := boot.scheduler_knobs(context).known_to(version)) != report.scheduler:
         actions.append(PutScheduler(context.revision, knobs))
     return actions

@@ -13,10 +13,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 from orca_operator import names
 from orca_operator.api import Spec
+from orca_operator.attempts import REFUSALS, Attempts, route
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.events import Announcer
@@ -25,7 +27,7 @@ from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import AdminPort, Object, Observed
-from orca_operator.plan import PutTopology, plan
+from orca_operator.plan import plan, unknown_to_master
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import Situation, make_status, not_supported
 from orca_operator.store import WATCHED, Key, Store
@@ -55,6 +57,7 @@ class _Deployment:
     listed_at: float = float("-inf")
     skipped: tuple[str, ...] = ()
     refused_generation: int = 0
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 class Reconciler:
@@ -136,6 +139,7 @@ class Reconciler:
         spec: Spec | None = None
         context: Context | None = None
         problem = source = ""
+        not_applied: tuple[str, ...] = ()
         keeper, request = deployment.keeper, (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         assert keeper is not None
         try:
@@ -148,6 +152,7 @@ class Reconciler:
                 actions = plan(context, observed, has_certificates=not keeper.problems.get(source))
                 outcome = await asyncio.to_thread(deployment.executor.run, actions, context, observed)
                 observed = await self._tell_masters(outcome, deployment, observed, context)
+                not_applied = (*deployment.attempts.problems(outcome.puts), *unknown_to_master(context, observed))
                 await self._announce_skipped(resource, deployment, outcome)
             else:
                 problem = not_supported(spec)
@@ -164,6 +169,7 @@ class Reconciler:
             observed,
             problem,
             deployment.skipped,
+            not_applied,
             source,
             keeper.problems,
         )
@@ -203,26 +209,30 @@ class Reconciler:
                 logger.debug("%s/%s: %s", *key, error)
                 if port is not None and deployment.keeper is not None:
                     deployment.keeper.forget(port.secret)
-                if error.unauthorized and context is not None:
+                if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
                     await asyncio.to_thread(executor.admin_token, context, True)
         return Observed(children, reports)
 
     async def _tell_masters(
         self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
     ) -> Observed:
-        """Sends topology and knobs; what a master answers replaces its report."""
+        """Sends topology and knobs; a master's answer replaces its report."""
         reports = dict(observed.reports)
         token = await asyncio.to_thread(deployment.executor.admin_token, context)
         for put in outcome.puts:
-            door = _door(observed.admin_port(put.revision), token, deployment)
-            if door is None:
+            door, before = _door(observed.admin_port(put.revision), token, deployment), reports[put.revision]
+            if door is None or deployment.attempts.is_futile(put, before):
                 continue
-            path = "/topology" if isinstance(put, PutTopology) else "/scheduler"
             try:
-                reports[put.revision] = await self._masters.put(door, path, dict(put.body))
+                reports[put.revision] = await self._masters.put(door, route(put), put.body)
+                problem = deployment.attempts.note(put, reports[put.revision])
                 deployment.wake.set()
             except MasterError as error:
-                logger.warning("%s/%s: %s", context.namespace, context.name, error)
+                problem = str(error)
+                if error.status in REFUSALS:
+                    deployment.attempts.note(put, before, problem)
+            if problem:
+                logger.warning("%s/%s: %s", context.namespace, context.name, problem)
         return Observed(observed.children, reports)
 
     async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:

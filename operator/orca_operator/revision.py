@@ -13,6 +13,7 @@ from typing import Any
 
 from orca_operator import names
 from orca_operator.api import Spec
+from orca_operator.effects import Effect, excluding
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
@@ -20,28 +21,12 @@ from orca_operator.observe import Object, Observed, certificate_secret, label, n
 
 HASH_LENGTH = 6
 KEPT_REVISIONS = 5
-LIVE: dict[str, Any] = {
-    "replicas": True,
-    "autoscaling": True,
-    "rollout_strategy": True,
-    "progress_deadline_seconds": True,
-    "startup_timeout_seconds": True,
-    "drain_timeout_seconds": True,
-    "recovery_policy": True,
-    "service": True,
-    "network_policy": True,
-    "pod_disruption_budget": True,
-    "monitoring": True,
-    "suspend": True,
-    "tls": {"enabled"},
-    "scheduler": {"max_batch_size", "max_queue_depth", "token_budget"},
-}
-"""Fields whose change restarts no pod."""
 
 
 def revision_hash(spec: Spec) -> str:
     """Returns the revision of a spec: the same for specs that need the same pods."""
-    affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=LIVE)
+    unaffecting = excluding(Spec, *(effect for effect in Effect if effect is not Effect.RESTARTS))
+    affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=unaffecting)
     said = {name: value for name, value in affecting.items() if value != {}}  # only live fields were set in it
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]

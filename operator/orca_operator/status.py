@@ -1,6 +1,6 @@
 """The status of an OrcaDeployment from what is there. Pure: the previous status and the time come in.
 
-`Ready` is the condition to read; its reason is one of diagnose.DESCRIPTIONS. A condition keeps its lastTransitionTime
+`Ready` is the condition to read; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
 while its status stays the same, so that an unchanged status is equal to the previous one and nothing is written.
 """
 
@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orca_contract.reasons import Reason
+from orca_contract.state import FailureReport, PipelinePhase
+
 from orca_operator import names
-from orca_operator.api import Spec, inactive_fields
-from orca_operator.diagnose import Diagnosis, Reason, diagnose, diagnose_pod
+from orca_operator.api import Spec
+from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, diagnose, diagnose_pod
+from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported
 from orca_operator.observe import Observed, is_ready, ordinal, pod_condition, restarts
 
@@ -30,7 +34,8 @@ CONDITIONS: Mapping[str, str] = {
     "ScalingReady": "`replicas` and the scale subresource are acted on; False while `autoscaling` is set, which is not",
     "TLSReady": "the pods of the serving revision speak mutual TLS; reason `PlaintextRevision`: the revision was made "
     "before TLS was the default, and the next revision will use TLS",
-    "FullyApplied": "every field is acted on, and the cluster serves every kind that is wanted",
+    "FullyApplied": "every field is acted on, the cluster serves every kind that is wanted, and the master carries out "
+    "every change",
 }
 
 
@@ -50,6 +55,7 @@ class Situation:
     observed: Observed
     problem: str = ""
     skipped: Sequence[str] = ()
+    not_applied: Sequence[str] = ()
     certificates: str = ""
     certificate_problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,7 +66,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime
     serving_revision = _serving_revision(situation, previous)
     pipelines = _pipelines(situation, serving_revision)
     wanted = spec.num_pipelines if spec is not None else 0
-    serving = sum(pipeline["phase"] == "Serving" for pipeline in pipelines)
+    serving = sum(pipeline["phase"] == PipelinePhase.SERVING for pipeline in pipelines)
     master_ready = bool(serving_revision) and observed.master_is_ready(serving_revision)
     available = serving if master_ready else 0
     status: dict[str, Any] = {
@@ -107,39 +113,40 @@ def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
 
 def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
     observed = situation.observed
-    reported = {entry["id"]: entry for entry in observed.reports.get(revision, {}).get("pipelines", ())}
+    master = observed.reports.get(revision)
+    reported = {report.id: report for report in master.pipelines} if master is not None else {}
     indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)}
     if situation.spec is not None and situation.revision == revision:
         indices |= set(range(situation.spec.num_pipelines))
     found = []
     for index in sorted(indices):
-        report = reported.get(names.pipeline_id(revision, index), {})
+        report = reported.get(names.pipeline_id(revision, index))
         pods = observed.workers(revision, index)
         size = situation.spec.parallelism.pipeline_parallel_size if situation.spec else len(pods)
         pipeline = {
             "id": names.pipeline_id(revision, index),
             "index": index,
-            "phase": report.get("phase", "Pending"),
+            "phase": str(report.phase if report is not None else PipelinePhase.PENDING),
             "revision": revision,
-            "epoch": report.get("epoch", 0),
+            "epoch": report.epoch if report is not None else 0,
             "readyWorkers": f"{sum(map(is_ready, pods))}/{size}",
         }
-        if failure := report.get("lastFailure"):
-            pipeline["lastFailure"] = _last_failure(failure)
+        if report is not None and report.last_failure is not None:
+            pipeline["lastFailure"] = _last_failure(report.last_failure)
         found.append(pipeline)
     return found
 
 
-def _last_failure(failure: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "time": rfc3339(datetime.fromtimestamp(failure["at"], UTC)),
-        "reason": failure["reason"],
-        "pod": failure["worker"].partition(".")[0],
-        "message": failure["message"],
+def _last_failure(failure: FailureReport) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "time": rfc3339(datetime.fromtimestamp(failure.at, UTC)),
+        "reason": str(failure.reason),
+        "pod": failure.worker.partition(".")[0],
+        "message": failure.message,
     }
-    if failure["recoverySeconds"] is not None:
-        found["recoverySeconds"] = round(failure["recoverySeconds"])
-    return found
+    if failure.recovery_seconds is not None:
+        entry["recoverySeconds"] = round(failure.recovery_seconds)
+    return entry
 
 
 def _all_ready(ready_workers: str) -> bool:
@@ -265,11 +272,13 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     if situation.spec is None:
         return False, Reason.INVALID_SPEC.value, situation.problem
-    if inactive := inactive_fields(situation.spec):
+    if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET):
         fields = ", ".join(f"spec.{field}" for field in inactive)
         return False, "NotYetActive", f"accepted, and not acted on by this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
+    if situation.not_applied:
+        return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
     return True, "Applied", "every field is acted on"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca_protos import rank_environment
+from orca_contract import rank_environment
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 

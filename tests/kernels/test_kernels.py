@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
 from orca_kernels.cpu.library import load
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
-from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
+from orca_kernels.interface import Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher

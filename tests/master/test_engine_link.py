@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from orca_contract.state import EngineState
 from orca_master import engine_link
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
 from orca_master.engine_link import max_to_master_bytes, receive, send
 from orca_master.engine_server import EngineServer
-from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.engine_types import Output, Submission
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.link_codec import decode_from_master, encode_from_master, encode_to_master
 from orca_master.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster

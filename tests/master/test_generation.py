@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from orca_contract.state import EngineState
 from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.engine_types import Output, Submission
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.generation import SUBMITTED_AT_ONCE, Generation, Generator
 from orca_master.openai_requests import CompletionRequest

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orca_contract.state import EngineState
 from orca_master import errors
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineStatus
-from orca_master.engine_types import EngineState, Output, Submission
+from orca_master.engine_types import Output, Submission
 from orca_master.link_codec import (
     ERROR_CLASSES,
     decode_from_master,

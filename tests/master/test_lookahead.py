@@ -11,8 +11,9 @@ from collections import deque
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.iteration_message import build_iteration
-from orca_master.kv_ledger import BLOCK_SIZE, LEDGERS
+from orca_master.kv_ledger import LEDGERS
 from orca_master.lookahead import look_ahead
 from orca_master.pool import RequestPool
 from orca_master.request import Request, RequestState

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 import pytest
+from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError, closest
 from orca_master.pipeline import Pipeline
-from orca_master.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.workers import WorkerConnection
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults

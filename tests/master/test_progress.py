@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from orca_contract.state import EngineState
 from orca_master.engine_client import EngineStatus
-from orca_master.engine_types import EngineState
 from orca_master.progress import Progress, progress_report
 
 STALLED = Progress(num_iterations=5, num_unfinished=2, num_running=1, num_waiting=1, since=100.0, stall_timeout=30.0)
@@ -38,4 +38,4 @@ def test_only_an_engine_that_claims_to_serve_is_stalled(state):
     """An engine whose pipelines are being formed says that, and not that it is stalled."""
     status = EngineStatus(state, "", False, 100, 64, 64, STALLED, 9, 999)
     assert ("stalled" in status.unavailable) == (state is EngineState.SERVING)
-    assert progress_report(state.value, status.serves, status.progress)["stalled"] == (state is EngineState.SERVING)
+    assert progress_report(state, status.serves, status.progress).stalled == (state is EngineState.SERVING)

@@ -10,11 +10,12 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from orca_operator.api import INACTIVE, Spec, inactive_fields
+from orca_operator.api import Spec
 from orca_operator.api_status import Status
 from orca_operator.api_types import Part
 from orca_operator.crd import OVERRIDES, crd, files, values_schema
 from orca_operator.derive_pod_api import first_sentence
+from orca_operator.effects import Effect, fields_that_are_set, leaves
 from orca_operator.structural import admitted
 from support.crdcheck import judge
 from support.orcadeployments import MINIMAL, ROOT, example, merged
@@ -147,7 +148,7 @@ def test_the_charts_schema_takes_later_fields_where_the_crd_keeps_them():
 
 
 def test_inactive_fields_are_found():
-    assert inactive_fields(Spec.model_validate(example("llama-70b")["spec"])) == []
+    assert fields_that_are_set(Spec.model_validate(example("llama-70b")["spec"]), Effect.NOT_YET) == []
     busy = merged(
         MINIMAL,
         autoscaling={"maxReplicas": 3},
@@ -155,7 +156,8 @@ def test_inactive_fields_are_found():
         recoveryPolicy={"maxRestarts": 1, "restartWindowSeconds": 1, "nodeFailureGraceSeconds": 1},
         startupTimeoutSeconds=5,
     )
-    assert set(inactive_fields(Spec.model_validate(busy))) == set(INACTIVE)
+    inactive = {leaf.wire for leaf in leaves(Spec) if leaf.effect is Effect.NOT_YET}
+    assert set(fields_that_are_set(Spec.model_validate(busy), Effect.NOT_YET)) == inactive
 
 
 @pytest.mark.parametrize(

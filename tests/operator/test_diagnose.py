@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from orca_contract.reasons import DESCRIPTIONS, Reason
+from orca_contract.state import PipelinePhase
 from orca_operator import names
-from orca_operator.diagnose import DESCRIPTIONS, SEVERITY, Diagnosis, Reason, diagnose, diagnose_pod, worst
+from orca_operator.diagnose import SEVERITY, Diagnosis, diagnose, diagnose_pod, worst
 from orca_operator.observe import Observed
 from support.orcadeployments import context, pod, report
 
@@ -119,19 +121,19 @@ def test_a_ready_or_ending_pod_has_no_cause():
     ],
 )  # fmt: skip
 def test_what_the_master_says(reason):
-    said = report(DEMO, "Recovering", reason=reason.value, message="in its own words")
+    said = report(DEMO, PipelinePhase.RECOVERING, reason=reason.value, message="in its own words")
     found = diagnose(Observed((pod(DEMO, ready=True),), {DEMO.revision: said}), DEMO.revision)
     assert found.reason is reason
     assert "in its own words" in found.message
 
 
 def test_a_reason_of_a_newer_master_is_no_crash():
-    said = report(DEMO, "Recovering", reason="SomethingNew", message="x")
+    said = report(DEMO, PipelinePhase.RECOVERING, reason="SomethingNew", message="x")
     assert diagnose(Observed((), {DEMO.revision: said}), DEMO.revision).reason is Reason.RECOVERING
 
 
 def test_a_master_that_waits_for_a_pod_which_is_not_there_is_no_cause():
-    said = report(DEMO, "Recovering", reason="RendezvousTimeout", message="x")
+    said = report(DEMO, PipelinePhase.RECOVERING, reason="RendezvousTimeout", message="x")
     observed = Observed((pod(DEMO, **waiting("ContainerCreating")),), {DEMO.revision: said})
     assert diagnose(observed, DEMO.revision).reason is Reason.LOADING_WEIGHTS
 

@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from orca_contract.state import StateReport
 from orca_operator import names
 from orca_operator.certificates import KeyPair, issue, make_authority
 from orca_operator.master_client import Credentials, Door, MasterClient, MasterError
+from support.orcadeployments import context, report
 
 NOW = datetime.now(UTC)
 MASTER = names.dns_name(names.MASTER, "demo", "default")
 OPERATOR = names.dns_name(names.OPERATOR, "demo", "default")
 AUTHORITY, NEXT = make_authority(NOW), make_authority(NOW)
-STATE = {"state": "serving"}
+STATE = report(context())
 
 
 def server_context(pair: KeyPair, bundle: bytes, folder: Path) -> ssl.SSLContext:
@@ -39,7 +41,7 @@ async def master(context: ssl.SSLContext | None) -> AsyncIterator[str]:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             head = await reader.readuntil(b"\r\n\r\n")
             allowed = b"Bearer token" in head
-            body = json.dumps(STATE).encode()
+            body = json.dumps(STATE.wire()).encode()
             status = b"200 OK" if allowed else b"401 Unauthorized"
             writer.write(
                 b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
@@ -57,7 +59,7 @@ def credentials(authority: KeyPair = AUTHORITY, trusted: bytes = AUTHORITY.certi
     return Credentials(pair.certificate, pair.key, trusted, MASTER)
 
 
-async def ask(context: ssl.SSLContext | None, *doors: Credentials | None) -> list[dict[str, str]]:
+async def ask(context: ssl.SSLContext | None, *doors: Credentials | None) -> list[StateReport]:
     client = MasterClient()
     async with asyncio.timeout(30), master(context) as address:
         try:
@@ -71,9 +73,9 @@ def test_plaintext():
 
 
 def test_mutual_tls_by_the_name_of_the_role_not_the_address(tmp_path):
-    context = server_context(issue(AUTHORITY, [MASTER], NOW), AUTHORITY.certificate, tmp_path)
+    tls = server_context(issue(AUTHORITY, [MASTER], NOW), AUTHORITY.certificate, tmp_path)
     mine = credentials()
-    assert asyncio.run(ask(context, mine, mine)) == [STATE] * 2
+    assert asyncio.run(ask(tls, mine, mine)) == [STATE] * 2
 
 
 @pytest.mark.parametrize(
@@ -88,19 +90,19 @@ def test_mutual_tls_by_the_name_of_the_role_not_the_address(tmp_path):
     ids=["another role", "another deployment", "another authority", "a stranger", "nonsense"],
 )
 def test_refusals(server, client, words, tmp_path):
-    context = server_context(server, AUTHORITY.certificate, tmp_path)
+    tls = server_context(server, AUTHORITY.certificate, tmp_path)
     with pytest.raises(MasterError, match=words):
-        asyncio.run(ask(context, client))
+        asyncio.run(ask(tls, client))
 
 
 def test_a_master_with_certificates_does_not_answer_plaintext(tmp_path):
-    context = server_context(issue(AUTHORITY, [MASTER], NOW), AUTHORITY.certificate, tmp_path)
+    tls = server_context(issue(AUTHORITY, [MASTER], NOW), AUTHORITY.certificate, tmp_path)
     with pytest.raises(MasterError):
-        asyncio.run(ask(context, None))
+        asyncio.run(ask(tls, None))
 
 
 def test_changed_credentials_take_effect_with_the_next_call(tmp_path):
     """The master's certificate is one of the next authority: only the newer credentials trust it."""
     both = AUTHORITY.certificate + NEXT.certificate
-    context = server_context(issue(NEXT, [MASTER], NOW), both, tmp_path)
-    assert asyncio.run(ask(context, credentials(trusted=both), credentials(NEXT, NEXT.certificate))) == [STATE] * 2
+    tls = server_context(issue(NEXT, [MASTER], NOW), both, tmp_path)
+    assert asyncio.run(ask(tls, credentials(trusted=both), credentials(NEXT, NEXT.certificate))) == [STATE] * 2

@@ -102,7 +102,7 @@ def test_scaling_down_the_master_lets_go_first():
     observed = everything(two, pipelines=2)
     actions = plan(one, observed)
     (put,) = (action for action in actions if isinstance(action, PutTopology))
-    assert [pipeline["id"] for pipeline in put.body["pipelines"]] == [f"{one.revision}-0"]
+    assert [pipeline.id for pipeline in put.body.pipelines] == [f"{one.revision}-0"]
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 2, "its pods stay until the master has answered"
     answered = Observed(observed.children, {one.revision: report(one, pipelines=1)})
@@ -116,9 +116,9 @@ def test_scaling_up_and_live_knobs():
     assert one.revision == three.revision
     actions = plan(three, everything(one))
     (topology,) = (action for action in actions if isinstance(action, PutTopology))
-    assert len(topology.body["pipelines"]) == 3
+    assert len(topology.body.pipelines) == 3
     (knobs,) = (action for action in actions if isinstance(action, PutScheduler))
-    assert knobs.body == {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}
+    assert knobs.body.wire() == {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 3
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from orca_contract.reasons import Reason
+from orca_contract.state import PipelinePhase
 from orca_operator import names
 from orca_operator.observe import Observed
 from orca_operator.status import CONDITIONS, Situation, find_condition, make_status
@@ -61,14 +63,10 @@ def test_transition_times_move_only_with_the_status():
 def test_one_of_two_pipelines_serves():
     demo = context(merged(MINIMAL, replicas=2))
     observed = everything(demo, pipelines=2)
+    worker = "demo-x-p0-1.demo-control.default.svc:50051"
+    failed = report(demo, PipelinePhase.RECOVERING, 2, reason=Reason.ENGINE_STALLED, worker=worker, message="silent")
     said = report(demo, pipelines=2)
-    said["pipelines"][1] |= {
-        "phase": "Recovering",
-        "lastFailure": {
-            "at": 0.0, "reason": "EngineStalled", "worker": "demo-x-p0-1.demo-control.default.svc:50051",
-            "message": "silent", "recoverySeconds": None,
-        },
-    }  # fmt: skip
+    said = said.model_copy(update={"pipelines": [said.pipelines[0], failed.pipelines[1]]})
     found = status(demo, Observed(observed.children, {demo.revision: said}))
     assert reason(found) == ("False", "EngineStalled")
     assert reason(found, "Available")[0] == "True"

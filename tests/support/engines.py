@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 from orca_master.engine import EngineMaster
 from orca_master.engine_config import EngineConfig
 from orca_master.engine_types import Output, Submission
 from orca_master.request import FinishReason, SamplingParameters
 from orca_master.scheduler import Batch
-from orca_master.topology import Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 WORKER_COMMAND = (sys.executable, "-m", "orca_worker")

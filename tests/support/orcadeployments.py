@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from orca_contract.message import VERSION
+from orca_contract.state import EngineState, FailureReport, PipelinePhase, PipelineReport, StateReport
 from orca_operator import names
 from orca_operator.manifests import boot
 from orca_operator.manifests.context import Context, Images
@@ -74,21 +76,32 @@ def pod(
     }  # fmt: skip
 
 
-def report(deployment: Context, phase: str = "Serving", pipelines: int = 1, **failure: Any) -> dict[str, Any]:
+def report(
+    deployment: Context, phase: PipelinePhase = PipelinePhase.SERVING, pipelines: int = 1, **failure: Any
+) -> StateReport:
     """What a master says, for all pipelines alike."""
-    last = {"at": 0.0, "worker": "", "recoverySeconds": None, **failure} if failure else None
-    return {
-        "state": "serving",
-        "topology": boot.topology(deployment, pipelines),
-        "scheduler": boot.scheduler_knobs(deployment),
-        "pipelines": [
-            {
-                "id": names.pipeline_id(deployment.revision, index), "phase": phase, "epoch": 1,
-                "loadedWorkers": 0, "lastFailure": last,
-            }
+    last = FailureReport(**{"at": 0.0, "worker": "", "recovery_seconds": None, **failure}) if failure else None
+    return StateReport(
+        contract_version=VERSION,
+        state=EngineState.SERVING,
+        failure="",
+        draining=False,
+        idle=True,
+        running=0,
+        waiting=0,
+        topology=boot.topology(deployment, pipelines),
+        scheduler=boot.scheduler_knobs(deployment),
+        pipelines=[
+            PipelineReport(
+                id=names.pipeline_id(deployment.revision, index),
+                phase=phase,
+                epoch=1,
+                loaded_workers=0,
+                last_failure=last,
+            )
             for index in range(pipelines)
         ],
-    }  # fmt: skip
+    )
 
 
 def everything(deployment: Context, pipelines: int = 1) -> Observed:
@@ -101,4 +114,5 @@ def everything(deployment: Context, pipelines: int = 1) -> Observed:
         for pipeline in range(pipelines)
     ]
     children.append(pod(deployment, names.MASTER, ready=True))
-    return Observed(tuple(children), {deployment.revision: report(deployment, pipelines=pipelines)})
+    reports = {deployment.revision: report(deployment, pipelines=pipelines)} if pipelines else {}
+    return Observed(tuple(children), reports)

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.interface import Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.interface import RaggedBatch
 
 
 def ragged(contexts: Sequence[int], counts: Sequence[int], num_blocks: int, generator: torch.Generator) -> RaggedBatch:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from orca_contract.message import VERSION
 from support.cluster import BODY, NAME, Cluster
 from support.served import eventually
 
@@ -99,7 +100,9 @@ def test_knobs_tokens_and_the_drain(cluster, api_processes):
     answer = cluster.call("PUT", "/scheduler", json={"maxBatchSize": 1, "tokenBudget": 64}).json()
     assert answer["scheduler"] == {"maxBatchSize": 1, "tokenBudget": 64, "maxQueueDepth": 4096}
     assert cluster.call("PUT", "/scheduler", json={"maxBatchSize": 0}).status_code == 422
-    assert cluster.call("PUT", "/scheduler", json={"maxBatch": 1}).status_code == 422
+    unknown = cluster.call("PUT", "/scheduler", json={"maxBatch": 1})
+    assert (unknown.status_code, unknown.json()["scheduler"]) == (200, answer["scheduler"]), "ignored, and logged"
+    assert answer["contractVersion"] == VERSION
 
     answers: list[list[int]] = []
     thread = threading.Thread(target=lambda: answers.append(cluster.ask()))

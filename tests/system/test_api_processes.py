@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from orca_contract.state import EngineState
 from orca_master.api_processes import api_processes as run_api_processes
 from orca_master.endpoint_config import EndpointConfig
 from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_types import EngineState
 from orca_master.progress import Progress
 from orca_protos.http import listen
 from support import pickle_trap

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import httpx
+from orca_contract.topology import PipelineSpec
 from orca_master.engine import EngineMaster
 from orca_master.engine_config import EngineConfig
-from orca_master.topology import PipelineSpec
 from support.checkpoints import make_prompts
 from support.engines import Harness, topology, worker_processes
 from support.served import READY, descendants, serve, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orca_kernels.interface import BLOCK_SIZE
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos import engine_pb2 as pb
 from orca_worker.rows import RowTable
 

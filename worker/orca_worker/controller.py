@@ -18,7 +18,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from orca_protos import deadlines, faults, rank_environment
+from orca_contract import rank_environment
+from orca_contract.message import VERSION
+from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
 from orca_protos.tls import TlsFolder, open_channel
@@ -98,6 +100,7 @@ class Controller(WorkerServicer):
             loaded_digest=self._facts.digest if self._facts else "",
             highest_epoch=self.highest_epoch,
             last_sequence=self._epoch.last_sequence if self._epoch else 0,
+            contract_version=VERSION,
         )
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orca_contract import routes
 from orca_protos.http import probes
 from orca_protos.loop_watch import LoopWatch
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
@@ -36,4 +37,4 @@ def create_probes(controller: Controller) -> Any:
     async def metrics() -> tuple[int, str]:
         return 200, generate_latest(registry).decode()
 
-    return probes({"/startupz": running, "/livez": running, "/readyz": readyz, "/metrics": metrics})
+    return probes({routes.STARTUP: running, routes.LIVE: running, routes.READY: readyz, routes.METRICS: metrics})

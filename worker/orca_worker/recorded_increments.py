@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.interface import RaggedBatch
 
 from orca_worker.rows import IterationBatch
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from orca_kernels.interface import BLOCK_SIZE, RaggedBatch
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 

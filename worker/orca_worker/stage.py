@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.interface import BLOCK_SIZE, Kernels, Pools, RaggedBatch
+from orca_kernels.interface import Kernels, Pools, RaggedBatch
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 

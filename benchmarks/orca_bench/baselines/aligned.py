@@ -10,7 +10,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable
 
-from orca_master.kv_ledger import BLOCK_SIZE, KvLedger
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.kv_ledger import KvLedger
 from orca_master.pool import RequestPool
 from orca_master.request import Request, RequestState
 from orca_master.scheduler import Batch, Proposal, Scheduler, SchedulerConfig, Selection

@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
-from orca_kernels.interface import BLOCK_SIZE, Pools, RaggedBatch
+from orca_kernels.interface import Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 ROW_THREADS = 256

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from orca_contract import routes
+
 from orca_operator import names
 from orca_operator.manifests.context import Context
 
@@ -97,6 +99,6 @@ def pod_monitor(context: Context) -> dict[str, Any] | None:
         "metadata": context.metadata(context.name, {**monitoring.labels, **names.labels(context.name)}),
         "spec": {
             "selector": {"matchLabels": {names.DEPLOYMENT_LABEL: context.name}},
-            "podMetricsEndpoints": [{"port": "probes", "path": "/metrics"}],
+            "podMetricsEndpoints": [{"port": "probes", "path": routes.METRICS}],
         },
     }

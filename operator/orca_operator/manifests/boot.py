@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import yaml
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 from orca_operator import names
 from orca_operator.manifests.context import Context
@@ -13,47 +15,44 @@ from orca_operator.manifests.master import ADMIN, API_KEYS
 from orca_operator.manifests.model import model_source
 
 
-def topology(context: Context, pipelines: int) -> dict[str, Any] | None:
-    """Returns topology.json (docs/contracts.md, section 1); None without pipelines, which a master has no use for."""
+def topology(context: Context, pipelines: int) -> Topology:
+    """Returns the topology of `pipelines`, at least 1."""
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
-    if not pipelines:
-        return None
-    return {
-        "model": {
-            "path": model_source(spec.model).path,
-            "servedName": spec.model.name or context.name,
-            "dtype": spec.model.dtype,
-            "maxModelLen": spec.model.max_model_len,
-        },
-        "pipelineParallelSize": spec.parallelism.pipeline_parallel_size,
-        "tensorParallelSize": spec.parallelism.tensor_parallel_size,
-        "communication": {
-            "backend": spec.communication.backend,
-            "socketInterface": spec.communication.socket_interface or "",
-            "env": spec.communication.env,
-        },
-        "pipelines": [
-            {
-                "id": names.pipeline_id(context.revision, index),
-                "workers": [
+    return Topology(
+        model=ModelSpec(
+            path=model_source(spec.model).path,
+            served_name=spec.model.name or context.name,
+            dtype=spec.model.dtype,
+            max_model_len=spec.model.max_model_len,
+        ),
+        pipeline_parallel_size=spec.parallelism.pipeline_parallel_size,
+        tensor_parallel_size=spec.parallelism.tensor_parallel_size,
+        communication=Communication(
+            backend=spec.communication.backend,
+            socket_interface=spec.communication.socket_interface or "",
+            env=spec.communication.env,
+        ),
+        pipelines=[
+            PipelineSpec(
+                id=names.pipeline_id(context.revision, index),
+                workers=[
                     names.worker_address(context.name, context.namespace, context.revision, partition, index)
                     for partition in partitions
                 ],
-                "state": "active",
-            }
+            )
             for index in range(pipelines)
         ],
-    }
+    )
 
 
-def scheduler_knobs(context: Context) -> dict[str, int]:
-    """Returns the body of `PUT /scheduler`: what changes without a restart."""
+def scheduler_knobs(context: Context) -> SchedulerKnobs:
+    """Returns what of the scheduler changes without a restart."""
     scheduler = context.spec.scheduler
-    return {
-        "maxBatchSize": scheduler.max_batch_size,
-        "tokenBudget": scheduler.token_budget,
-        "maxQueueDepth": scheduler.max_queue_depth,
-    }
+    return SchedulerKnobs(
+        max_batch_size=scheduler.max_batch_size,
+        token_budget=scheduler.token_budget,
+        max_queue_depth=scheduler.max_queue_depth,
+    )
 
 
 def options(context: Context) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
             names.boot(context.name, context.revision), names.master_labels(context.name, context.revision)
         ),
         "data": {
-            "topology.json": json.dumps(topology(context, max(1, pipelines)), indent=1, sort_keys=True),
+            "topology.json": json.dumps(topology(context, max(1, pipelines)).wire(), indent=1, sort_keys=True),
             "master.yaml": yaml.safe_dump(options(context), sort_keys=True),
         },
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from orca_contract import routes
+
 from orca_operator.api import Spec
 from orca_operator.manifests.model import fetch_container, model_source
 from orca_operator.names import PROBE_PORT
@@ -30,9 +32,9 @@ def probe(path: str, **settings: int) -> dict[str, Any]:
 def probes() -> dict[str, Any]:
     """Returns the three probes; none depends on another pod but the master's readiness."""
     return {
-        "startupProbe": probe("/startupz", periodSeconds=1, failureThreshold=120),
-        "livenessProbe": probe("/livez", periodSeconds=10, failureThreshold=6),
-        "readinessProbe": probe("/readyz", periodSeconds=1, failureThreshold=2),
+        "startupProbe": probe(routes.STARTUP, periodSeconds=1, failureThreshold=120),
+        "livenessProbe": probe(routes.LIVE, periodSeconds=10, failureThreshold=6),
+        "readinessProbe": probe(routes.READY, periodSeconds=1, failureThreshold=2),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from orca_protos.rank_environment import MAX_VALUE_LENGTH, is_allowed, refusal
+from orca_contract.rank_environment import MAX_VALUE_LENGTH, is_allowed, refusal
 
 USEFUL = [
     *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_P2P_DISABLE"),

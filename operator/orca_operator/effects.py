@@ -1,0 +1,76 @@
+"""When a change of a field of the spec takes effect: `Effect`, declared in the field's annotation in api.py.
+
+A field without an effect of its own has the effect of the object that contains it. The revision of a spec
+(revision.py), the condition `FullyApplied` and docs/api.md follow these declarations.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Effect(enum.Enum):
+    """What a change of a field does; the value is the sentence about the field in docs/api.md."""
+
+    RESTARTS = "restarts the pods"
+    LIVE = "at once"
+    NEXT_START = "when the master starts next"
+    NEXT_REVISION = "with the next revision"
+    NOT_YET = "not acted on yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A field that is no object of fields itself; an object that may be absent is a leaf."""
+
+    path: tuple[str, ...]
+    """Python's names, from the spec on."""
+    wire: str
+    """The path in YAML, such as `scheduler.maxBatchSize`."""
+    effect: Effect
+    default: Any
+
+
+@functools.cache
+def leaves(model: type[BaseModel]) -> tuple[Leaf, ...]:
+    """Returns the leaves of a model; raises TypeError for a field without an effect."""
+    return tuple(_leaves(model, (), "", None))
+
+
+def excluding(model: type[BaseModel], *effects: Effect) -> dict[str, Any]:
+    """Returns the leaves with one of these effects, nested as pydantic's `exclude` takes them."""
+    nested: dict[str, Any] = {}
+    for leaf in leaves(model):
+        if leaf.effect in effects:
+            place = nested
+            for name in leaf.path[:-1]:
+                place = place.setdefault(name, {})
+            place[leaf.path[-1]] = True
+    return nested
+
+
+def fields_that_are_set(spec: BaseModel, effect: Effect) -> list[str]:
+    """Returns the fields with an effect whose value is not the default, as users write them."""
+    return [
+        leaf.wire
+        for leaf in leaves(type(spec))
+        if leaf.effect is effect and functools.reduce(getattr, leaf.path, spec) != leaf.default
+    ]
+
+
+def _leaves(model: type[BaseModel], path: tuple[str, ...], wire: str, inherited: Effect | None) -> Iterator[Leaf]:
+    for name, field in model.model_fields.items():
+        effect = next((mark for mark in field.metadata if isinstance(mark, Effect)), inherited)
+        inner, own_wire = field.annotation, f"{wire}{field.alias or name}"
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, (*path, name), f"{own_wire}.", effect)
+        elif effect is None:
+            raise TypeError(f"{model.__name__}.{name} declares no effect")
+        else:
+            yield Leaf((*path, name), own_wire, effect, field.get_default(call_default_factory=True))

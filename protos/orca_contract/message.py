@@ -1,0 +1,141 @@
+"""`Message`: the base class of the messages between operator and master, and the rules of their versions.
+
+Operator and master are upgraded one after the other, so each reads messages of another version of the other:
+
+- A field that is added after version 0 has `Since(version)` in its annotation and a default that asks for nothing.
+- Writers leave a newer field out while it has its default: a message that asks for nothing new is the same in every
+  version, also for a reader that refuses unknown fields, as masters of version 0 do.
+- Readers ignore the fields that they do not know, and log each once (`read`, `UnknownFields`).
+- A writer that knows the reader's version sends `wire(version)`, and `unknown_to(version)` names what is lost.
+
+Version 0 are the messages of before this package (tests/contract/version_0.py). The version rises with every change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import from_json
+
+VERSION = 1
+"""Of the messages that this package defines. 1: masters report `contractVersion`, readers ignore unknown fields."""
+MOST_UNKNOWN_FIELDS = 1000
+"""Unknown fields that are remembered, so that a sender cannot fill the reader's memory with names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Annotation of a field: the version of the contract that added it."""
+
+    version: int
+
+
+class Message(BaseModel):
+    """A message, or a part of a message: camelCase on the wire."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    def wire(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the message as JSON values, for a reader of `version`."""
+        return self.model_dump(mode="json", by_alias=True, context=version)
+
+    def known_to(self, version: int) -> Self:
+        """Returns the message as a reader of `version` understands it."""
+        return type(self).model_validate(self.wire(version))
+
+    def unknown_to(self, version: int) -> list[str]:
+        """Returns the fields that are set and that a reader of `version` does not know."""
+        return list(dict.fromkeys(_missing(self.wire(), self.wire(version), "")))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_unknown_fields(cls, wire: Any, info: ValidationInfo) -> Any:
+        if isinstance(info.context, set) and isinstance(wire, dict):
+            known = {field.alias for field in cls.model_fields.values()} | set(cls.model_fields)
+            info.context.update(f"{cls.__name__}.{name}" for name in wire if name not in known)
+        return wire
+
+    @model_serializer(mode="wrap")
+    def _leave_newer_fields_out(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        wire: dict[str, Any] = serialize(self)
+        version = info.context if isinstance(info.context, int) else VERSION
+        for name, field in type(self).model_fields.items():
+            since = _since(field)
+            has_default = getattr(self, name) == field.get_default(call_default_factory=True)
+            if since > version or (since and has_default):
+                wire.pop(name, None)
+                wire.pop(field.alias or name, None)
+        return wire
+
+
+M = TypeVar("M", bound=Message)
+
+
+def read(model: type[M], text: bytes) -> tuple[M, frozenset[str]]:
+    """Returns a message from JSON, and its unknown fields as CLASS.FIELD.
+
+    Raises ValueError that names the first field that is wrong.
+    """
+    unknown: set[str] = set()
+    try:
+        message = model.model_validate(from_json(text), context=unknown)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "message"
+        raise ValueError(f"{where}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"message: no JSON: {error}") from error
+    return message, frozenset(unknown)
+
+
+class UnknownFields:
+    """Logs each unknown field once."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._known: set[str] = set()
+
+    def log(self, sender: str, fields: Iterable[str]) -> None:
+        """Logs one line about those of `fields` that no earlier line named."""
+        if len(self._known) >= MOST_UNKNOWN_FIELDS:
+            return
+        if new := sorted(set(fields) - self._known)[:MOST_UNKNOWN_FIELDS]:
+            self._known.update(new)
+            names = ", ".join(name[:80] for name in new[:10])
+            self._logger.warning("%s: fields that this version does not know are ignored: %r", sender, names)
+
+
+def _since(field: FieldInfo) -> int:
+    """Returns the version that added a field."""
+    return next((mark.version for mark in field.metadata if isinstance(mark, Since)), 0)
+
+
+def _missing(whole: Mapping[str, Any], part: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yields the paths in `whole` that are not in `part`; [] stands for any entry of a list."""
+    for name, value in whole.items():
+        path = f"{prefix}{name}"
+        if name not in part:
+            yield path
+        elif isinstance(value, dict):
+            yield from _missing(value, part[name], f"{path}.")
+        elif isinstance(value, list):
+            for entry, other in zip(value, part[name], strict=True):
+                if isinstance(entry, dict):
+                    yield from _missing(entry, other, f"{path}[].")

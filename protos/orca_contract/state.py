@@ -1,0 +1,98 @@
+"""What a master says of itself: `GET /state` and `/progressz`.
+
+A reader keeps a state, phase or reason that it does not know as text: the master may be newer.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from orca_contract.message import Message, Since
+from orca_contract.reasons import Reason
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.topology import Topology
+
+
+class EngineState(enum.StrEnum):
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class PipelinePhase(enum.StrEnum):
+    """A pipeline in the order of its formation; PENDING: no master reports the pipeline."""
+
+    PENDING = "Pending"
+    CONNECTING = "Connecting"
+    LOADING = "Loading"
+    FORMING = "Forming"
+    SERVING = "Serving"
+    RECOVERING = "Recovering"
+    """Lost, or being formed again after a failure."""
+
+
+class FailureReport(Message):
+    """The latest failure of a pipeline."""
+
+    at: float
+    """Seconds since 1970."""
+    reason: Annotated[Reason | str, Field(union_mode="left_to_right")]
+    worker: str
+    """Address of the worker that failed; "" if unknown."""
+    message: str
+    recovery_seconds: float | None
+    """Until the pipeline served again; None while it does not."""
+
+
+class PipelineReport(Message):
+    """One pipeline of the topology."""
+
+    id: str
+    phase: Annotated[PipelinePhase | str, Field(union_mode="left_to_right")]
+    epoch: int
+    loaded_workers: int
+    """Workers that hold their weights."""
+    last_failure: FailureReport | None
+
+
+class StateReport(Message):
+    """`GET /state`, and the answer to every change."""
+
+    contract_version: Annotated[int, Since(1)] = 0
+    """Of the master; masters of version 0 do not say it."""
+    state: Annotated[EngineState | str, Field(union_mode="left_to_right")]
+    failure: str
+    """Why the engine is in this state; "" while it serves."""
+    draining: bool
+    idle: bool
+    """No request is unfinished."""
+    running: int
+    """Requests that hold K/V slots."""
+    waiting: int
+    """Requests in the queue."""
+    topology: Topology
+    scheduler: SchedulerKnobs
+    pipelines: list[PipelineReport]
+
+
+class ProgressReport(Message):
+    """`GET /progressz`; its fields have underscores on the wire."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+    state: Annotated[EngineState | str, Field(union_mode="left_to_right")]
+    stalled: bool
+    iterations: int
+    """Iterations that have returned."""
+    unfinished_requests: int
+    running_requests: int
+    waiting_requests: int
+    seconds_since_progress: float | None
+    stall_timeout_seconds: float

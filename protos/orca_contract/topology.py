@@ -1,0 +1,75 @@
+"""topology.json and `PUT /topology`: which model is served by which workers (docs/contracts.md, section 1).
+
+The operator writes the topology for `orca master`; `orca serve` writes the same structure for itself. Workers know
+nothing but their listen address; all else reaches them from here through the master.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from orca_contract import rank_environment
+from orca_contract.message import Message
+from orca_contract.scheduler import Positive
+
+MAX_PATH_LENGTH = 4096
+"""PATH_MAX of Linux."""
+
+
+class ModelSpec(Message):
+    """The model as a directory that master and workers can read."""
+
+    path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_LENGTH)]
+    served_name: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Positive | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        if "\0" in path:
+            raise ValueError("a path has no zero byte")
+        return path
+
+
+class Communication(Message):
+    """Data plane: gloo is the CPU path, nccl the GPU path. `env` goes to the rank processes (rank_environment.py)."""
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    socket_interface: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class PipelineSpec(Message):
+    """The controllers of one pipeline, in the order of their partitions."""
+
+    id: str
+    workers: Annotated[list[str], Field(min_length=1)]
+    state: Literal["active", "draining"] = "active"
+
+
+class Topology(Message):
+    """The whole topology. A master refuses a topology for which `refusal` gives a reason."""
+
+    model: ModelSpec
+    pipeline_parallel_size: Positive = 1
+    tensor_parallel_size: Positive = 1
+    communication: Communication = Communication()
+    pipelines: Annotated[list[PipelineSpec], Field(min_length=1)]
+
+    def refusal(self) -> str:
+        """Returns why no master may carry the topology out, beginning with the field; "" if one may.
+
+        Not a check of the fields: a master that runs may report a topology that today's rules refuse.
+        """
+        if reason := rank_environment.refusal(self.communication.env):
+            return f"communication.env: {reason}"
+        for index, pipeline in enumerate(self.pipelines):
+            if len(pipeline.workers) != self.pipeline_parallel_size:
+                return (
+                    f"pipelines.{index}.workers: pipeline {pipeline.id} names {len(pipeline.workers)} workers, "
+                    f"pipelineParallelSize is {self.pipeline_parallel_size}"
+                )
+        return ""

@@ -1,0 +1,44 @@
+"""Which changes are not sent to a master again."""
+
+from __future__ import annotations
+
+from orca_contract.scheduler import SchedulerKnobs
+from orca_operator.attempts import Attempts
+from orca_operator.manifests import boot
+from orca_operator.plan import PutScheduler, PutTopology
+from support.orcadeployments import context, report
+
+DEMO = context()
+SAID = report(DEMO)
+PUT = PutScheduler(DEMO.revision, SchedulerKnobs(max_batch_size=7, token_budget=64, max_queue_depth=9))
+
+
+def test_what_was_never_tried_is_worth_a_try():
+    assert not Attempts().is_futile(PUT, SAID)
+
+
+def test_a_change_that_took_is_forgotten():
+    attempts = Attempts()
+    assert attempts.note(PUT, SAID.model_copy(update={"scheduler": PUT.body})) == ""
+    assert not attempts.is_futile(PUT, SAID), "somebody has changed it back"
+    assert attempts.problems([PUT]) == ()
+
+
+def test_a_change_that_changed_nothing_is_futile_until_the_master_or_the_change_differs():
+    attempts = Attempts()
+    assert "PUT /scheduler was answered" in attempts.note(PUT, SAID)
+    assert attempts.is_futile(PUT, SAID)
+    restarted = SAID.model_copy(update={"scheduler": SchedulerKnobs(max_batch_size=1)})
+    assert not attempts.is_futile(PUT, restarted)
+    another = PutScheduler(DEMO.revision, SchedulerKnobs(max_batch_size=8))
+    assert not attempts.is_futile(another, SAID)
+    topology = PutTopology(DEMO.revision, boot.topology(DEMO, 2))
+    assert not attempts.is_futile(topology, SAID), "another route"
+
+
+def test_a_problem_is_told_as_long_as_the_change_is_wanted():
+    attempts = Attempts()
+    attempts.note(PUT, SAID, "422: no")
+    assert attempts.problems([PUT]) == (f"master of revision {DEMO.revision}: 422: no",)
+    assert attempts.problems([]) == ()
+    assert not attempts.is_futile(PUT, SAID), "forgotten"

@@ -1,0 +1,66 @@
+"""When a change of a field takes effect: declared at the field, followed by revision, status and docs/api.md."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from orca_operator.api import Spec
+from orca_operator.api_types import Part
+from orca_operator.crd import page
+from orca_operator.effects import Effect, excluding, fields_that_are_set, leaves
+from orca_operator.revision import revision_hash
+from support.orcadeployments import MINIMAL, merged
+from support.specs import changed
+
+BASE = Spec.model_validate(MINIMAL)
+
+
+class Inner(Part):
+    live: Annotated[int, Effect.LIVE] = 1
+    inherits: int = 2
+
+
+class Outer(Part):
+    inner: Annotated[Inner, Effect.RESTARTS] = Inner()
+    optional: Annotated[Inner | None, Effect.NOT_YET] = None
+    size_limit: Annotated[int, Effect.LIVE] = 3
+
+
+def test_an_effect_is_declared_at_the_field_or_inherited():
+    assert [(leaf.wire, leaf.effect) for leaf in leaves(Outer)] == [
+        ("inner.live", Effect.LIVE),
+        ("inner.inherits", Effect.RESTARTS),
+        ("optional", Effect.NOT_YET),
+        ("sizeLimit", Effect.LIVE),
+    ]
+    assert excluding(Outer, Effect.LIVE) == {"inner": {"live": True}, "size_limit": True}
+    assert fields_that_are_set(Outer(optional=Inner()), Effect.NOT_YET) == ["optional"]
+    assert fields_that_are_set(Outer(), Effect.NOT_YET) == []
+
+
+def test_a_field_without_an_effect_is_an_error():
+    with pytest.raises(TypeError, match=r"Inner\.inherits declares no effect"):
+        leaves(Inner)
+
+
+@pytest.mark.parametrize("leaf", leaves(Spec), ids=lambda leaf: leaf.wire)
+def test_a_change_makes_a_new_revision_if_and_only_if_the_field_restarts_pods(leaf):
+    other = changed(BASE, leaf)
+    assert other != BASE
+    assert (revision_hash(other) != revision_hash(BASE)) == (leaf.effect is Effect.RESTARTS)
+
+
+def test_the_page_says_when_a_change_takes_effect():
+    spec = page().partition("## status")[0]
+    rows = {cells[0].strip("| `"): cells[3] for line in spec.splitlines() if len(cells := line.split(" | ")) == 5}
+    assert rows["replicas"] == "at once"
+    assert rows["model.uri"] == rows["worker.env"] == "restarts the pods"
+    assert rows["scheduler"] == "", "its fields differ"
+    assert rows["autoscaling.maxReplicas"] == "not acted on yet"
+    assert rows["drainTimeoutSeconds"] == "with the next revision"
+
+
+def test_specs_that_differ_in_live_fields_alone_share_their_pods():
+    live = merged(MINIMAL, replicas=9, suspend=True, scheduler={"maxBatchSize": 3}, tls={"enabled": True})
+    assert revision_hash(Spec.model_validate(live)) == revision_hash(BASE)

@@ -1,0 +1,49 @@
+"""Changes of an OrcaDeployment's spec, one field at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from orca_operator.api import Autoscaling, Cache, IssuerReference, PullSecret, SecretKey, Spec
+from orca_operator.effects import Leaf
+from pydantic import BaseModel
+
+OTHER_VALUES: dict[str, Any] = {
+    "auth.api_key_secret_ref": SecretKey(name="other"),
+    "autoscaling": Autoscaling(),
+    "image_pull_secrets": [PullSecret(name="other")],
+    "model.cache": Cache(size_limit="1Gi"),
+    "model.max_model_len": 99,
+    "model.secret_ref": SecretKey(name="other"),
+    "scheduler.kv_slots": 99,
+    "tls.enabled": True,
+    "tls.issuer_ref": IssuerReference(name="other"),
+}
+"""Of leaves whose present value does not say their type."""
+
+
+def changed(spec: Spec, leaf: Leaf) -> Spec:
+    """Returns the spec with another value of one field, whatever its rules say about the value."""
+    value = functools.reduce(getattr, leaf.path, spec)
+    return _replaced(spec, leaf.path, OTHER_VALUES.get(".".join(leaf.path)) or _another(value))
+
+
+def _another(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case dict():
+            return {"other": "1"}
+        case list():
+            return [{"name": "other"}]
+        case _:
+            return f"{value or ''}-other"
+
+
+def _replaced(part: Any, path: tuple[str, ...], value: Any) -> Any:
+    name, *rest = path
+    assert isinstance(part, BaseModel)
+    return part.model_copy(update={name: _replaced(getattr(part, name), tuple(rest), value) if rest else value})
