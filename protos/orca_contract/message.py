@@ -70,7 +70,8 @@ class Message(BaseModel):
             info.context.update(f"{cls.__name__}.{name}" for name in wire if name not in known)
         return wire
 
-    @model_serializer(mode="wrap")
+    # pydantic 2.10 would look for the annotation's names in the module of each subclass.
+    @model_serializer(mode="wrap", return_type=dict)
     def _leave_newer_fields_out(
         self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""tests/protos pass in an environment with the packages they use at exactly the lower bounds of pyproject.toml."""
+"""The tests of protos/ pass with the packages that it uses at exactly the lower bounds of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 OF_THE_PACKAGE = ("protobuf", "grpcio", "uvicorn", "httptools", "pydantic")
-"""What orca_protos imports."""
+"""What orca_contract and orca_protos import."""
 OF_ITS_TESTS = ("grpcio-tools", "cryptography")
+TESTS = ("tests/protos", "tests/contract/test_message.py", "tests/contract/test_rank_environment.py")
 
 
 def lowest(name: str) -> str:
@@ -32,7 +33,7 @@ def test_protos_at_the_lower_bounds(tmp_path, environment):
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--only-binary", ":all:"]
     subprocess.run([*pip, *bounds, "pytest", "pytest-timeout"], env=environment, check=True)
     # tests/conftest.py needs torch and transformers, these tests do not.
-    tests = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "tests/protos"]
+    tests = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(
         tests,
         cwd=ROOT,
