@@ -54,7 +54,11 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
     [
         (["orca_master.serve", "orca_master.server", "orca_master.cli"], ["torch", "numpy", "transformers"]),
         (["orca_worker.cli", "orca_worker.controller", "orca_worker.fetch"], ["torch", "transformers", "fastapi"]),
-        (["orca_operator.cli"], ["torch", "fastapi", "grpc"]),
+        (["orca_operator.cli"], ["torch", "fastapi", "grpc", "google.protobuf"]),
+        (
+            ["orca_contract.state", "orca_contract.topology"],
+            ["torch", "fastapi", "grpc", "google.protobuf", "orca_protos"],
+        ),
     ],
 )
 def test_light_processes_stay_light(modules, absent):

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 
+from orca_contract import routes
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,7 +16,9 @@ from orca_master.responding import error_response
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/progressz", "/metrics", "/version", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset(
+    {"/health", routes.LIVE, routes.READY, routes.PROGRESS, routes.METRICS, "/version", "/openapi.json", "/docs"}
+)
 """Served without an API key and without a log line: what kubelets, monitoring and people who look around ask for."""
 REQUEST_ID = "X-Request-Id"
 VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)

@@ -64,7 +64,6 @@ class Pipeline:
         workers = self._connections
         described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
         await self._end_exhausted(described)
-        self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         self.phase = PipelinePhase.LOADING
@@ -109,6 +108,7 @@ class Pipeline:
         await self._allocate()
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
+        self._compare_versions(described)
         self.phase = PipelinePhase.SERVING
         logger.info(
             "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",

@@ -89,14 +89,12 @@ class Autoscaling(Part):
 class Scheduler(Part):
     """Knobs of Algorithm 1."""
 
-    max_batch_size: Annotated[int, Field(ge=1, le=4096), Effect.LIVE] = Field(
-        32, description="Requests per iteration. Changes without a restart."
-    )
+    max_batch_size: Annotated[int, Field(ge=1, le=4096), Effect.LIVE] = Field(32, description="Requests per iteration.")
     max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
-        4096, description="Requests that may wait; more are answered with 429. Changes without a restart."
+        4096, description="Requests that may wait; more are answered with 429."
     )
     token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
-        2048, description="Input tokens per iteration; longer prompts run in chunks. Changes without a restart."
+        2048, description="Input tokens per iteration; longer prompts run in chunks."
     )
     admission: Literal["reserve", "paged"] = Field(
         "reserve", description="K/V slots for all tokens of a request at once, as in the paper, or on demand with "
@@ -195,7 +193,7 @@ class Tls(Part):
         "{master,worker,operator}.NAME.NAMESPACE.orca-serving.io.",
     )
     issuer_ref: IssuerReference | None = Field(None, description="For mode certManager: the issuer.")
-    enabled: Annotated[bool | None, Effect.LIVE] = Field(
+    enabled: Annotated[bool | None, Effect.NONE] = Field(
         None, description="Deprecated: true is selfSigned, unless a revision runs already; false is as if unset."
     )
 
@@ -237,7 +235,7 @@ class Spec(Part):
     model: Annotated[Model, Effect.RESTARTS] = Field(description="The model that is served.")
     parallelism: Annotated[Parallelism, Effect.RESTARTS] = Field(Parallelism(), description="How one pipeline is cut.")
     replicas: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
-        1, description="Pipelines. Changes without a restart; also through the scale subresource."
+        1, description="Pipelines. Also set through the scale subresource."
     )
     autoscaling: Annotated[Autoscaling | None, Effect.NOT_YET] = Field(None, description="Automatic scaling.")
     scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Knobs of the scheduler.")
@@ -251,7 +249,7 @@ class Spec(Part):
         1800, description="For pulling, downloading and loading of one pod."
     )
     drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.NEXT_REVISION] = Field(
-        30, description="For requests under way when pods end. Takes effect on pods of the next revision."
+        30, description="For requests under way when pods end."
     )
     recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Bounds on failure and repair.")
     communication: Annotated[Communication, Effect.RESTARTS] = Field(

@@ -1,11 +1,12 @@
-"""`Attempts`: the changes that a master answered without carrying them out, so that none is sent again and again.
+"""`Attempts`: the changes that a master refused or answered without carrying them out, so that each is sent once.
 
 A change is sent again when the spec asks for another, or when the master reports something else than after the attempt:
-it was restarted, or changed by somebody else.
+the master was restarted, or somebody else changed it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from orca_contract import routes
@@ -15,14 +16,14 @@ from orca_contract.state import StateReport
 from orca_operator.plan import PutScheduler, PutTopology
 
 Put = PutTopology | PutScheduler
-REFUSALS = (400, 409, 413, 422)
+REFUSALS = (400, 404, 405, 409, 413, 422)
 """HTTP statuses of a master that a repetition does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     body: Message
-    left: Message
+    left: Message | None
     """What the master reported afterwards."""
     problem: str
 
@@ -33,29 +34,31 @@ class Attempts:
     def __init__(self) -> None:
         self._attempts: dict[tuple[str, str], _Attempt] = {}
 
-    def is_futile(self, put: Put, report: StateReport) -> bool:
-        """Whether the same change left the master as it is."""
+    def futile(self, put: Put, report: StateReport) -> str:
+        """Returns why the same change did not take effect on a master in the same state, "" if it may."""
         attempt = self._attempts.get((put.revision, route(put)))
-        return attempt is not None and attempt.body == put.body and attempt.left == _part(put, report)
+        same = attempt is not None and attempt.body == put.body and attempt.left == _part(put, report)
+        return attempt.problem if attempt is not None and same else ""
 
-    def note(self, put: Put, report: StateReport, problem: str = "") -> str:
-        """Notes what the master reports after a change, or that it refused the change (`problem`).
+    def note(self, put: Put, report: StateReport, refusal: str = "") -> str:
+        """Notes what the master reports after a change, or that it refused the change.
 
-        Returns why the change is not carried out, "" if it is.
+        Returns why the change is not in effect, "" if it is.
         """
         key, left = (put.revision, route(put)), _part(put, report)
-        if not problem and left == put.body:
+        if not refusal and left == put.body:
             self._attempts.pop(key, None)
             return ""
-        problem = problem or f"PUT {route(put)} was answered, and changed nothing or something else"
-        self._attempts[key] = _Attempt(put.body, left, f"master of revision {put.revision}: {problem}")
-        return self._attempts[key].problem
+        problem = refusal or f"the master accepted PUT {route(put)}, but still reports other values than were sent"
+        self._attempts[key] = _Attempt(put.body, left, problem)
+        return problem
 
-    def problems(self, puts: list[Put]) -> tuple[str, ...]:
-        """Returns why those of `puts` that were attempted are not carried out, and forgets all other attempts."""
-        keys = [(put.revision, route(put)) for put in puts]
-        self._attempts = {key: attempt for key, attempt in self._attempts.items() if key in keys}
-        return tuple(attempt.problem for attempt in self._attempts.values())
+    def prune(self, puts: Sequence[Put], reported: Collection[str]) -> None:
+        """Forgets attempts of changes that are no longer wanted, but none of a master that did not report."""
+        wanted = {(put.revision, route(put)) for put in puts}
+        self._attempts = {
+            key: attempt for key, attempt in self._attempts.items() if key in wanted or key[0] not in reported
+        }
 
 
 def route(put: Put) -> str:
@@ -63,6 +66,6 @@ def route(put: Put) -> str:
     return routes.TOPOLOGY if isinstance(put, PutTopology) else routes.SCHEDULER
 
 
-def _part(put: Put, report: StateReport) -> Message:
+def _part(put: Put, report: StateReport) -> Message | None:
     """Returns the part of a report that a change is about."""
     return report.topology if isinstance(put, PutTopology) else report.scheduler

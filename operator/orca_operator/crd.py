@@ -122,9 +122,9 @@ def page() -> str:
         "name `orca`.",
         "",
     ]
-    lines += ["## spec", "", "| field | type | default | a change takes effect | |", "|---|---|---|---|---|"]
+    lines += ["## spec", "", "| field | type | default | |", "|---|---|---|---|"]
     lines += [
-        f"| `{path}` | {_type(entry)} | {_default(entry)} | {_effect(path)} | {entry.get('description', '')} |"
+        f"| `{path}` | {_type(entry)} | {_default(entry)} | {entry.get('description', '')} |"
         for path, entry in _fields(whole["properties"]["spec"])
     ]
     lines += ["", "## status", "", "| field | type | |", "|---|---|---|"]
@@ -165,16 +165,6 @@ def _type(entry: dict[str, Any]) -> str:
 def _default(entry: dict[str, Any]) -> str:
     default = entry.get("default")
     return "" if default in (None, {}, [], "") or isinstance(default, dict) else f"`{default}`"
-
-
-def _effect(path: str) -> str:
-    """When a change of a field takes effect; "" for an object whose fields differ."""
-    effects = {
-        leaf.effect.value
-        for leaf in leaves(Spec)
-        if f"{leaf.wire}.".startswith(f"{path}.") or path.startswith((f"{leaf.wire}.", f"{leaf.wire}[]"))
-    }
-    return effects.pop() if len(effects) == 1 else ""
 
 
 def values_schema() -> dict[str, Any]:

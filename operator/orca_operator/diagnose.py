@@ -167,7 +167,8 @@ def diagnose_report(report: StateReport) -> list[Diagnosis]:
         failure = pipeline.last_failure
         if pipeline.phase == PipelinePhase.SERVING or failure is None:
             continue
-        reason = failure.reason if isinstance(failure.reason, Reason) else Reason.RECOVERING
+        known = isinstance(failure.reason, Reason) and failure.reason in SEVERITY
+        reason = Reason(failure.reason) if known else Reason.RECOVERING
         worker = failure.worker.partition(".")[0]
         diagnoses.append(_of(reason, worker, f"pipeline {pipeline.id}: {failure.message}"))
     return diagnoses

@@ -1,7 +1,7 @@
 """When a change of a field of the spec takes effect: `Effect`, declared in the field's annotation in api.py.
 
 A field without an effect of its own has the effect of the object that contains it. The revision of a spec
-(revision.py), the condition `FullyApplied` and docs/api.md follow these declarations.
+(revision.py), the condition `FullyApplied` and the descriptions in the CRD follow these declarations.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pydantic import BaseModel
 
 
 class Effect(enum.Enum):
-    """What a change of a field does; the value is the sentence about the field in docs/api.md."""
+    """What a change of a field does; the value ends the field's description (`kubectl explain`, docs/api.md)."""
 
-    RESTARTS = "restarts the pods"
-    LIVE = "at once"
-    NEXT_START = "when the master starts next"
-    NEXT_REVISION = "with the next revision"
-    NOT_YET = "not acted on yet"
+    RESTARTS = "A change restarts the pods."
+    LIVE = "A change takes effect at once."
+    NEXT_START = "A change takes effect when the master starts next."
+    NEXT_REVISION = "A change takes effect with the next revision."
+    NOT_YET = "Not acted on yet."
+    NONE = "Has no effect."
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A field that is no object of fields itself; an object that may be absent is a leaf."""
+    """A field without fields of its own, or an optional object as a whole."""
 
     path: tuple[str, ...]
     """Python's names, from the spec on."""

@@ -23,7 +23,7 @@ CALL_SECONDS = 3.0
 
 
 class MasterError(Exception):
-    """A master that does not answer, or refuses with an HTTP `status`; 0: no answer, or an answer that is no report."""
+    """A failed call; `status` is the HTTP status, 0 without an answer, 200 for an answer that is no state report."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -103,9 +103,12 @@ class MasterClient:
             answer = await client.request(method, url, headers=headers, json=body, extensions=extensions)
             if answer.status_code >= 400:
                 raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code)
-            report, unknown = read(StateReport, answer.content)
-        except (httpx.HTTPError, ValueError) as error:
+        except httpx.HTTPError as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
+        try:
+            report, unknown = read(StateReport, answer.content)
+        except ValueError as error:
+            raise MasterError(f"{door.address}{path}: the answer is no state report: {error}", 200) from error
         self._unknown_fields.log(f"{door.address}{path}", unknown)
         return report
 

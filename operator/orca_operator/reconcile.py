@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
+from orca_contract.state import StateReport
+
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.attempts import REFUSALS, Attempts, route
@@ -27,7 +29,7 @@ from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import AdminPort, Object, Observed
-from orca_operator.plan import plan, unknown_to_master
+from orca_operator.plan import PutScheduler, PutTopology, plan, unknown_to_master
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import Situation, make_status, not_supported
 from orca_operator.store import WATCHED, Key, Store
@@ -58,6 +60,8 @@ class _Deployment:
     skipped: tuple[str, ...] = ()
     refused_generation: int = 0
     attempts: Attempts = field(default_factory=Attempts)
+    not_applied: tuple[str, ...] = ()
+    unreadable: str = ""
 
 
 class Reconciler:
@@ -127,6 +131,7 @@ class Reconciler:
         metadata = resource["metadata"]
         if metadata["uid"] != deployment.uid:  # another one of the same name
             deployment.executor, deployment.uid = Executor(self._cluster), metadata["uid"]
+            deployment.attempts, deployment.not_applied = Attempts(), ()
             owner = Owner(name, namespace, metadata["uid"])
             deployment.keeper = CertificateKeeper(deployment.executor, owner, self._propagation)
         if metadata.get("deletionTimestamp"):
@@ -139,7 +144,6 @@ class Reconciler:
         spec: Spec | None = None
         context: Context | None = None
         problem = source = ""
-        not_applied: tuple[str, ...] = ()
         keeper, request = deployment.keeper, (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         assert keeper is not None
         try:
@@ -152,7 +156,6 @@ class Reconciler:
                 actions = plan(context, observed, has_certificates=not keeper.problems.get(source))
                 outcome = await asyncio.to_thread(deployment.executor.run, actions, context, observed)
                 observed = await self._tell_masters(outcome, deployment, observed, context)
-                not_applied = (*deployment.attempts.problems(outcome.puts), *unknown_to_master(context, observed))
                 await self._announce_skipped(resource, deployment, outcome)
             else:
                 problem = not_supported(spec)
@@ -169,7 +172,7 @@ class Reconciler:
             observed,
             problem,
             deployment.skipped,
-            not_applied,
+            deployment.not_applied,
             source,
             keeper.problems,
         )
@@ -206,7 +209,10 @@ class Reconciler:
             try:
                 reports[revision] = await self._masters.state(door)
             except MasterError as error:
-                logger.debug("%s/%s: %s", *key, error)
+                unreadable = str(error) if error.status == HTTPStatus.OK else ""
+                new = unreadable and unreadable != deployment.unreadable
+                deployment.unreadable = unreadable
+                logger.log(logging.WARNING if new else logging.DEBUG, "%s/%s: %s", *key, error)
                 if port is not None and deployment.keeper is not None:
                     deployment.keeper.forget(port.secret)
                 if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
@@ -216,24 +222,37 @@ class Reconciler:
     async def _tell_masters(
         self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
     ) -> Observed:
-        """Sends topology and knobs; a master's answer replaces its report."""
-        reports = dict(observed.reports)
+        """Sends topology and knobs; a master's answer replaces its report. `not_applied` has what is not in effect."""
+        reports, attempts, problems = dict(observed.reports), deployment.attempts, []
+        attempts.prune(outcome.puts, reports)
         token = await asyncio.to_thread(deployment.executor.admin_token, context)
         for put in outcome.puts:
             door, before = _door(observed.admin_port(put.revision), token, deployment), reports[put.revision]
-            if door is None or deployment.attempts.is_futile(put, before):
+            if door is None:
                 continue
-            try:
-                reports[put.revision] = await self._masters.put(door, route(put), put.body)
-                problem = deployment.attempts.note(put, reports[put.revision])
-                deployment.wake.set()
-            except MasterError as error:
-                problem = str(error)
-                if error.status in REFUSALS:
-                    deployment.attempts.note(put, before, problem)
+            if not (problem := attempts.futile(put, before)):
+                problem, reports[put.revision] = await self._put(door, put, before, attempts)
+                if problem:
+                    logger.warning("%s/%s: %s", context.namespace, context.name, problem)
+                else:
+                    deployment.wake.set()
             if problem:
-                logger.warning("%s/%s: %s", context.namespace, context.name, problem)
+                problems.append(f"master of revision {put.revision}: {problem}")
+        if context.revision in reports:
+            deployment.not_applied = (*problems, *unknown_to_master(context, observed))
         return Observed(observed.children, reports)
+
+    async def _put(
+        self, door: Door, put: PutTopology | PutScheduler, before: StateReport, attempts: Attempts
+    ) -> tuple[str, StateReport]:
+        """Sends one change; returns why it is not in effect ("" if it is), and the master's latest report."""
+        try:
+            after = await self._masters.put(door, route(put), put.body)
+        except MasterError as error:
+            if error.status in REFUSALS:
+                attempts.note(put, before, str(error))
+            return str(error), before
+        return attempts.note(put, after), after
 
     async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:
         skipped = tuple(sorted(outcome.skipped))

@@ -11,6 +11,7 @@ from typing import Any
 from orca_operator import pod_api
 from orca_operator.api import Spec
 from orca_operator.api_status import Status
+from orca_operator.effects import leaves
 from orca_operator.structural import defaulted
 
 COPIED = (
@@ -24,7 +25,13 @@ MAX_PROPERTIES = 64
 @functools.cache
 def spec_schema() -> dict[str, Any]:
     """Returns the schema of `spec`; callers must not change it."""
-    return _model_schema(Spec)
+    schema = _model_schema(Spec)
+    for leaf in leaves(Spec):
+        field = schema
+        for name in leaf.wire.split("."):
+            field = field["properties"][name]
+        field["description"] += f" {leaf.effect.value}"
+    return schema
 
 
 def status_schema() -> dict[str, Any]:

@@ -8,7 +8,7 @@ Operator and master are upgraded one after the other, so each reads messages of 
 - Readers ignore the fields that they do not know, and log each once (`read`, `UnknownFields`).
 - A writer that knows the reader's version sends `wire(version)`, and `unknown_to(version)` names what is lost.
 
-Version 0 are the messages of before this package (tests/contract/version_0.py). The version rises with every change.
+Version 0 are the messages of before this package (tests/support/version_0.py). The version rises with every change.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ VERSION = 1
 """Of the messages that this package defines. 1: masters report `contractVersion`, readers ignore unknown fields."""
 MOST_UNKNOWN_FIELDS = 1000
 """Unknown fields that are remembered, so that a sender cannot fill the reader's memory with names."""
+LONGEST_NAME = 80
+"""Characters of an unknown field that are remembered and logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,11 @@ class UnknownFields:
         self._known: set[str] = set()
 
     def log(self, sender: str, fields: Iterable[str]) -> None:
-        """Logs one line about those of `fields` that no earlier line named."""
-        if len(self._known) >= MOST_UNKNOWN_FIELDS:
-            return
-        if new := sorted(set(fields) - self._known)[:MOST_UNKNOWN_FIELDS]:
+        """Logs one line about the first ten of `fields` that no earlier line named."""
+        new = sorted({name[:LONGEST_NAME] for name in fields} - self._known)[:10]
+        if new and len(self._known) < MOST_UNKNOWN_FIELDS:
             self._known.update(new)
-            names = ", ".join(name[:80] for name in new[:10])
-            self._logger.warning("%s: fields that this version does not know are ignored: %r", sender, names)
+            self._logger.warning("%s: fields that this version does not know are ignored: %r", sender, ", ".join(new))
 
 
 def _since(field: FieldInfo) -> int:

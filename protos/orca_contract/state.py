@@ -6,14 +6,24 @@ A reader keeps a state, phase or reason that it does not know as text: the maste
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from orca_contract.message import Message, Since
 from orca_contract.reasons import Reason
 from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.topology import Topology
+
+LAST_SECOND = 253402300799
+"""Of the year 9999, the last that Python's dates know."""
+
+
+def _none_if_refused(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
 
 
 class EngineState(enum.StrEnum):
@@ -41,13 +51,13 @@ class PipelinePhase(enum.StrEnum):
 class FailureReport(Message):
     """The latest failure of a pipeline."""
 
-    at: float
+    at: Annotated[float, Field(ge=0, le=LAST_SECOND, allow_inf_nan=False)]
     """Seconds since 1970."""
     reason: Annotated[Reason | str, Field(union_mode="left_to_right")]
     worker: str
     """Address of the worker that failed; "" if unknown."""
     message: str
-    recovery_seconds: float | None
+    recovery_seconds: Annotated[float, Field(allow_inf_nan=False)] | None
     """Until the pipeline served again; None while it does not."""
 
 
@@ -77,8 +87,10 @@ class StateReport(Message):
     """Requests that hold K/V slots."""
     waiting: int
     """Requests in the queue."""
-    topology: Topology
-    scheduler: SchedulerKnobs
+    topology: Annotated[Topology | None, WrapValidator(_none_if_refused)]
+    """None in a reader whose version refuses a value in the topology."""
+    scheduler: Annotated[SchedulerKnobs | None, WrapValidator(_none_if_refused)]
+    """None in a reader whose version refuses a value of a knob."""
     pipelines: list[PipelineReport]
 
 

@@ -62,7 +62,7 @@ class Topology(Message):
     def refusal(self) -> str:
         """Returns why no master may carry the topology out, beginning with the field; "" if one may.
 
-        Not a check of the fields: a master that runs may report a topology that today's rules refuse.
+        No validator of the fields: a report of a master that began under other rules must stay readable.
         """
         if reason := rank_environment.refusal(self.communication.env):
             return f"communication.env: {reason}"

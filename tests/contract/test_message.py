@@ -7,7 +7,8 @@ import logging
 from typing import Annotated
 
 import pytest
-from orca_contract.message import MOST_UNKNOWN_FIELDS, VERSION, Message, Since, UnknownFields, read
+from orca_contract.message import LONGEST_NAME, MOST_UNKNOWN_FIELDS, VERSION, Message, Since, UnknownFields, read
+from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.state import EngineState, StateReport
 
 
@@ -20,6 +21,13 @@ class Whole(Message):
     first_part: Part
     parts: tuple[Part, ...] = ()
     mode: Annotated[str, Since(VERSION)] = ""
+
+
+REPORT = {
+    "state": "serving", "failure": "", "draining": False, "idle": True, "running": 0, "waiting": 0, "pipelines": [],
+    "topology": {"model": {"path": "m", "servedName": "m"}, "pipelines": [{"id": "a", "workers": ["w:1"]}]},
+    "scheduler": {},
+}  # fmt: skip
 
 
 def encoded(value: object) -> bytes:
@@ -83,19 +91,44 @@ def test_each_unknown_field_is_logged_once(caplog):
     ]
 
 
+def test_many_unknown_fields_are_logged_ten_at_a_time(caplog):
+    fields, names = UnknownFields(logging.getLogger("contract")), [f"Whole.{number:02}" for number in range(15)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            fields.log("sender", names)
+    assert [record.getMessage().count("Whole.") for record in caplog.records] == [10, 5]
+
+
 def test_a_sender_cannot_fill_the_memory_with_names():
     fields = UnknownFields(logging.getLogger("contract"))
-    for start in range(0, 100 * MOST_UNKNOWN_FIELDS, 600):
-        fields.log("sender", [f"Whole.{number}" for number in range(start, start + 600)])
-    assert len(fields._known) <= 2 * MOST_UNKNOWN_FIELDS
+    for start in range(0, 20 * MOST_UNKNOWN_FIELDS, 10):
+        fields.log("sender", [f"{number}{'x' * 1000}" for number in range(start, start + 10)])
+    assert len(fields._known) <= MOST_UNKNOWN_FIELDS
+    assert max(map(len, fields._known)) == LONGEST_NAME
 
 
 def test_a_state_of_a_newer_master_stays_text():
-    known = {"failure": "", "draining": False, "idle": True, "running": 0, "waiting": 0, "pipelines": [],
-             "topology": {"model": {"path": "m", "servedName": "m"}, "pipelines": [{"id": "a", "workers": ["w:1"]}]},
-             "scheduler": {}}  # fmt: skip
     for state in ("serving", "meditating"):
-        report, _ = read(StateReport, encoded({**known, "state": state}))
+        report, _ = read(StateReport, encoded({**REPORT, "state": state}))
         assert report.state == state
         assert isinstance(report.state, EngineState) == (state == "serving")
         assert report.contract_version == 0
+
+
+def test_no_knob_has_a_default_of_its_own():
+    """A newer field is left out while it has its default, and a knob that is left out keeps its value."""
+    assert {field.default for field in SchedulerKnobs.model_fields.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("topology", {"model": {"path": "m", "servedName": "m", "dtype": "float4"}, "pipelines": []}),
+        ("scheduler", {"maxBatchSize": 0}),
+    ],
+)
+def test_a_report_with_values_that_this_version_refuses_is_read_without_them(part, value):
+    """Else an operator that is rolled back would call a master lost that serves."""
+    report, _ = read(StateReport, encoded({**REPORT, part: value}))
+    assert getattr(report, part) is None
+    assert report.state is EngineState.SERVING

@@ -155,7 +155,7 @@ def test_what_todays_master_cannot_do_is_refused_by_the_field(body, words):
 
 
 class ScriptedMaster(MasterClient):
-    """A master that answers by `react`; counts the changes that it is asked for."""
+    """A master that answers every third call for its state not at all, and changes by `react`."""
 
     def __init__(self, said: StateReport, react: Callable[[StateReport, Message], StateReport]) -> None:
         super().__init__()
@@ -166,6 +166,8 @@ class ScriptedMaster(MasterClient):
 
     async def state(self, door: Door) -> StateReport:
         self.asked += 1
+        if self.asked % 3 == 0:
+            raise MasterError("silence")
         return self.said
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
@@ -207,12 +209,16 @@ BUSY = merged(MINIMAL, tls={"mode": "off"}, scheduler={"maxBatchSize": 7})
 
 
 @pytest.mark.parametrize(
-    ("react", "words"), [(deaf, "changed nothing"), (refusing, "what is maxBatchSize?")], ids=["deaf", "refusing"]
+    ("react", "words"),
+    [(deaf, "still reports other values"), (refusing, "what is maxBatchSize?")],
+    ids=["deaf", "refusing"],
 )
 def test_a_change_that_changed_nothing_is_not_sent_again(react, words):
     master = ScriptedMaster(report(context(merged(MINIMAL, tls={"mode": "off"}))), react)
     api = reconciled(BUSY, master, lambda api: len(master.sent) == 1, lambda api: master.asked >= 8)
     assert [body.wire()["maxBatchSize"] for body in master.sent] == [7]
+    reasons = [find_condition(status, "FullyApplied")["reason"] for status in api.statuses]
+    assert set(reasons[1:]) == {"NotApplied"}, "also after calls that the master did not answer"
     applied = find_condition(api.resource["status"], "FullyApplied")
     assert (applied["status"], applied["reason"], words in applied["message"]) == ("False", "NotApplied", True)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 import pytest
+from orca_contract.message import VERSION
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine_config import EngineConfig
 from orca_master.errors import ConfigurationError
@@ -118,3 +119,15 @@ def test_a_worker_whose_epochs_are_used_up_is_ended():
         await made.close()
 
     asyncio.run(run())
+
+
+def test_workers_of_another_version_are_named(caplog):
+    async def run() -> None:
+        made = pipeline()
+        described = [pb.Description(version="0.1", contract_version=version) for version in (VERSION, 0, VERSION)]
+        made._compare_versions(described)
+        await made.close()
+
+    asyncio.run(run())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"worker b:1 is of version 0.1 (contract 0), this master has contract {VERSION}")

@@ -14,31 +14,33 @@ PUT = PutScheduler(DEMO.revision, SchedulerKnobs(max_batch_size=7, token_budget=
 
 
 def test_what_was_never_tried_is_worth_a_try():
-    assert not Attempts().is_futile(PUT, SAID)
+    assert Attempts().futile(PUT, SAID) == ""
 
 
 def test_a_change_that_took_is_forgotten():
     attempts = Attempts()
     assert attempts.note(PUT, SAID.model_copy(update={"scheduler": PUT.body})) == ""
-    assert not attempts.is_futile(PUT, SAID), "somebody has changed it back"
-    assert attempts.problems([PUT]) == ()
+    assert not attempts.futile(PUT, SAID), "somebody has changed it back"
 
 
 def test_a_change_that_changed_nothing_is_futile_until_the_master_or_the_change_differs():
     attempts = Attempts()
-    assert "PUT /scheduler was answered" in attempts.note(PUT, SAID)
-    assert attempts.is_futile(PUT, SAID)
+    assert "accepted PUT /scheduler" in attempts.note(PUT, SAID)
+    assert attempts.futile(PUT, SAID)
     restarted = SAID.model_copy(update={"scheduler": SchedulerKnobs(max_batch_size=1)})
-    assert not attempts.is_futile(PUT, restarted)
+    assert not attempts.futile(PUT, restarted)
     another = PutScheduler(DEMO.revision, SchedulerKnobs(max_batch_size=8))
-    assert not attempts.is_futile(another, SAID)
+    assert not attempts.futile(another, SAID)
     topology = PutTopology(DEMO.revision, boot.topology(DEMO, 2))
-    assert not attempts.is_futile(topology, SAID), "another route"
+    assert not attempts.futile(topology, SAID), "another route"
 
 
-def test_a_problem_is_told_as_long_as_the_change_is_wanted():
+def test_an_attempt_is_forgotten_when_nothing_is_left_to_change():
     attempts = Attempts()
     attempts.note(PUT, SAID, "422: no")
-    assert attempts.problems([PUT]) == (f"master of revision {DEMO.revision}: 422: no",)
-    assert attempts.problems([]) == ()
-    assert not attempts.is_futile(PUT, SAID), "forgotten"
+    attempts.prune([PUT], [DEMO.revision])
+    assert attempts.futile(PUT, SAID) == "422: no"
+    attempts.prune([], [])
+    assert attempts.futile(PUT, SAID) == "422: no", "the master did not answer: nothing is known"
+    attempts.prune([], [DEMO.revision])
+    assert not attempts.futile(PUT, SAID)

@@ -7,9 +7,9 @@ from typing import Annotated
 import pytest
 from orca_operator.api import Spec
 from orca_operator.api_types import Part
-from orca_operator.crd import page
 from orca_operator.effects import Effect, excluding, fields_that_are_set, leaves
 from orca_operator.revision import revision_hash
+from orca_operator.schema import spec_schema
 from support.orcadeployments import MINIMAL, merged
 from support.specs import changed
 
@@ -51,14 +51,12 @@ def test_a_change_makes_a_new_revision_if_and_only_if_the_field_restarts_pods(le
     assert (revision_hash(other) != revision_hash(BASE)) == (leaf.effect is Effect.RESTARTS)
 
 
-def test_the_page_says_when_a_change_takes_effect():
-    spec = page().partition("## status")[0]
-    rows = {cells[0].strip("| `"): cells[3] for line in spec.splitlines() if len(cells := line.split(" | ")) == 5}
-    assert rows["replicas"] == "at once"
-    assert rows["model.uri"] == rows["worker.env"] == "restarts the pods"
-    assert rows["scheduler"] == "", "its fields differ"
-    assert rows["autoscaling.maxReplicas"] == "not acted on yet"
-    assert rows["drainTimeoutSeconds"] == "with the next revision"
+def test_descriptions_say_when_a_change_takes_effect():
+    fields = spec_schema()["properties"]
+    assert fields["replicas"]["description"].endswith("A change takes effect at once.")
+    assert fields["worker"]["properties"]["env"]["description"].endswith("A change restarts the pods.")
+    assert fields["autoscaling"]["description"].endswith("Not acted on yet.")
+    assert fields["drainTimeoutSeconds"]["description"].endswith("with the next revision.")
 
 
 def test_specs_that_differ_in_live_fields_alone_share_their_pods():

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from orca_contract.message import VERSION
 from orca_master.workers import WorkerConnection
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
@@ -218,7 +219,8 @@ def test_a_silent_rank_ends_and_the_next_load_starts_another(tmp_path, monkeypat
             assert error.value.code() is grpc.StatusCode.ABORTED
             fault = faults.from_error(error.value)
             assert (fault.kind, fault.tensor_rank) == (pb.FAULT_KIND_CAUSE, 0)
-            assert (await stub.Describe(pb.DescribeRequest())).loaded_digest == ""
+            description = await stub.Describe(pb.DescribeRequest())
+            assert (description.loaded_digest, description.contract_version) == ("", VERSION)
             monkeypatch.undo()
             controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
             assert (await load(stub, load_request())).digest
