@@ -9,6 +9,8 @@ sum, the median of each pass on rank 0, and of the passes. Ranks need a core eac
 from __future__ import annotations
 
 import argparse
+import functools
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -17,7 +19,6 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from orca_worker.shared_sum import share_memory
-from torch import multiprocessing
 
 HIDDEN = 768
 ROWS = (1, 8, 32, 272, 2048)
@@ -48,9 +49,9 @@ def run(rank: int, size: int, store: str) -> None:
             found: dict[str, list[float]] = {"shared memory": [], "gloo": []}
             for _ in range(PASSES):
                 dist.barrier()
-                found["shared memory"].append(microseconds(lambda x=x: shared.sum(x)))
+                found["shared memory"].append(microseconds(functools.partial(shared.sum, x)))
                 dist.barrier()
-                found["gloo"].append(microseconds(lambda x=x: dist.all_reduce(x)))
+                found["gloo"].append(microseconds(functools.partial(dist.all_reduce, x)))
             if rank == 0:
                 ours, gloo = (statistics.median(times) for times in found.values())
                 ratios = [there / here for here, there in zip(*found.values(), strict=True)]
@@ -66,7 +67,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     ranks = parser.parse_args().ranks
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run, (ranks, f"{folder}/store"), nprocs=ranks)
+        context = multiprocessing.get_context("spawn")
+        processes = [context.Process(target=run, args=(rank, ranks, f"{folder}/store")) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("all_reduce.py: error: a rank failed; its traceback is above")
 
 
 if __name__ == "__main__":

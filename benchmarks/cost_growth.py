@@ -50,7 +50,7 @@ def increments(path: Path, dtype: str, shapes: list[tuple[int, int]]) -> list[fl
     stage.allocate(max(batch * blocks[batch, context] for batch, context in shapes))
     found = []
     for batch, context in shapes:
-        stage.prepare(1, None)
+        stage.prepare(1)
         # What the cache holds does not matter for its cost: one token begins the rows, the rest is as if computed.
         stage.execute(iteration(1, batch, 0, 1, blocks[batch, context]))()
         times = []

@@ -10,11 +10,14 @@ twice the median normalised latency of ORCA under the lightest load, as the pape
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
 from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
+from orca_bench.scheduling import Scheduling
 from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
 
 LOADS = (0.2, 0.5, 0.8, 1.2)
@@ -28,13 +31,15 @@ async def measure(
     engine: LiveEngine, spec: EngineSpec, requests: list[TracedRequest], seed: int, loads: list[float]
 ) -> dict[str, list[dict[str, Any]]]:
     """Returns a curve for every configuration."""
-    systems = {f"orca({size})": (orca, (size,)) for size in ORCA_SIZES}
-    systems |= {f"baseline{sizes}": (baseline, sizes) for sizes in BASELINE_SIZES[spec.num_partitions]}
+    systems: dict[str, Callable[[EngineSpec], Scheduling]] = {
+        f"orca({size})": functools.partial(orca, size=size) for size in ORCA_SIZES
+    }
+    for size, microbatch in BASELINE_SIZES[spec.num_partitions]:
+        systems[f"baseline({size}, {microbatch})"] = functools.partial(baseline, size=size, microbatch=microbatch)
 
     async def run(rate: float, name: str) -> dict[str, Any]:
-        make, sizes = systems[name]
         trace = with_arrivals(requests, rate, 1.0, seed)
-        return {"request_rate": rate, **figures(await engine.run(trace, make(spec, *sizes), TIME_LIMIT))}
+        return {"request_rate": rate, **figures(await engine.run(trace, systems[name](spec), TIME_LIMIT))}
 
     peak = (await run(float("inf"), "orca(32)"))["request_throughput"]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
@@ -50,12 +55,12 @@ def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
     """The highest throughput within a latency, on the straight lines between the measured points."""
     best = 0.0
     for point, after in zip(curve, [*curve[1:], None], strict=True):
-        here, there = point[LATENCY], after and after[LATENCY]
+        here = point[LATENCY]
         if here > limit:
             continue
         best = max(best, point["request_throughput"])
-        if after and there > limit:
-            share = (limit - here) / (there - here)
+        if after is not None and after[LATENCY] > limit:
+            share = (limit - here) / (after[LATENCY] - here)
             gain = after["request_throughput"] - point["request_throughput"]
             best = max(best, point["request_throughput"] + share * gain)
     return best
@@ -75,7 +80,8 @@ def main() -> None:
         for partitions in arguments.partitions:
             spec = EngineSpec(path, partitions, dtype=arguments.dtype, slots=32 * 640)
             curves = on_engine(
-                spec, lambda engine, spec=spec: measure(engine, spec, requests, arguments.seed, arguments.loads)
+                spec,
+                functools.partial(measure, spec=spec, requests=requests, seed=arguments.seed, loads=arguments.loads),
             )
             limit = 2 * min(runs[0][LATENCY] for runs in curves.values())
             best = {name: at_latency(curve, limit) for name, curve in curves.items()}

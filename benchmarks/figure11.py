@@ -8,18 +8,23 @@ workers that batches nothing: the one case in which the paper sees the baseline 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from common import TIME_LIMIT, baseline, draw, finish, model, on_engine, orca, parser, save
 from orca_bench.on_engine import EngineSpec, LiveEngine
 from orca_bench.outcome import figures
+from orca_bench.scheduling import Scheduling
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
 
 LOADS = (0.3, 0.7, 1.3)
-SYSTEMS = {
-    "orca(1)": (orca, (1,)), "orca(8)": (orca, (8,)), "baseline(1, 1)": (baseline, (1, 1)),
-    "baseline(8, 8)": (baseline, (8, 8)),
-}  # fmt: skip
+SYSTEMS: dict[str, Callable[[EngineSpec], Scheduling]] = {
+    "orca(1)": functools.partial(orca, size=1),
+    "orca(8)": functools.partial(orca, size=8),
+    "baseline(1, 1)": functools.partial(baseline, size=1, microbatch=1),
+    "baseline(8, 8)": functools.partial(baseline, size=8, microbatch=8),
+}
 
 
 async def measure(
@@ -28,9 +33,8 @@ async def measure(
     """Returns a curve for every configuration."""
 
     async def run(rate: float, name: str) -> dict[str, Any]:
-        make, sizes = SYSTEMS[name]
         trace = with_arrivals(requests, rate, 1.0, seed)
-        return {"request_rate": rate, **figures(await engine.run(trace, make(spec, *sizes), TIME_LIMIT))}
+        return {"request_rate": rate, **figures(await engine.run(trace, SYSTEMS[name](spec), TIME_LIMIT))}
 
     peak = (await run(float("inf"), "orca(8)"))["request_throughput"]
     return {name: [await run(load * peak, name) for load in LOADS] for name in SYSTEMS}

@@ -8,6 +8,7 @@ paper takes FasterTransformer for that, which has no CPU: here it is `transforme
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from pathlib import Path
@@ -37,7 +38,8 @@ async def ours(engine: LiveEngine, spec: EngineSpec, sizes: list[int], seed: int
 @torch.inference_mode()
 def theirs(path: Path, dtype: str, sizes: list[int], repeat: int) -> dict[str, list[float]]:
     """Milliseconds per batch of `transformers`."""
-    network = GPT2LMHeadModel.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    network: Any = GPT2LMHeadModel.from_pretrained(path, dtype=getattr(torch, dtype))
+    network.eval()
     network.generation_config.eos_token_id = None
 
     def batch(size: int, inputs: int) -> float:
@@ -69,7 +71,7 @@ def main() -> None:
         other = theirs(path, arguments.dtype, sizes, repeat)
         for partitions in arguments.partitions:
             spec = EngineSpec(path, partitions, dtype=arguments.dtype, slots=slots, longest_iteration=longest)
-            own = on_engine(spec, lambda engine, spec=spec: ours(engine, spec, sizes, arguments.seed, repeat))
+            own = on_engine(spec, functools.partial(ours, spec=spec, sizes=sizes, seed=arguments.seed, repeat=repeat))
             found[f"{partitions} partition{'s' * (partitions > 1)}, not pipelined"] = {**own, **other}
     figure, panels = draw(list(found))
     for title, curves in found.items():

@@ -7,6 +7,7 @@ python benchmarks/operator_cost.py rest --count 50     an API server suffices; r
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -52,7 +53,7 @@ def measure_start(runs: int) -> dict[str, Any]:
         begin = time.monotonic()
         until(lambda: bool(kubectl("get", "service", "demo", "-o", "name", "--ignore-not-found").strip()))
         address = kubectl("get", "service", "demo", "-o", "jsonpath={.spec.clusterIP}")
-        until(lambda address=address: answers(address))
+        until(functools.partial(answers, address))
         times.append(time.monotonic() - begin)
         kubectl("delete", "orca", "demo")
         until(lambda: not kubectl("get", "pods", "-l", "orca-serving.io/deployment=demo", "-o", "name").strip(), 0.5)
@@ -67,7 +68,7 @@ def answers(address: str) -> bool:
     )
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 

@@ -14,7 +14,9 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import rates
@@ -23,10 +25,10 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.model_config import ModelConfig, read_model_config
 from orca_worker.stage import Stage
 from profile_iteration import iteration
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 POSITIONS = 4096
-SHARED = {"bos_token_id": 0, "eos_token_id": 0}
+SHARED: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
 MODELS: dict[str, PretrainedConfig] = {
     "gpt2-124m": GPT2Config(**SHARED, n_positions=POSITIONS),
     "llama-1.3b": LlamaConfig(
@@ -70,7 +72,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     blocks = -(-(arguments.context + INCREMENTS + 2) // 16)
     of_prompt = -(-arguments.prompt // 16)
     for size in arguments.batch_sizes:
-        stage.prepare(1, None)
+        stage.prepare(1)
         stage.allocate(max(max(arguments.batch_sizes) * blocks, of_prompt))
         timed(stage, iteration(1, size, 0, 1, blocks))  # the cost of what is cached does not depend on its content
         times = [timed(stage, iteration(2 + n, size, arguments.context + n, 1, 0)) for n in range(INCREMENTS)]
@@ -80,7 +82,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
         print(f"increment of {size:>3}: {took * 1e3:8.2f} ms, {took / floor:5.2f} x its floor of {floor * 1e3:.2f} ms")
     times = []
     for sequence in range(4):
-        stage.prepare(1, None)
+        stage.prepare(1)
         times.append(timed(stage, iteration(sequence, 1, 0, arguments.prompt, of_prompt)))
     speed = arguments.prompt / min(times)
     print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {speed * 2 * layers / rate:.0%} of the products' rate")
@@ -102,7 +104,8 @@ def main() -> None:
         print(f"{name}, {arguments.dtype}, {arguments.device}")
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.bfloat16).save_pretrained(folder)
+            make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+            make(MODELS[name], dtype=torch.bfloat16).save_pretrained(folder)
             measure(Path(folder), arguments)
 
 

@@ -10,6 +10,7 @@ the ratio of the two systems at the paper's latency.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -58,11 +59,11 @@ def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple
     missing = []
     for size in ORCA_SIZES:
         setup = OrcaSetup(partitions, size, slots, token_budget=None)
-        curves[f"orca({size})"] = sweep(requests, seed, cost, lambda setup=setup: OrcaScheduling(setup))
+        curves[f"orca({size})"] = sweep(requests, seed, cost, functools.partial(OrcaScheduling, setup))
     for size, microbatch in BASELINE_SIZES:
         baseline, name = RequestLevelSetup(partitions, size, microbatch, slots), f"baseline({size},{microbatch})"
         try:
-            curves[name] = sweep(requests, seed, cost, lambda baseline=baseline: RequestLevel(baseline))
+            curves[name] = sweep(requests, seed, cost, functools.partial(RequestLevel, baseline))
         except MisfitError:
             missing.append(name)
     return curves, missing

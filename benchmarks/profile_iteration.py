@@ -11,7 +11,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: 
     )
 
 
-def instrument(spent: Counter[str]) -> None:
+def instrument(spent: defaultdict[str, float]) -> None:
     """Adds the seconds of every timed operation to `spent`."""
 
     def timed(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -70,12 +70,12 @@ def instrument(spent: Counter[str]) -> None:
         setattr(owner, method, timed(getattr(owner, method), name))
 
 
-def show(title: str, seconds: float, spent: Counter[str], count: int) -> None:
+def show(title: str, seconds: float, spent: defaultdict[str, float], count: int) -> None:
     """Prints milliseconds of one iteration."""
     print(f"{title}: {seconds / count * 1e3:.1f} ms")
-    for name, value in spent.most_common():
+    for name, value in sorted(spent.items(), key=lambda entry: -entry[1]):
         print(f"  {name}: {value / count * 1e3:.2f} ms")
-    print(f"  the rest, Python above all: {(seconds - spent.total()) / count * 1e3:.2f} ms")
+    print(f"  the rest, Python above all: {(seconds - sum(spent.values())) / count * 1e3:.2f} ms")
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
     print(line(circumstances(None)))
     size, context, count = arguments.batch_size, arguments.context, arguments.iterations
     blocks = -(-(context + count) // 16)
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     instrument(spent)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), arguments.family)
@@ -102,7 +102,7 @@ def main() -> None:
             workers_on_host=1, enforce_eager=arguments.enforce_eager,
         )  # fmt: skip
         stage = Stage(request, 0, lambda _: None)
-    stage.prepare(1, None)
+    stage.prepare(1)
     stage.allocate(size * blocks)
     stage.execute(iteration(1, size, 0, context, blocks))()  # oneDNN prepares its products
     spent.clear()

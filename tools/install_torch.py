@@ -138,7 +138,7 @@ def choose(
     """
     if index:
         build = pip.find(requirement, index)
-        return build and Choice(build, requirement, index, "chosen by TORCH_INDEX")
+        return None if build is None else Choice(build, requirement, index, "chosen by TORCH_INDEX")
     known = pip.find(requirement)
     if known is None:
         return None
@@ -151,7 +151,7 @@ def choose(
     else:
         try:
             build = pip.find(requirement, cpu_index)
-            return build and Choice(build, requirement, cpu_index, "PyTorch's CPU index")
+            return None if build is None else Choice(build, requirement, cpu_index, "PyTorch's CPU index")
         except InstallError:
             reason = "PyTorch's CPU index has no torch for this Python"
     return Choice(known, requirement, None, f"{reason}; TORCH_INDEX=URL names another index")

@@ -92,9 +92,11 @@ def rope(**fields: Any) -> Callable[[Path], None]:
 
 def text(name: str, content: str | bytes) -> Callable[[Path], None]:
     """Writes a file."""
-    return lambda folder: (
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content) and None
-    )
+
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return change
 
 
 def objects(name: str, **fields: Any) -> Callable[[Path], None]:
@@ -381,7 +383,11 @@ def refusal(folder: Path) -> str | None:
 
 def main(below: Path) -> None:
     """Checks all, the sound model last."""
-    for number, (name, (change, _)) in enumerate([*HOSTILE.items(), ("sound", (lambda folder: None, ""))]):
+
+    def leave(folder: Path) -> None:
+        """Changes nothing."""
+
+    for number, (name, (change, _)) in enumerate([*HOSTILE.items(), ("sound", (leave, ""))]):
         folder = below / str(number)
         make_sound(folder)
         change(folder)
