@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers import serve
+from orca_bench.servers import serve
 
 ROOT = Path(__file__).parents[1]
 SOUND = b'{"prompt": [1], "max_tokens": 1}'

@@ -11,49 +11,23 @@ of the service time.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import model, parser, save, unwind_on_sigterm
+from common import model, parser, save
 from orca_bench.calibration import calibrate
-from orca_bench.open_loop import run as offer
+from orca_bench.open_loop import measure
 from orca_bench.outcome import figures
-from orca_bench.report import report
 from orca_bench.scheduling import OrcaScheduling, OrcaSetup
+from orca_bench.servers import serve, unwind_on_sigterm
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, shortened, synthetic, with_arrivals
 
 CALIBRATION_LOAD = 0.4
 HELD_BACK_LOADS = (0.3, 0.5, 0.7)
 COMPARED = ("request_throughput", "median_normalized_latency_ms")
-READY_SECONDS = 120.0
-
-
-@contextlib.contextmanager
-def served(path: Path, *options: str) -> Iterator[str]:
-    """`orca serve` on a free port; yields its URL."""
-    command = [sys.executable, "-m", "orca_master.cli", "serve", str(path), "--port", "0", "--disable-log-requests"]
-    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        yield next(line.split(" on ")[1].strip() for line in server.stderr if "ready: " in line)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=READY_SECONDS)
-
-
-def measure(url: str, name: str, trace: list[TracedRequest]) -> dict[str, Any]:
-    """Offers a trace over HTTP."""
-    outcomes = asyncio.run(offer(trace, f"{url}/v1/completions", name, lambda _: None, None, 600.0, {}))
-    return report(outcomes, {})
 
 
 def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
@@ -62,7 +36,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
     rows = []
     log = path.parent / f"iterations-{partitions}.jsonl"
     options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size), "--no-lookahead"]
-    with served(path, *options, "--kv-slots", str(slots), "--iteration-log", str(log)) as url:
+    with serve(path, [*options, "--kv-slots", str(slots), "--iteration-log", str(log)]) as (_, url):
 
         def requests(seed: int) -> list[TracedRequest]:
             return shortened(synthetic("paper", arguments.requests, seed), arguments.scale)

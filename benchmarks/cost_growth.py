@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import LAYERS, VOCABULARY, parser, save, save_model
+from common import parser, save
+from orca_bench.random_models import LAYERS, VOCABULARY, save_model
 from orca_master.kv_ledger import KvLedger
 from orca_master.llm import LLM, SamplingParams
 from orca_master.pool import RequestPool

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orca_bench.circumstances import circumstances, line
-from servers import ended, url_when_ready
+from orca_bench.servers import ended, url_when_ready
 
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000

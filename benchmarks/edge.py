@@ -30,10 +30,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-from common import unwind_on_sigterm
 from endpoint import save_tiny_model
 from orca_bench.circumstances import circumstances, line
-from servers import serve
+from orca_bench.servers import serve, unwind_on_sigterm
 
 QUIET_SECONDS = 11.0
 """As long as an attack takes."""

@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import unwind_on_sigterm
-from servers import serve
+from orca_bench.servers import serve, unwind_on_sigterm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo-model"

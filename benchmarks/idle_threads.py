@@ -21,9 +21,9 @@ import time
 import urllib.request
 from pathlib import Path
 
-from common import save_model, unwind_on_sigterm
 from orca_bench.circumstances import circumstances, line
-from servers import ended, serve
+from orca_bench.random_models import save_model
+from orca_bench.servers import ended, serve, unwind_on_sigterm
 
 
 def seconds_of(url: str, seed: int) -> float:

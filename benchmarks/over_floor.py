@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import rates
 from orca_bench.circumstances import circumstances, line
+from orca_bench.floors import rates
 from orca_protos import engine_pb2 as pb
 from orca_worker.model_config import ModelConfig, read_model_config
 from orca_worker.stage import Stage

@@ -19,8 +19,9 @@ from typing import Any
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
 
 import torch
-from common import HIDDEN, LAYERS, VOCABULARY, rates, save_model
 from orca_bench.circumstances import circumstances, line
+from orca_bench.floors import rates
+from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, PanelLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker import stage as stage_module

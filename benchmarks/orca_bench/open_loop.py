@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiohttp
 
 from orca_bench.client import Outcome, ask, body_of
+from orca_bench.report import report
 from orca_bench.traces import TracedRequest
 
 LEAD_SECONDS = 0.1
@@ -46,3 +48,9 @@ async def run(
             return outcome
 
         return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+def measure(url: str, model: str, trace: Sequence[TracedRequest]) -> dict[str, Any]:
+    """Offers a trace to the server at `url` and returns the figures of the report."""
+    outcomes = asyncio.run(run(trace, f"{url}/v1/completions", model, lambda _: None))
+    return report(outcomes, {})

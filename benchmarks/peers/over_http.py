@@ -16,7 +16,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -25,10 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from calibration_check import measure
-from common import VOCABULARY, save_model
+from orca_bench.open_loop import measure
+from orca_bench.random_models import VOCABULARY, save_model
 from orca_bench.traces import shortened, synthetic, with_arrivals
 from run import begin, end_session, environment_of, options
 from tokenizers import Tokenizer, models, pre_tokenizers

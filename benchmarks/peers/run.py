@@ -26,15 +26,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import torch
+from orca_bench.circumstances import circumstances, line
+from orca_bench.floors import floor_seconds
+from orca_bench.random_models import save_model
+from orca_bench.servers import unwind_on_sigterm
+from orca_bench.traces import synthetic
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-sys.path.insert(0, str(FOLDER.parent))
-
-import torch  # noqa: E402
-from common import floor_seconds, save_model, unwind_on_sigterm  # noqa: E402
-from orca_bench.circumstances import circumstances, line  # noqa: E402
-from orca_bench.traces import synthetic  # noqa: E402
-
 PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate", "transformers_continuous")
 EXIT_SECONDS = 20.0
 REQUIRED = """

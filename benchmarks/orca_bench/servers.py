@@ -18,6 +18,11 @@ EXIT_SECONDS = 30.0
 READY = re.compile(r"ready: \S+ on (http://\S+)")
 
 
+def unwind_on_sigterm() -> None:
+    """Lets a SIGTERM run the `finally` blocks: what was started is ended."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
     """Ends a process within a bound when the block is left."""

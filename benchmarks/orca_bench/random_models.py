@@ -1,0 +1,28 @@
+"""Models of random weights: speed does not depend on what a model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+LAYERS, HIDDEN, HEADS, VOCABULARY = 12, 768, 12, 32_000
+"""The shape of the peers' table: 110 M parameters."""
+LLAMA_INNER = 2048
+"""Three matrices of this width have as many parameters as GPT-2's two of 3,072."""
+
+
+def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, positions: int = 1024) -> None:
+    """Writes a model of random weights: `gpt2`, or `llama` of the same size."""
+    torch.manual_seed(0)
+    shared: dict[str, Any] = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
+    if family == "gpt2":
+        GPT2LMHeadModel(GPT2Config(**shared, n_positions=positions)).save_pretrained(path)
+        return
+    config = LlamaConfig(
+        **shared, hidden_size=HIDDEN, intermediate_size=LLAMA_INNER, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, max_position_embeddings=positions, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
