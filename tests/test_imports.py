@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "protos/orca_contract": set(),
     "protos/orca_protos": set(),
     "kernels/orca_kernels": {"orca_contract"},
+    "master/orca": {"orca_master"},
     "master/orca_master": {"orca_contract", "orca_protos"},
     "worker/orca_worker": {"orca_contract", "orca_protos", "orca_kernels"},
     "operator/orca_operator": {"orca_contract", "orca_protos"},

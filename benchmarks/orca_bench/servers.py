@@ -60,8 +60,9 @@ def serve(
 
     `environment`: variables in addition to those of this process.
     """
-    command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", "--disable-log-requests"]
+    program = [sys.executable, "-P", "-m", "orca_master.cli", "serve", str(model)]
+    command = [*program, "--port", "0", "--disable-log-requests", *options]
     variables = {**os.environ, **(environment or {})}
-    process = subprocess.Popen([*command, *options], env=variables, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
     with ended(process):
         yield process, url_when_ready(process)

@@ -1,7 +1,7 @@
 """The engine master: endpoint, request pool, scheduler and engine. No torch in this process.
 
-`from orca_master import LLM, SamplingParams` runs the engine in Python; it is imported when asked for, so that the
-console command stays quick.
+`LLM` and `SamplingParams` run the engine in Python (users import them from `orca`). They are imported when they are
+used first, so that the console command stays quick.
 """
 
 from __future__ import annotations

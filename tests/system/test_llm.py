@@ -12,7 +12,7 @@ from support.checkpoints import with_tokenizer
 NAME = "mistral-gqa"
 PROGRAM = """
 import json, sys
-from orca_master import LLM, SamplingParams
+from orca import LLM, SamplingParams
 
 with LLM(sys.argv[1], pipeline_parallel_size=2, dtype="float32", max_batch_size=4) as llm:
     prompts = json.loads(sys.argv[2])

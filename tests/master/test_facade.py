@@ -1,0 +1,27 @@
+"""`import orca`: the names for Python users, and what they cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import orca
+import orca_master
+import pytest
+
+
+def test_both_ways_lead_to_the_same_classes():
+    assert orca.LLM is orca_master.LLM
+    assert orca.SamplingParams is orca_master.SamplingParams
+    assert sorted(orca.__all__) == sorted(orca_master.__all__)
+
+
+def test_another_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="module 'orca' has no attribute 'Llm'"):
+        _ = orca.Llm
+
+
+def test_the_import_alone_loads_no_engine():
+    script = "import orca, sys; print([name for name in ('fastapi', 'grpc', 'torch') if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
