@@ -13,9 +13,10 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Dtype
 from orca_master.errors import ConfigurationError
 from orca_master.faults import WorkerLostError
 from orca_master.kv_ledger import blocks_for
@@ -114,7 +115,7 @@ def _parser() -> OneLineParser:
     parser.add_argument("--repeat", type=positive, default=3, help="the median of so many is reported (3)")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="(auto)")
+    parser.add_argument("--dtype", choices=get_args(Dtype), default="auto", help="(auto)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
     parser.add_argument("--enforce-eager", action="store_true", help="no recorded iterations")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (0)")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from orca_contract.topology import ModelSpec
+from orca_contract.topology import Dtype, ModelSpec
 from pydantic import ValidationError
 
 from orca_master.bodies import described
@@ -91,7 +91,7 @@ class LLM:
         model: str | Path,
         pipeline_parallel_size: int = 1,
         tensor_parallel_size: int = 1,
-        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        dtype: Dtype = "auto",
         max_model_len: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         **engine: Any,

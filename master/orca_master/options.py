@@ -10,10 +10,11 @@ import argparse
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Dtype
 from orca_protos.command_line import port
 from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
@@ -39,7 +40,6 @@ HTTP_LIMITS = (
 """Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
 MAX_NUMBER = 2**31 - 1
 MAX_SLOTS = 2**63 - 1
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_STALL_SECONDS = 4_000_000
 """46 days: FormRequest carries the time in milliseconds, in 32 bits."""
 
@@ -86,7 +86,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name", action="append", metavar="NAME", help="name in the API, repeatable (the directory's)"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations (the checkpoint's)")
+    parser.add_argument(
+        "--dtype", choices=get_args(Dtype), default="auto", help="of weights and activations (the checkpoint's)"
+    )
     parser.add_argument("--max-model-len", type=positive, help="longest sequence in tokens (the model's)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template (the model's)")

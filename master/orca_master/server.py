@@ -16,9 +16,9 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import Backend, Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
         "--pipeline", action="append", metavar="HOST:PORT,…", help="the workers of one pipeline, in partition order"
     )
     parser.add_argument("--model", help="model directory, readable by master and workers (with --pipeline)")
-    parser.add_argument("--communication-backend", choices=("gloo", "nccl"), default="gloo", help="data plane (gloo)")
+    parser.add_argument("--communication-backend", choices=get_args(Backend), default="gloo", help="data plane (gloo)")
     add_model_options(parser)
     add_engine_options(parser)
     add_server_options(parser)

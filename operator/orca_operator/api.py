@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from orca_contract import rank_environment
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Backend, Dtype
 from pydantic import Field
 
 from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
@@ -50,9 +51,7 @@ class Model(Part):
     )
     name: Text | None = Field(None, description="Name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and activations; auto is the checkpoint's."
-    )
+    dtype: Dtype = Field("auto", description="Of weights and activations; auto is the checkpoint's.")
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Longest sequence in tokens; the model's own by default."
     )
@@ -134,7 +133,7 @@ class RecoveryPolicy(Part):
 class Communication(Part):
     """How workers reach each other."""
 
-    backend: Literal["nccl", "gloo"] = Field("nccl", description="nccl for GPUs; gloo is the CPU path.")
+    backend: Backend = Field("nccl", description="nccl for GPUs; gloo is the CPU path.")
     socket_interface: Text | None = Field(None, description="Network interface, the pod's first one by default.")
     rdma_resource: Text | None = Field(
         None, description="Extended resource of RDMA devices, one per worker pod, such as rdma/hca."

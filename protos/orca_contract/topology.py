@@ -14,6 +14,10 @@ from orca_contract import rank_environment
 from orca_contract.message import Message
 from orca_contract.scheduler import Positive
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Of weights and activations; auto is the checkpoint's own."""
+Backend = Literal["gloo", "nccl"]
+"""Of the data plane: gloo on CPUs, nccl on GPUs."""
 MAX_PATH_LENGTH = 4096
 """PATH_MAX of Linux."""
 
@@ -23,7 +27,7 @@ class ModelSpec(Message):
 
     path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_LENGTH)]
     served_name: str
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     max_model_len: Positive | None = None
 
     @field_validator("path")
@@ -35,9 +39,9 @@ class ModelSpec(Message):
 
 
 class Communication(Message):
-    """Data plane: gloo is the CPU path, nccl the GPU path. `env` goes to the rank processes (rank_environment.py)."""
+    """The data plane. `env` goes to the rank processes (rank_environment.py)."""
 
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: Backend = "gloo"
     socket_interface: str = ""
     env: dict[str, str] = Field(default_factory=dict)
 
