@@ -17,7 +17,7 @@ NAME = "gpt2-head64-tied"
 
 def test_batches_of_equal_requests(checkpoint, tmp_path):
     path = tmp_path / "engine.json"
-    options = ["--batch-size", "1", "3", "--input-len", "5", "9", "--output-len", "4", "--repeat", "2"]
+    options = ["--batch-size", "1", "3", "--input-len", "5", "9", "--output-len", "4", "--repeat", "3"]
     partitions = ["-pp", "2", "--dtype", "float32", "--seed", "5", "--output", str(path)]
     done = subprocess.run(
         [*BENCH, str(checkpoint(NAME)), *options, *partitions], capture_output=True, text=True, timeout=120, check=False
@@ -26,9 +26,9 @@ def test_batches_of_equal_requests(checkpoint, tmp_path):
     found = json.loads(path.read_text())
     assert [(row["input_len"], row["batch_size"]) for row in found["rows"]] == [(5, 1), (5, 3), (9, 1), (9, 3)]
     for row in found["rows"]:
-        # The whole is the first iteration and three increments; medians of each need not add up exactly.
+        # Both medians of three runs are of the same run: the throughput falls as the time rises.
         assert 0 < row["first_ms"] < row["batch_ms"]
-        assert row["output_throughput"] == pytest.approx(row["batch_size"] * 4 / row["batch_ms"] * 1e3, rel=0.5)
+        assert row["output_throughput"] == pytest.approx(row["batch_size"] * 4 / row["batch_ms"] * 1e3)
     for key in ("date", "hardware", "versions", "command", "seed"):
         assert key in found, key
     assert done.stdout.splitlines()[1].split()[:2] == ["batch", "input"]
