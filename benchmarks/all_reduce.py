@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from orca_worker.shared_sum import share_memory
+from torch.multiprocessing.spawn import spawn
 
 HIDDEN = 768
 ROWS = (1, 8, 32, 272, 2048)
@@ -67,14 +67,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     ranks = parser.parse_args().ranks
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=run, args=(rank, ranks, f"{folder}/store")) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit("all_reduce.py: error: a rank failed; its traceback is above")
+        spawn(run, (ranks, f"{folder}/store"), nprocs=ranks)
 
 
 if __name__ == "__main__":

@@ -114,20 +114,24 @@ async def neighbour(address: str, until: asyncio.Event) -> float:
     return tokens / (time.perf_counter() - started)
 
 
-async def window(address: str, attacked: Server | None, idle: int, slow: int) -> float:
-    """Returns the neighbour's tokens per second while `attacked` is attacked, or without an attack; prints the rest."""
+async def quiet_window(address: str) -> float:
+    """Returns the neighbour's tokens per second without an attack."""
     until = asyncio.Event()
-    if attacked is None:
-        alone = asyncio.create_task(neighbour(address, until))
-        await asyncio.sleep(QUIET_SECONDS)
-        until.set()
-        return await alone
+    alone = asyncio.create_task(neighbour(address, until))
+    await asyncio.sleep(QUIET_SECONDS)
+    until.set()
+    return await alone
+
+
+async def attacked_window(address: str, attacked: Server, idle: int, slow: int) -> float:
+    """Returns the neighbour's tokens per second while a server is attacked; prints what the attack met there."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked.address, idle, slow, there))
     process.start()
     there.close()
     await asyncio.to_thread(here.recv)
     before = peak = attacked.memory()
+    until = asyncio.Event()
     beside = asyncio.create_task(neighbour(address, until))
     here.send(None)
     while not here.poll():
@@ -160,9 +164,9 @@ async def measure(servers: list[Server], rounds: int, idle: int, slow: int) -> N
     address = servers[0].address
     quiet, elsewhere, here = [], [], []
     for _ in range(rounds):
-        quiet.append(await window(address, None, idle, slow))
-        elsewhere.append(await window(address, servers[1], idle, slow))
-        here.append(await window(address, servers[0], idle, slow))
+        quiet.append(await quiet_window(address))
+        elsewhere.append(await attacked_window(address, servers[1], idle, slow))
+        here.append(await attacked_window(address, servers[0], idle, slow))
         rates = (quiet[-1], elsewhere[-1], here[-1])
         print("neighbour, tokens/s: {:.0f} alone, {:.0f} other server attacked, {:.0f} own".format(*rates), flush=True)
     medians = (statistics.median(rates) for rates in (quiet, elsewhere, here))

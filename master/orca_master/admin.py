@@ -9,15 +9,15 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_contract import routes
-from orca_contract.message import VERSION, M, UnknownFields, read
+from orca_contract.message import VERSION, MessageT, UnknownFields, read
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import FailureReport, PipelinePhase, PipelineReport, StateReport
+from orca_contract.state import PipelinePhase, PipelineReport, StateReport
 from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -57,13 +57,13 @@ def report(engine: EngineThread) -> StateReport:
 
 
 def _pipeline(keeper: PipelineKeeper) -> PipelineReport:
-    failure, serves = keeper.last_failure, keeper.pipeline.phase is PipelinePhase.SERVING
+    serves = keeper.pipeline.phase is PipelinePhase.SERVING
     return PipelineReport(
         id=keeper.spec.id,
         phase=keeper.phase,
         epoch=keeper.pipeline.epoch,
         loaded_workers=len(keeper.spec.workers) if serves else keeper.pipeline.num_loaded,
-        last_failure=FailureReport(**asdict(failure)) if failure else None,
+        last_failure=keeper.last_failure,
     )
 
 
@@ -76,10 +76,9 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
 
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
     app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
-
     unknown_fields = UnknownFields(logger)
 
-    async def body(model: type[M], request: Request) -> M:
+    async def body(model: type[MessageT], request: Request) -> MessageT:
         try:
             message, unknown = read(model, await request.body())
         except ValueError as error:

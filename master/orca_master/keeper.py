@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from orca_contract.reasons import Reason
-from orca_contract.state import PipelinePhase
+from orca_contract.state import FailureReport, PipelinePhase
 from orca_contract.topology import PipelineSpec, Topology
 
 from orca_master.engine_config import EngineConfig
@@ -24,17 +24,6 @@ from orca_master.pipeline import Pipeline
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Failure:
-    """Why a pipeline was not formed or was lost, `at` seconds since 1970. `recovery_seconds`: once it serves again."""
-
-    at: float
-    reason: Reason
-    worker: str
-    message: str
-    recovery_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -49,7 +38,7 @@ class PipelineKeeper:
     config: EngineConfig
     serve: Callable[[Pipeline], Awaitable[WorkerLostError]]
     pipeline: Pipeline = field(init=False)
-    last_failure: Failure | None = None
+    last_failure: FailureReport | None = None
 
     def __post_init__(self) -> None:
         self.pipeline = Pipeline(self.spec, self.topology, self.config)
@@ -72,8 +61,8 @@ class PipelineKeeper:
                     raise
                 logger.warning("pipeline %s is not formed: %s", self.spec.id, error)
             else:
-                if self.last_failure is not None:
-                    self.last_failure.recovery_seconds = time.time() - self.last_failure.at
+                if (failure := self.last_failure) is not None:
+                    self.last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
                 self._note(await self.serve(self.pipeline))
                 if not self.config.recovery_timeout:
                     return
@@ -89,7 +78,9 @@ class PipelineKeeper:
             reason = lost.reason or _REASONS[self.pipeline.phase]
         going_on = self.last_failure is not None and self.last_failure.recovery_seconds is None
         at = self.last_failure.at if going_on and self.last_failure else time.time()
-        self.last_failure = Failure(at, reason, lost.worker if lost else "", str(error))
+        self.last_failure = FailureReport(
+            at=at, reason=reason, worker=lost.worker if lost else "", message=str(error), recovery_seconds=None
+        )
 
 
 _REASONS = {

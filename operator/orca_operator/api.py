@@ -165,7 +165,7 @@ class Auth(Part):
     api_key_secret_ref: SecretKey | None = Field(
         None,
         description="Keys that clients send as bearer tokens, or `sha256:` and a digest, one per line. "
-        "The master follows changes.",
+        "The master follows changes of the Secret.",
     )
 
 
@@ -193,7 +193,7 @@ class Tls(Part):
     )
     issuer_ref: IssuerReference | None = Field(None, description="For mode certManager: the issuer.")
     enabled: Annotated[bool | None, Effect.NONE] = Field(
-        None, description="Deprecated: true is selfSigned, unless a revision runs already; false is as if unset."
+        None, description="Deprecated alias of mode selfSigned, which is the default."
     )
 
     @property
@@ -223,9 +223,9 @@ class Monitoring(Part):
 
 
 class Restart(Part):
-    """A wish for fresh pods."""
+    """Change `id` to recreate all pods."""
 
-    id: Annotated[str, Field(max_length=64)] = Field("", description="Another value restarts all pods.")
+    id: Annotated[str, Field(max_length=64)] = Field("", description="Any text: another one recreates all pods.")
 
 
 class Spec(Part):
@@ -273,7 +273,7 @@ class Spec(Part):
     )
     monitoring: Annotated[Monitoring, Effect.LIVE] = Field(Monitoring(), description="Scraping by Prometheus.")
     suspend: Annotated[bool, Effect.LIVE] = Field(False, description="No pods, everything else stays.")
-    restart: Annotated[Restart, Effect.RESTARTS] = Field(Restart(), description="A wish for fresh pods.")
+    restart: Annotated[Restart, Effect.RESTARTS] = Field(Restart(), description="Change `id` to recreate all pods.")
 
     @property
     def num_pipelines(self) -> int:

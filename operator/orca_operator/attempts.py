@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from orca_contract import routes
 from orca_contract.message import Message
 from orca_contract.state import StateReport
 
-from orca_operator.plan import PutScheduler, PutTopology
+from orca_operator.plan import Put
 
-Put = PutTopology | PutScheduler
 REFUSALS = (400, 404, 405, 409, 413, 422)
 """HTTP statuses of a master that a repetition does not change."""
 
@@ -36,36 +34,27 @@ class Attempts:
 
     def futile(self, put: Put, report: StateReport) -> str:
         """Returns why the same change did not take effect on a master in the same state, "" if it may."""
-        attempt = self._attempts.get((put.revision, route(put)))
-        same = attempt is not None and attempt.body == put.body and attempt.left == _part(put, report)
-        return attempt.problem if attempt is not None and same else ""
+        attempt = self._attempts.get((put.revision, put.route))
+        if attempt is None or (attempt.body, attempt.left) != (put.body, put.reported(report)):
+            return ""
+        return attempt.problem
 
     def note(self, put: Put, report: StateReport, refusal: str = "") -> str:
         """Notes what the master reports after a change, or that it refused the change.
 
         Returns why the change is not in effect, "" if it is.
         """
-        key, left = (put.revision, route(put)), _part(put, report)
+        key, left = (put.revision, put.route), put.reported(report)
         if not refusal and left == put.body:
             self._attempts.pop(key, None)
             return ""
-        problem = refusal or f"the master accepted PUT {route(put)}, but still reports other values than were sent"
+        problem = refusal or f"the master accepted PUT {put.route}, but still reports other values than were sent"
         self._attempts[key] = _Attempt(put.body, left, problem)
         return problem
 
     def prune(self, puts: Sequence[Put], reported: Collection[str]) -> None:
         """Forgets attempts of changes that are no longer wanted, but none of a master that did not report."""
-        wanted = {(put.revision, route(put)) for put in puts}
+        wanted = {(put.revision, put.route) for put in puts}
         self._attempts = {
             key: attempt for key, attempt in self._attempts.items() if key in wanted or key[0] not in reported
         }
-
-
-def route(put: Put) -> str:
-    """Returns the path of a change."""
-    return routes.TOPOLOGY if isinstance(put, PutTopology) else routes.SCHEDULER
-
-
-def _part(put: Put, report: StateReport) -> Message | None:
-    """Returns the part of a report that a change is about."""
-    return report.topology if isinstance(put, PutTopology) else report.scheduler

@@ -17,11 +17,11 @@ import yaml
 from orca_contract.reasons import DESCRIPTIONS
 
 from orca_operator.api import Spec
+from orca_operator.conditions import CONDITIONS
 from orca_operator.derive_pod_api import derive
 from orca_operator.effects import Effect, leaves
 from orca_operator.names import GROUP, KIND, PLURAL, VERSION
 from orca_operator.schema import spec_schema, status_schema
-from orca_operator.status import CONDITIONS
 from orca_operator.structural import PRESERVE
 from orca_operator.validation import RULES, where
 
@@ -122,17 +122,13 @@ def page() -> str:
         "name `orca`.",
         "",
     ]
-    lines += ["## spec", "", "| field | type | default | |", "|---|---|---|---|"]
-    lines += [
-        f"| `{path}` | {_type(entry)} | {_default(entry)} | {entry.get('description', '')} |"
-        for path, entry in _fields(whole["properties"]["spec"])
-    ]
-    lines += ["", "## status", "", "| field | type | |", "|---|---|---|"]
-    lines += [
-        f"| `{path}` | {_type(entry)} | {entry.get('description', '')} |"
-        for path, entry in _fields(whole["properties"]["status"])
-    ]
-    lines.append("")
+    for part in ("spec", "status"):
+        lines += [f"## {part}", "", "| field | type | default | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{path}` | {_type(entry)} | {_default(entry)} | {entry.get('description', '')} |"
+            for path, entry in _fields(whole["properties"][part])
+        ]
+        lines.append("")
     lines += ["## Rules over several fields", ""]
     lines += [f"- `{where(rule)}` {rule.message}." for rule in RULES]
     lines += ["", "## Accepted, and not acted on yet", ""]

@@ -36,6 +36,7 @@ class Leaf:
     """The path in YAML, such as `scheduler.maxBatchSize`."""
     effect: Effect
     default: Any
+    """The value that asks for nothing."""
 
 
 @functools.cache
@@ -44,11 +45,11 @@ def leaves(model: type[BaseModel]) -> tuple[Leaf, ...]:
     return tuple(_leaves(model, (), "", None))
 
 
-def excluding(model: type[BaseModel], *effects: Effect) -> dict[str, Any]:
-    """Returns the leaves with one of these effects, nested as pydantic's `exclude` takes them."""
+def all_but(model: type[BaseModel], effect: Effect) -> dict[str, Any]:
+    """Returns the leaves with any other effect, nested as pydantic's `exclude` takes them."""
     nested: dict[str, Any] = {}
     for leaf in leaves(model):
-        if leaf.effect in effects:
+        if leaf.effect is not effect:
             place = nested
             for name in leaf.path[:-1]:
                 place = place.setdefault(name, {})

@@ -11,9 +11,9 @@ from typing import Any
 from orca_contract.reasons import Reason
 
 from orca_operator.cluster import Cluster, ClusterError
+from orca_operator.conditions import find_condition, rfc3339
 from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
 from orca_operator.observe import Object
-from orca_operator.status import find_condition, rfc3339
 
 logger = logging.getLogger(__name__)
 

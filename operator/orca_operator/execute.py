@@ -20,7 +20,7 @@ from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
-from orca_operator.plan import Action, Apply, Delete, PutScheduler, PutTopology
+from orca_operator.plan import Action, Apply, Delete, Put, PutScheduler, PutTopology
 from orca_operator.validation import InvalidSpecError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Outcome:
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
-    puts: list[PutTopology | PutScheduler] = field(default_factory=list)
+    puts: list[Put] = field(default_factory=list)
 
 
 class Executor:

@@ -11,9 +11,11 @@ A pipeline leaves the master's topology before its pods go, so that its requests
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from orca_contract import routes
 from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.state import StateReport
 from orca_contract.topology import Topology
 
 from orca_operator import names
@@ -53,19 +55,32 @@ class Delete:
 class PutTopology:
     """`PUT /topology` to a revision's master."""
 
+    route: ClassVar[str] = routes.TOPOLOGY
     revision: str
     body: Topology
+
+    @staticmethod
+    def reported(report: StateReport) -> Topology | None:
+        """Returns the part of a report that the change is about."""
+        return report.topology
 
 
 @dataclass(frozen=True, slots=True)
 class PutScheduler:
     """`PUT /scheduler` to a revision's master."""
 
+    route: ClassVar[str] = routes.SCHEDULER
     revision: str
     body: SchedulerKnobs
 
+    @staticmethod
+    def reported(report: StateReport) -> SchedulerKnobs | None:
+        """Returns the part of a report that the change is about."""
+        return report.scheduler
 
-Action = Apply | Delete | PutTopology | PutScheduler
+
+Put = PutTopology | PutScheduler
+Action = Apply | Delete | Put
 
 
 def plan(context: Context, observed: Observed, has_certificates: bool = True) -> list[Action]:

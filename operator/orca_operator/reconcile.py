@@ -20,18 +20,19 @@ from orca_contract.state import StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.attempts import REFUSALS, Attempts, route
+from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
+from orca_operator.conditions import Situation
 from orca_operator.events import Announcer
 from orca_operator.execute import Executor, Outcome
 from orca_operator.manifests.context import Context, Images, Owner
-from orca_operator.manifests.model import is_supported
+from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import AdminPort, Object, Observed
-from orca_operator.plan import PutScheduler, PutTopology, plan, unknown_to_master
+from orca_operator.plan import Put, plan, unknown_to_master
 from orca_operator.revision import certificate_source, revision_hash
-from orca_operator.status import Situation, make_status, not_supported
+from orca_operator.status import make_status
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import InvalidSpecError, parse
 
@@ -61,7 +62,6 @@ class _Deployment:
     refused_generation: int = 0
     attempts: Attempts = field(default_factory=Attempts)
     not_applied: tuple[str, ...] = ()
-    unreadable: str = ""
 
 
 class Reconciler:
@@ -158,7 +158,7 @@ class Reconciler:
                 observed = await self._tell_masters(outcome, deployment, observed, context)
                 await self._announce_skipped(resource, deployment, outcome)
             else:
-                problem = not_supported(spec)
+                problem = not_supported(spec.model)
         except InvalidSpecError as error:
             problem = str(error)
             await self._certify(keeper, children, source, request)
@@ -209,10 +209,9 @@ class Reconciler:
             try:
                 reports[revision] = await self._masters.state(door)
             except MasterError as error:
-                unreadable = str(error) if error.status == HTTPStatus.OK else ""
-                new = unreadable and unreadable != deployment.unreadable
-                deployment.unreadable = unreadable
-                logger.log(logging.WARNING if new else logging.DEBUG, "%s/%s: %s", *key, error)
+                logger.debug("%s/%s: %s", *key, error)
+                if error.status == HTTPStatus.OK:  # a report that this version cannot read
+                    deployment.not_applied = (f"master of revision {revision}: {error}",)
                 if port is not None and deployment.keeper is not None:
                     deployment.keeper.forget(port.secret)
                 if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
@@ -222,7 +221,7 @@ class Reconciler:
     async def _tell_masters(
         self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
     ) -> Observed:
-        """Sends topology and knobs; a master's answer replaces its report. `not_applied` has what is not in effect."""
+        """Sends topology and knobs, and notes what is not in effect; returns the masters' latest reports."""
         reports, attempts, problems = dict(observed.reports), deployment.attempts, []
         attempts.prune(outcome.puts, reports)
         token = await asyncio.to_thread(deployment.executor.admin_token, context)
@@ -242,12 +241,10 @@ class Reconciler:
             deployment.not_applied = (*problems, *unknown_to_master(context, observed))
         return Observed(observed.children, reports)
 
-    async def _put(
-        self, door: Door, put: PutTopology | PutScheduler, before: StateReport, attempts: Attempts
-    ) -> tuple[str, StateReport]:
+    async def _put(self, door: Door, put: Put, before: StateReport, attempts: Attempts) -> tuple[str, StateReport]:
         """Sends one change; returns why it is not in effect ("" if it is), and the master's latest report."""
         try:
-            after = await self._masters.put(door, route(put), put.body)
+            after = await self._masters.put(door, put.route, put.body)
         except MasterError as error:
             if error.status in REFUSALS:
                 attempts.note(put, before, str(error))

@@ -13,7 +13,7 @@ from typing import Any
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.effects import Effect, excluding
+from orca_operator.effects import Effect, all_but
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
@@ -25,8 +25,7 @@ KEPT_REVISIONS = 5
 
 def revision_hash(spec: Spec) -> str:
     """Returns the revision of a spec: the same for specs that need the same pods."""
-    unaffecting = excluding(Spec, *(effect for effect in Effect if effect is not Effect.RESTARTS))
-    affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=unaffecting)
+    affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=all_but(Spec, Effect.RESTARTS))
     said = {name: value for name, value in affecting.items() if value != {}}  # only live fields were set in it
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]

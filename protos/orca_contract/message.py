@@ -16,11 +16,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -38,6 +39,8 @@ MOST_UNKNOWN_FIELDS = 1000
 """Unknown fields that are remembered, so that a sender cannot fill the reader's memory with names."""
 LONGEST_NAME = 80
 """Characters of an unknown field that are remembered and logged."""
+
+Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,10 @@ class Message(BaseModel):
         return wire
 
 
-M = TypeVar("M", bound=Message)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def read(model: type[M], text: bytes) -> tuple[M, frozenset[str]]:
+def read(model: type[MessageT], text: bytes) -> tuple[MessageT, frozenset[str]]:
     """Returns a message from JSON, and its unknown fields as CLASS.FIELD.
 
     Raises ValueError that names the first field that is wrong.

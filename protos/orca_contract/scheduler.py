@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from orca_contract.message import Message
-
-Positive = Annotated[int, Field(ge=1)]
+from orca_contract.message import Message, Positive
 
 
 class SchedulerKnobs(Message):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from orca_contract.message import Message, Since
 from orca_contract.reasons import Reason
@@ -19,7 +19,7 @@ LAST_SECOND = 253402300799
 """Of the year 9999, the last that Python's dates know."""
 
 
-def _none_if_refused(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+def _none_if_refused(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         return validate(value)
     except ValidationError:

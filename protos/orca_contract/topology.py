@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from orca_contract import rank_environment
-from orca_contract.message import Message
-from orca_contract.scheduler import Positive
+from orca_contract.message import Message, Positive
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Of weights and activations; auto is the checkpoint's own."""

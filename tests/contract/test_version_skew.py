@@ -22,12 +22,12 @@ from orca_contract.state import EngineState, StateReport
 from orca_contract.topology import Topology
 from orca_master.admin import create_admin_app
 from orca_master.engine_config import EngineConfig
+from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import Observed
 from orca_operator.plan import PutScheduler, PutTopology, plan, unknown_to_master
 from orca_operator.reconcile import Reconciler
-from orca_operator.status import find_condition
 from support import version_0
 from support.api_server import Api
 from support.orcadeployments import IMAGES, MINIMAL, context, everything, merged, report
@@ -239,6 +239,17 @@ def test_a_change_is_sent_again_when_the_master_reports_something_else():
     )  # fmt: skip
     assert len(master.sent) == 2
     assert api.condition("Ready") == ("True", "Serving")
+
+
+def test_a_report_that_cannot_be_read_shows_in_the_status():
+    class Mumbling(ScriptedMaster):
+        async def state(self, door: Door) -> StateReport:
+            raise MasterError("/state: pipelines: a list is expected", 200)
+
+    master = Mumbling(report(context(merged(MINIMAL, tls={"mode": "off"}))), deaf)
+    api = reconciled(BUSY, master, lambda api: api.condition("FullyApplied") == ("False", "NotApplied"))
+    assert "pipelines: a list is expected" in find_condition(api.resource["status"], "FullyApplied")["message"]
+    assert master.sent == []
 
 
 def test_a_report_of_a_newer_master_is_read_and_asks_for_nothing(caplog):

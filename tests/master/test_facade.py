@@ -17,7 +17,7 @@ def test_both_ways_lead_to_the_same_classes():
 
 
 def test_another_name_is_no_attribute():
-    with pytest.raises(AttributeError, match="module 'orca' has no attribute 'Llm'"):
+    with pytest.raises(AttributeError, match="module 'orca_master' has no attribute 'Llm'"):
         _ = orca.Llm
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from orca_operator.api import Spec
 from orca_operator.api_types import Part
-from orca_operator.effects import Effect, excluding, fields_that_are_set, leaves
+from orca_operator.effects import Effect, all_but, fields_that_are_set, leaves
 from orca_operator.revision import revision_hash
 from orca_operator.schema import spec_schema
 from support.orcadeployments import MINIMAL, merged
@@ -34,7 +34,7 @@ def test_an_effect_is_declared_at_the_field_or_inherited():
         ("optional", Effect.NOT_YET),
         ("sizeLimit", Effect.LIVE),
     ]
-    assert excluding(Outer, Effect.LIVE) == {"inner": {"live": True}, "size_limit": True}
+    assert all_but(Outer, Effect.RESTARTS) == {"inner": {"live": True}, "optional": True, "size_limit": True}
     assert fields_that_are_set(Outer(optional=Inner()), Effect.NOT_YET) == ["optional"]
     assert fields_that_are_set(Outer(), Effect.NOT_YET) == []
 

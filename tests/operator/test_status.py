@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
 from orca_operator import names
+from orca_operator.conditions import CONDITIONS, Situation, find_condition
 from orca_operator.observe import Observed
-from orca_operator.status import CONDITIONS, Situation, find_condition, make_status
+from orca_operator.status import make_status
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

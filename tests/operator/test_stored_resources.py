@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from orca_operator.cluster import ClusterError
+from orca_operator.conditions import find_condition
 from orca_operator.crd import crd
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 from orca_operator.revision import revision_hash
-from orca_operator.status import find_condition
 from orca_operator.validation import InvalidSpecError, parse
 from support.crdcheck import judge
 from support.orcadeployments import IMAGES

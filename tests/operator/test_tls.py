@@ -12,12 +12,13 @@ from orca_operator import names
 from orca_operator.certificate_keeper import CHECK_INTERVAL, CertificateKeeper
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority, problem
 from orca_operator.cluster import ClusterError
+from orca_operator.conditions import Situation, find_condition
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Observed, certificate_secret
 from orca_operator.plan import Apply, plan
 from orca_operator.revision import certificate_source, revision_hash
-from orca_operator.status import Situation, find_condition, make_status
+from orca_operator.status import make_status
 from support.orcadeployments import MINIMAL, UID, context, everything, live, merged, pod, report
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from orca_operator.conditions import find_condition
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
-from orca_operator.status import find_condition
 
 from support.orcadeployments import UID
 

@@ -56,6 +56,12 @@ def is_supported(model: Model) -> bool:
     return bool(model_source(model).path)
 
 
+def not_supported(model: Model) -> str:
+    """Returns what is said about a model of a kind that cannot be fetched yet."""
+    scheme = model.uri.partition("://")[0]
+    return f"spec.model.uri: {scheme}:// is not supported yet; hf://, pvc:// and file:// are"
+
+
 def fetch_container(
     model: Model, image: str, pull_policy: str, share: list[str], env: list[dict[str, Any]], security: dict[str, Any]
 ) -> dict[str, Any]:

@@ -1,0 +1,223 @@
+"""The conditions of an OrcaDeployment (metav1.Condition). Pure: the previous status and the time come in.
+
+`Ready` is the condition to read; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
+while its status stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from orca_contract.reasons import Reason
+
+from orca_operator import names
+from orca_operator.api import Spec
+from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, diagnose, diagnose_pod
+from orca_operator.effects import Effect, fields_that_are_set
+from orca_operator.manifests.model import is_supported, not_supported
+from orca_operator.observe import Observed, pod_condition
+
+CONDITIONS: Mapping[str, str] = {
+    "Ready": "every pipeline that is wanted serves, at the wanted revision",
+    "Available": "at least one pipeline serves: requests are answered",
+    "Progressing": "not ready yet, and within `progressDeadlineSeconds`",
+    "Degraded": "requests are answered, but not everything is as wanted",
+    "Failed": "a person has to act: the spec is invalid, or the deadline is over",
+    "ModelReady": "every pod has the model's files, as far as they are fetched",
+    "WorkersScheduled": "every worker pod has a node",
+    "PipelinesFormed": "every pipeline that is wanted serves",
+    "MasterServing": "the engine master takes requests",
+    "ScalingReady": "`replicas` and the scale subresource are acted on; False while `autoscaling` is set, which is not",
+    "TLSReady": "the pods of the serving revision speak mutual TLS; reason `PlaintextRevision`: the revision was made "
+    "before TLS was the default, and the next revision will use TLS",
+    "FullyApplied": "every field is acted on, the cluster serves every kind that is wanted, and the master carries out "
+    "every change",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a status is made from. `spec` and `revision` are None where the spec is invalid; `problem` says why.
+
+    `certificates` is the Secret with the certificate of the wanted revision's master, "" for plaintext;
+    `certificate_problems` says, by the name of a master's Secret, why its certificates cannot be used.
+    """
+
+    name: str
+    namespace: str
+    generation: int
+    spec: Spec | None
+    revision: str | None
+    observed: Observed
+    problem: str = ""
+    skipped: Sequence[str] = ()
+    not_applied: Sequence[str] = ()
+    certificates: str = ""
+    certificate_problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_conditions(
+    situation: Situation,
+    wanted: int,
+    available: int,
+    master_ready: bool,
+    serving_revision: str,
+    previous: Mapping[str, Any],
+    now: datetime,
+) -> list[dict[str, Any]]:
+    """Returns all conditions. `wanted` and `available` count pipelines; `previous` is the whole previous status."""
+    verdict = _verdict(situation, wanted, available, serving_revision)
+    states = _states(situation, verdict, wanted, available, master_ready, serving_revision, previous, now)
+    return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
+
+
+def _verdict(situation: Situation, wanted: int, available: int, serving_revision: str) -> Diagnosis:
+    """The reason of `Ready`."""
+    if situation.problem:
+        return Diagnosis(Reason.INVALID_SPEC, situation.problem)
+    assert situation.spec is not None
+    assert situation.revision is not None
+    if not wanted:
+        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+    lacking = situation.certificate_problems.get(situation.certificates, "")
+    if lacking and situation.revision not in situation.observed.revisions():
+        return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
+    if serving_revision != situation.revision:
+        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {serving_revision} ends, {situation.revision} follows")
+    if available >= wanted:
+        return Diagnosis(Reason.SERVING, f"{available} of {wanted} pipelines serve")
+    return diagnose(situation.observed, situation.revision)
+
+
+def _states(
+    situation: Situation,
+    verdict: Diagnosis,
+    wanted: int,
+    available: int,
+    master_ready: bool,
+    serving_revision: str,
+    previous: Mapping[str, Any],
+    now: datetime,
+) -> dict[str, tuple[bool, str, str]]:
+    """Returns (status, reason, message) of every condition."""
+    spec, observed = situation.spec, situation.observed
+    ready = verdict.reason is Reason.SERVING
+    resting = verdict.reason is Reason.SUSPENDED
+    waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
+    overdue = waiting and spec is not None and _overdue(previous, situation.generation, spec, now)
+    if overdue and verdict.reason is Reason.LOADING_WEIGHTS:
+        verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
+    reason, message = verdict.reason.value, verdict.message
+    failed = overdue or verdict.reason is Reason.INVALID_SPEC
+    deadline = Reason.PROGRESS_DEADLINE_EXCEEDED.value
+    workers = observed.pods(names.WORKER)
+    unscheduled = [pod for pod in workers if pod_condition(pod, "PodScheduled").get("status") != "True"]
+    enough = len(workers) >= wanted * (spec.parallelism.pipeline_parallel_size if spec else 1)
+    scheduled = enough and not unscheduled
+    return {
+        "Ready": (ready, reason, message),
+        "Available": (available > 0, reason if available else "NoPipelineServes", f"{available} of {wanted} serve"),
+        "Progressing": (
+            (False, deadline, message) if overdue else (waiting, reason if waiting else "Complete", message)
+        ),
+        "Degraded": (available > 0 and not ready, reason, message),
+        "Failed": (failed, deadline if overdue else reason, message),
+        "ModelReady": _model_ready(situation),
+        "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"{len(unscheduled)} without a node"),
+        "PipelinesFormed": (wanted <= available, reason, f"{available} of {wanted} serve"),
+        "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
+        "ScalingReady": _scaling_ready(spec),
+        "TLSReady": _tls_ready(situation, serving_revision),
+        "FullyApplied": _fully_applied(situation),
+    }
+
+
+def _overdue(previous: Mapping[str, Any], generation: int, spec: Spec, now: datetime) -> bool:
+    progressing = find_condition(previous, "Progressing")
+    if progressing.get("observedGeneration") != generation:
+        return False
+    if progressing["status"] == "False":
+        return bool(progressing["reason"] == Reason.PROGRESS_DEADLINE_EXCEEDED.value)
+    since = datetime.fromisoformat(progressing["lastTransitionTime"])
+    return now - since > timedelta(seconds=spec.progress_deadline_seconds)
+
+
+def _model_ready(situation: Situation) -> tuple[bool, str, str]:
+    spec = situation.spec
+    if spec is None:
+        return False, Reason.INVALID_SPEC.value, situation.problem
+    if not is_supported(spec.model):
+        return False, "NotSupported", not_supported(spec.model)
+    fetching = (Reason.MODEL_DOWNLOADING, Reason.MODEL_DOWNLOAD_FAILED)
+    for pod in situation.observed.pods(revision=situation.revision):
+        diagnosis = diagnose_pod(pod)
+        if diagnosis is not None and diagnosis.reason in fetching:
+            return False, diagnosis.reason.value, diagnosis.message
+    return True, "Present", spec.model.uri
+
+
+def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
+    if spec is None:
+        return False, Reason.INVALID_SPEC.value, "the spec is invalid"
+    if spec.autoscaling is not None:
+        return False, "NotYetActive", "spec.autoscaling is not acted on yet; spec.replicas is"
+    return True, "Scalable", "spec.replicas and the scale subresource are acted on"
+
+
+def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
+    """Read from the pods, not from the spec: a revision keeps the rendering that it began with."""
+    spec, secrets = situation.spec, situation.observed.certificate_secrets()
+    if spec is None and revision not in secrets:
+        return False, Reason.INVALID_SPEC.value, situation.problem
+    secret = secrets.get(revision, situation.certificates)
+    if lacking := situation.certificate_problems.get(secret):
+        return False, Reason.CERTIFICATE_NOT_READY.value, lacking
+    if secret:
+        return True, "MutualTLS", f"revision {revision} speaks mutual TLS with the certificates of Secret {secret}"
+    if spec is not None and spec.tls.source == "off":
+        return False, "Off", f"spec.tls.mode is off: revision {revision} speaks plaintext"
+    hint = "a new value of spec.restart.id replaces it by a revision that speaks TLS"
+    return False, "PlaintextRevision", f"revision {revision} was made without TLS and keeps speaking plaintext; {hint}"
+
+
+def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
+    if situation.spec is None:
+        return False, Reason.INVALID_SPEC.value, situation.problem
+    if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET):
+        fields = ", ".join(f"spec.{field}" for field in inactive)
+        return False, "NotYetActive", f"accepted, and not acted on by this version: {fields}"
+    if situation.skipped:
+        return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
+    if situation.not_applied:
+        return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
+    return True, "Applied", "every field is acted on"
+
+
+def _condition(
+    kind: str, holds: bool, reason: str, message: str, generation: int, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    before = find_condition(previous, kind)
+    status = "True" if holds else "False"
+    kept = before.get("lastTransitionTime") if before.get("status") == status else None
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": kept or rfc3339(now),
+        "observedGeneration": generation,
+    }
+
+
+def find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """One condition of a status, {} without it."""
+    found: Mapping[str, Any] = next((entry for entry in status.get("conditions", ()) if entry["type"] == kind), {})
+    return found
+
+
+def rfc3339(moment: datetime) -> str:
+    """As the API writes times."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
