@@ -18,7 +18,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_bench.on_engine import EngineSpec, LiveEngine, live_engine
 from orca_bench.random_models import save_model
 from orca_bench.scheduling import OrcaScheduling, OrcaSetup, Scheduling
-from orca_master.serve import local_workers
+from orca_master.commands.serve import local_workers
 
 TIME_LIMIT = 900.0
 """Seconds that one run of a trace may take."""

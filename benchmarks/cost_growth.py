@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from common import parser, save
 from orca_bench.random_models import LAYERS, VOCABULARY, save_model
-from orca_master.kv_ledger import KvLedger
 from orca_master.llm import LLM, SamplingParams
-from orca_master.pool import RequestPool
-from orca_master.request import Request
-from orca_master.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker.stage import Stage
 from profile_iteration import iteration

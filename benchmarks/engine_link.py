@@ -18,9 +18,9 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from orca_master.engine_types import Output
-from orca_master.link_codec import decode_from_master, encode_from_master
-from orca_master.link_messages import Outputs
+from orca_master.api_processes.link_codec import decode_from_master, encode_from_master
+from orca_master.api_processes.link_messages import Outputs
+from orca_master.engine.messages import Output
 from orca_protos import engine_pb2 as pb
 
 COUNTS = (1, 64, 256)

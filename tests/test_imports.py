@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,37 @@ def test_packages_import_only_downward(package):
                 assert not top.startswith("orca_") or top == own or top in MAY_IMPORT[package], f"{path}: {name}"
 
 
+ROOMS = {
+    "errors": set(),
+    "scheduling": {"errors"},
+    "bodies": {"errors", "scheduling"},
+    "text": {"errors", "bodies"},
+    "engine": {"errors", "scheduling"},
+    "metrics": {"errors", "scheduling", "engine"},
+    "endpoint": {"errors", "scheduling", "bodies", "text", "engine"},
+    "api_processes": {"errors", "scheduling", "text", "engine", "endpoint"},
+    "commands": {"errors", "text", "engine", "metrics", "endpoint", "api_processes"},
+    "llm": {"errors", "bodies", "text", "engine", "endpoint", "commands"},
+    "cli": {"errors"},
+}
+"""What the parts of orca_master may import of each other."""
+
+
+def test_parts_of_the_master_import_one_way():
+    folder = ROOT / "master/orca_master"
+    parts = [path for path in folder.iterdir() if path.name not in ("__init__.py", "__pycache__")]
+    assert {path.stem for path in parts} == set(ROOMS)
+    assert sum(path.is_dir() for path in parts) <= 9
+    assert list(TopologicalSorter(ROOMS).static_order()), "a cycle raises CycleError"
+    for part in parts:
+        for path in [part] if part.is_file() else part.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("orca_master"):
+                    continue
+                imported = (node.module or "").split(".")[1]
+                assert imported == part.stem or imported in ROOMS[part.stem], f"{path}: {node.module}"
+
+
 def test_child_interpreters_do_not_import_from_the_current_folder():
     """The current folder may be a model's, whose resource.py or torch.py would run in place of the library's."""
     commands = [
@@ -53,7 +85,10 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        (["orca_master.serve", "orca_master.server", "orca_master.cli"], ["torch", "numpy", "transformers"]),
+        (
+            ["orca_master.commands.serve", "orca_master.commands.master", "orca_master.cli"],
+            ["torch", "numpy", "transformers"],
+        ),
         (["orca_worker.cli", "orca_worker.controller", "orca_worker.fetch"], ["torch", "transformers", "fastapi"]),
         (["orca_operator.cli"], ["torch", "fastapi", "grpc", "google.protobuf"]),
         (

@@ -1,7 +1,8 @@
 """A cost model from a live engine: the time of each stage as a sum over what an iteration computes, fitted to its log.
 
-`orca serve --iteration-log FILE` writes the log (orca_master/iteration_log.py). A stage's time is taken as linear in
-iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never negative.
+`orca serve --iteration-log FILE` writes the log (orca_master/metrics/iteration_log.py). A stage's time is taken as
+linear in iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never
+negative.
 The rest of a round trip is measured too: the gap between two stages; the mean gap from a result to the next
 iteration wherever requests went on and the first stage was free, so that the pipeline waited for nothing else; and
 the gap between two iterations on a stage where the second had been waiting for it.

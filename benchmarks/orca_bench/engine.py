@@ -17,10 +17,10 @@ from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Dtype
+from orca_master.commands.serve import local_workers
+from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
-from orca_master.faults import WorkerLostError
-from orca_master.kv_ledger import blocks_for
-from orca_master.serve import local_workers
+from orca_master.scheduling.kv_ledger import blocks_for
 from orca_protos.command_line import OneLineParser
 
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup

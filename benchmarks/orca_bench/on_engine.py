@@ -16,10 +16,10 @@ from pathlib import Path
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import ModelSpec
-from orca_master.engine_config import EngineConfig
-from orca_master.pipeline import Pipeline
-from orca_master.scheduler import Batch
-from orca_master.serve import local_topology
+from orca_master.commands.serve import local_topology
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.pipeline import Pipeline
+from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 
 from orca_bench.outcome import Fate, Run, Span
@@ -90,7 +90,7 @@ class LiveEngine:
 
 @contextlib.asynccontextmanager
 async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[LiveEngine]:
-    """Forms a pipeline over workers that listen (`orca_master.serve.local_workers`); raises ConfigurationError."""
+    """Forms a pipeline over workers that listen (`commands.serve.local_workers`); raises ConfigurationError."""
     model = ModelSpec(path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype)
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
     config = EngineConfig(kv_slots=spec.slots, token_budget=spec.longest_iteration, enforce_eager=spec.enforce_eager)

@@ -1,7 +1,7 @@
 """Errors that people can mend, each with the way it leaves the process.
 
 `ConfigurationError` ends a command with one line and exit code 2; the others become HTTP answers in
-OpenAI's error shape (api.py).
+OpenAI's error shape (application.py).
 """
 
 from __future__ import annotations

@@ -22,19 +22,19 @@ from typing import Any, Literal, TypeVar
 from orca_contract.topology import Dtype, ModelSpec
 from pydantic import ValidationError
 
-from orca_master.bodies import described
-from orca_master.chat_template import ChatTemplate
-from orca_master.endpoint import Endpoint
-from orca_master.endpoint_config import EndpointConfig
-from orca_master.engine_config import EngineConfig
-from orca_master.engine_thread import EngineThread
+from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.validation import described
+from orca_master.commands.master import make_engine
+from orca_master.commands.preflight import check, model_command, text_command
+from orca_master.commands.serve import local_topology, local_workers
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.generation import Generation, Piece
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
-from orca_master.generation import Generation, Piece
-from orca_master.openai_requests import CompletionRequest
-from orca_master.preflight import check, model_command, text_command
-from orca_master.serve import local_topology, local_workers
-from orca_master.server import make_engine
-from orca_master.tokenizer import TextCodec
+from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.tokenizer import TextCodec
 
 T = TypeVar("T")
 

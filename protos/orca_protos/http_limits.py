@@ -1,7 +1,7 @@
 """Bounds of an HTTP port, and the pure arithmetic behind them.
 
 http_connection.py applies them to one connection, http_listener.py to all connections of a port, and
-orca_master/body_limits.py to the bodies of requests.
+orca_master/endpoint/body_limits.py to the bodies of requests.
 """
 
 from __future__ import annotations

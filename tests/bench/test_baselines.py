@@ -16,7 +16,7 @@ from orca_bench.on_engine import EngineSpec, live_engine
 from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest
-from orca_master.request import Request
+from orca_master.scheduling.request import Request
 from support.engines import worker_processes
 
 SECOND = Measured(((1.0, 0, 0, 0, 0),) * 3)

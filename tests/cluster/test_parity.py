@@ -111,7 +111,7 @@ def test_a_model_from_a_hub(shared):
         assert [found for name, found in held.items() if "master" in name] == [set()]
         (master,) = (name for name in held if "master" in name)
         commands = shared.kubectl("exec", master, "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-        assert commands.count("-m orca_master.api_process") == 2
+        assert commands.count("-m orca_master.api_processes.api_process") == 2
     finally:
         shared.kubectl("delete", "orca", "from-hub", "--ignore-not-found")
         hub.server.shutdown()

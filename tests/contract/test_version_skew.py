@@ -20,8 +20,8 @@ from orca_contract import routes
 from orca_contract.message import VERSION, Message, Since, read
 from orca_contract.state import EngineState, StateReport
 from orca_contract.topology import Topology
-from orca_master.admin import create_admin_app
-from orca_master.engine_config import EngineConfig
+from orca_master.endpoint.admin import create_admin_app
+from orca_master.engine.config import EngineConfig
 from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
 from orca_operator.master_client import Door, MasterClient, MasterError

@@ -28,8 +28,8 @@ class Target:
 
 def _link() -> Check:
     """An API process to the master, and the master to an API process."""
-    from orca_master.link_codec import decode_from_master, decode_to_master
-    from orca_master.link_messages import LinkError
+    from orca_master.api_processes.link_codec import decode_from_master, decode_to_master
+    from orca_master.api_processes.link_messages import LinkError
 
     def check(data: bytes) -> None:
         for decode in (decode_to_master, decode_from_master):
@@ -40,10 +40,10 @@ def _link() -> Check:
 
 
 def _link_seeds() -> list[bytes]:
-    from orca_master.engine_types import Submission
-    from orca_master.link_codec import encode_to_master
-    from orca_master.link_messages import AskMetrics, Release, Submit
-    from orca_master.request import SamplingParameters
+    from orca_master.api_processes.link_codec import encode_to_master
+    from orca_master.api_processes.link_messages import AskMetrics, Release, Submit
+    from orca_master.engine.messages import Submission
+    from orca_master.scheduling.request import SamplingParameters
 
     submission = Submission("a", (1, 2), 4, SamplingParameters(logit_bias=((1, 0.5),)), frozenset({0}))
     return [encode_to_master(message) for message in (Submit(1, submission), Release("a", "stop"), AskMetrics(2))]
@@ -51,9 +51,9 @@ def _link_seeds() -> list[bytes]:
 
 def _bodies() -> Check:
     """A client."""
-    from orca_master.bodies import KINDS, check_body, pack, unpack
+    from orca_master.bodies.lengths import Lengths
+    from orca_master.bodies.validation import KINDS, check_body, pack, unpack
     from orca_master.errors import RequestError
-    from orca_master.lengths import Lengths
 
     def check(data: bytes) -> None:
         for kind in KINDS:
@@ -161,7 +161,7 @@ def _weight_seeds() -> list[bytes]:
 def _tokenizer() -> Check:
     """The author of a model: tokenizer.json and generation_config.json."""
     from orca_master.errors import ConfigurationError, RequestError
-    from orca_master.tokenizer import TextCodec
+    from orca_master.text.tokenizer import TextCodec
 
     folder = _folder("tokenizer")
 
@@ -190,7 +190,7 @@ def _template() -> Check:
     Digits are removed from a template: a loop or a product of any length is a template's right, and the process that
     renders is ended for it (template_process.py).
     """
-    from orca_master.template_process import Renderer, answer
+    from orca_master.text.template_process import Renderer, answer
 
     renderer = Renderer(
         "{% for message in messages %}{{ message.content }}{{ message | tojson }}{% endfor %}{{ a }}", {}

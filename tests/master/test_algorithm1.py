@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_master.kv_ledger import KvLedger, blocks_for
-from orca_master.pool import RequestPool
-from orca_master.request import Request
-from orca_master.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.kv_ledger import KvLedger, blocks_for
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
 
 @dataclass

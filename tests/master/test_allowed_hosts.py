@@ -6,8 +6,8 @@ import asyncio
 
 import httpx
 import pytest
-from orca_master.allowed_hosts import AllowedHosts
-from orca_master.endpoint_config import LOOPBACK_NAMES, default_hosts
+from orca_master.endpoint.allowed_hosts import AllowedHosts
+from orca_master.endpoint.config import LOOPBACK_NAMES, default_hosts
 
 
 @pytest.mark.parametrize(

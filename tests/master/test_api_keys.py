@@ -9,11 +9,11 @@ import os
 import threading
 
 import pytest
-from orca_master import api_keys
-from orca_master.api_keys import KeyRing, digest, digests_of, read_key_file
+from orca_master.commands.options import add_engine_options, add_model_options, add_server_options, endpoint_config
+from orca_master.endpoint import api_keys
+from orca_master.endpoint.api_keys import KeyRing, digest, digests_of, read_key_file
+from orca_master.endpoint.middleware import ApiKeys
 from orca_master.errors import ConfigurationError
-from orca_master.middleware import ApiKeys
-from orca_master.options import add_engine_options, add_model_options, add_server_options, endpoint_config
 
 HASH = hashlib.sha256(b"hashed").hexdigest()
 

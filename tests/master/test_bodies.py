@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from orca_master import bodies
-from orca_master.bodies import MAX_MESSAGE, check_body
+from orca_master.bodies import validation as bodies
+from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.openai_requests import MAX_BIASES, MAX_MESSAGES
+from orca_master.bodies.validation import MAX_MESSAGE, check_body
 from orca_master.errors import RequestError
-from orca_master.lengths import Lengths
-from orca_master.openai_requests import MAX_BIASES, MAX_MESSAGES
 
 CONTEXT = 1024
 MESSAGE = {"role": "user", "content": "a"}

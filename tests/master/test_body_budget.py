@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from orca_master import body_limits, checked_route
-from orca_master.body_budget import BodyBudget
-from orca_master.body_checker import BodyChecker
-from orca_master.body_limits import BodyLimits
+from orca_master.bodies.body_budget import BodyBudget
+from orca_master.bodies.body_checker import BodyChecker
+from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.openai_requests import DetokenizeRequest
+from orca_master.endpoint import body_limits, checked_route
+from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.errors import QueueFullError
-from orca_master.lengths import Lengths
-from orca_master.openai_requests import DetokenizeRequest
 from orca_protos.http_limits import HttpLimits
 from starlette.exceptions import HTTPException
 

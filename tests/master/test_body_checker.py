@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from orca_master import body_checker
-from orca_master.bodies import check_body
-from orca_master.body_checker import MAX_WAITING, SMALL_BYTES, BodyChecker
-from orca_master.body_process import LENGTHS
+from orca_master.bodies import body_checker
+from orca_master.bodies.body_checker import MAX_WAITING, SMALL_BYTES, BodyChecker
+from orca_master.bodies.body_process import LENGTHS
+from orca_master.bodies.lengths import MAX_CHARACTERS, Lengths
+from orca_master.bodies.validation import check_body
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
-from orca_master.lengths import MAX_CHARACTERS, Lengths
 
 CONTEXT = 60_000
 LONG = "a\ud800é😀 " * (SMALL_BYTES // 5)
@@ -230,7 +230,8 @@ def test_the_wait_of_a_large_body_is_bounded(monkeypatch):
 def test_memory_is_bounded():
     """16 MiB of empty arrays as values take 350 MiB."""
     program = (
-        "from orca_master import body_process as made; made.MAX_MEMORY_BYTES = 200 << 20; raise SystemExit(made.main())"
+        "from orca_master.bodies import body_process as made; made.MAX_MEMORY_BYTES = 200 << 20; "
+        "raise SystemExit(made.main())"
     )
     header = json.dumps({"kind": "completion", "max_model_len": CONTEXT}).encode()
     for body, code in ((b'{"prompt": [' + b"[]," * (5 << 20) + b"[]]}", 1), (b'{"prompt": [1]}', 0)):

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from orca_master import chat_template
-from orca_master.chat_template import ChatTemplate
+from orca_master.bodies.openai_requests import ChatMessage
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.openai_requests import ChatMessage
+from orca_master.text import chat_template
+from orca_master.text.chat_template import ChatTemplate
 from transformers import AutoTokenizer
 
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hi")]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from orca_master import drain
+from orca_master.commands import drain
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from orca_master.encoder import MANY, MAX_WAITING, PIECE, SHORT, Encoder
+from orca_master.bodies.lengths import Lengths
 from orca_master.errors import QueueFullError, RequestError
-from orca_master.lengths import Lengths
-from orca_master.tokenizer import TextCodec
+from orca_master.text.encoder import MANY, MAX_WAITING, PIECE, SHORT, Encoder
+from orca_master.text.tokenizer import TextCodec
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 

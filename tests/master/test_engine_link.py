@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 from orca_contract.state import EngineState
-from orca_master import engine_link
-from orca_master.endpoint_config import EndpointConfig
-from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_link import max_to_master_bytes, receive, send
-from orca_master.engine_server import EngineServer
-from orca_master.engine_types import Output, Submission
+from orca_master.api_processes import link_frames
+from orca_master.api_processes.link_codec import decode_from_master, encode_from_master, encode_to_master
+from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send
+from orca_master.api_processes.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
+from orca_master.api_processes.link_server import EngineServer
+from orca_master.api_processes.remote_engine import RemoteEngine, connect
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.progress import Progress
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.link_codec import decode_from_master, encode_from_master, encode_to_master
-from orca_master.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
-from orca_master.progress import Progress
-from orca_master.remote_engine import RemoteEngine, connect
-from orca_master.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason, SamplingParameters
 from orca_protos import engine_pb2 as pb
 
 MODEL = Path("/models/m")
@@ -338,7 +338,7 @@ def test_ended_requests_need_no_release(tmp_path):
 
 
 def test_a_process_that_does_not_read_is_cut_off(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(engine_link, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(link_frames, "MAX_UNREAD_BYTES", 1000)
 
     async def play(engine: FakeEngine, server: EngineServer, _: RemoteEngine) -> None:
         peer = await RawPeer.connect(tmp_path / "socket")

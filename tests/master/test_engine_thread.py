@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
-from orca_master import engine_thread
-from orca_master.engine_config import EngineConfig
-from orca_master.engine_thread import EngineThread
-from orca_master.metrics import Metrics
+from orca_master.engine import engine_thread
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_thread import EngineThread
+from orca_master.metrics.prometheus import Metrics
 
 
 def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplog):

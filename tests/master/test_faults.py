@@ -6,9 +6,9 @@ import asyncio
 import itertools
 
 import pytest
-from orca_master import faults as faults_module
+from orca_master.engine import faults as faults_module
+from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, closest, lost_worker
 from orca_master.errors import ConfigurationError
-from orca_master.faults import Evidence, FaultCollector, WorkerLostError, all_workers, closest, lost_worker
 from orca_protos import engine_pb2 as pb
 
 ADDRESSES = ["a:1", "b:1", "c:1"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from orca_contract.state import EngineState
-from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.engine_types import Output, Submission
+from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint.generation import SUBMITTED_AT_ONCE, Generation, Generator
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.progress import Progress
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
-from orca_master.generation import SUBMITTED_AT_ONCE, Generation, Generator
-from orca_master.openai_requests import CompletionRequest
-from orca_master.progress import Progress
-from orca_master.request import FinishReason
-from orca_master.tokenizer import TextCodec
+from orca_master.scheduling.request import FinishReason
+from orca_master.text.tokenizer import TextCodec
 
 DEPTH, TOKENS = 256, 100_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from orca_master.engine.request_limits import check_values
 from orca_master.errors import RequestError
-from orca_master.limits import check_values
-from orca_master.request import Request, SamplingParameters
+from orca_master.scheduling.request import Request, SamplingParameters
 
 VOCABULARY = 100
 

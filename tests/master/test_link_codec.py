@@ -14,17 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.state import EngineState
 from orca_master import errors
-from orca_master.endpoint_config import EndpointConfig
-from orca_master.engine_client import EngineStatus
-from orca_master.engine_types import Output, Submission
-from orca_master.link_codec import (
+from orca_master.api_processes.link_codec import (
     ERROR_CLASSES,
     decode_from_master,
     decode_to_master,
     encode_from_master,
     encode_to_master,
 )
-from orca_master.link_messages import (
+from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
     Hello,
@@ -34,9 +31,12 @@ from orca_master.link_messages import (
     Submit,
     ValueOutOfRangeError,
 )
-from orca_master.link_requests import MAX_TEXT
-from orca_master.progress import Progress
-from orca_master.request import FinishReason, SamplingParameters
+from orca_master.api_processes.link_requests import MAX_TEXT
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.progress import Progress
+from orca_master.scheduling.request import FinishReason, SamplingParameters
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 from orca_protos.http_limits import HttpLimits

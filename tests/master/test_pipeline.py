@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 from orca_contract.message import VERSION
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.faults import WorkerLostError, closest
+from orca_master.engine.pipeline import Pipeline
+from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.errors import ConfigurationError
-from orca_master.faults import WorkerLostError, closest
-from orca_master.pipeline import Pipeline
-from orca_master.workers import WorkerConnection
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
 from orca_protos.wire import HIGHEST_EPOCH

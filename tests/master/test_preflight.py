@@ -8,9 +8,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from orca_master import preflight
+from orca_master.commands import preflight
+from orca_master.commands.preflight import check
 from orca_master.errors import ConfigurationError
-from orca_master.preflight import check
 
 
 def test_a_fault_of_the_check_is_no_overrun():
@@ -25,7 +25,7 @@ def test_a_process_that_was_ended_by_its_bounds():
 
 def test_the_text_check_reports_any_exception_in_one_line():
     program = (
-        "import sys\nfrom orca_master import text_check\n"
+        "import sys\nfrom orca_master.commands import text_check\n"
         "def fail(*_): raise LookupError('two\\nlines')\n"
         "text_check.try_text = fail\nsys.exit(text_check.main(['model']))"
     )
@@ -66,4 +66,4 @@ def test_links_in_a_circle_are_refused_by_the_option(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(ConfigurationError, match=r"^--chat-template \S+/a: "):
-        check(["orca_master.text_check", str(tmp_path), "--chat-template", str(tmp_path / "a")])
+        check(["orca_master.commands.text_check", str(tmp_path), "--chat-template", str(tmp_path / "a")])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from orca_contract.state import EngineState
-from orca_master.engine_client import EngineStatus
-from orca_master.progress import Progress, progress_report
+from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.progress import Progress, progress_report
 
 STALLED = Progress(num_iterations=5, num_unfinished=2, num_running=1, num_waiting=1, since=100.0, stall_timeout=30.0)
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import QueueFullError
-from orca_master.kv_ledger import LEDGERS, KvLedger, PagedLedger, blocks_for
-from orca_master.pool import RequestPool
-from orca_master.request import FinishReason, Request, RequestState
-from orca_master.scheduler import Batch, Scheduler, SchedulerConfig
+from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger, PagedLedger, blocks_for
+from orca_master.scheduling.request import FinishReason, Request, RequestState
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Batch, Scheduler, SchedulerConfig
 
 EXAMPLES = settings(max_examples=500, deadline=None)
 STOP = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orca_master.scheduler import Batch
-from orca_master.stage_metrics import StageMetrics
+from orca_master.metrics.stage_metrics import StageMetrics
+from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry
 

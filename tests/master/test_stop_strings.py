@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orca_master.stop_strings import StopSearch
+from orca_master.text.stop_strings import StopSearch
 
 letters = st.text("ab", max_size=12)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_master.errors import RequestError
-from orca_master.tokenizer import TextCodec
+from orca_master.text.tokenizer import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from orca_master.commands.topology_file import read_topology
 from orca_master.errors import ConfigurationError
-from orca_master.topology import read_topology
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "NCCL_NET_PLUGIN", "PYTHONPATH"])

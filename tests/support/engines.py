@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
-from orca_master.engine import EngineMaster
-from orca_master.engine_config import EngineConfig
-from orca_master.engine_types import Output, Submission
-from orca_master.request import FinishReason, SamplingParameters
-from orca_master.scheduler import Batch
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_master import EngineMaster
+from orca_master.engine.messages import Output, Submission
+from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 
 WORKER_COMMAND = (sys.executable, "-m", "orca_worker")

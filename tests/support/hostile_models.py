@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from orca_master.commands.text_check import try_text
 from orca_master.errors import ConfigurationError
-from orca_master.text_check import try_text
 from orca_worker.errors import ModelError
 from orca_worker.model_check import check_model
 

@@ -14,11 +14,10 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from orca_master.openai_requests import (
+from orca_master.bodies.openai_requests import (
     MAX_BIASES,
     MAX_CHOICES,
     MAX_COUNT,
-    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_NAME,
     MAX_PROMPTS,
@@ -27,6 +26,7 @@ from orca_master.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
 )
+from orca_master.scheduling.request import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve
 

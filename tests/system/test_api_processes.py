@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 from orca_contract.state import EngineState
-from orca_master.api_processes import api_processes as run_api_processes
-from orca_master.endpoint_config import EndpointConfig
-from orca_master.engine_client import EngineClient, EngineStatus
-from orca_master.progress import Progress
+from orca_master.api_processes.pool import api_processes as run_api_processes
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.progress import Progress
 from orca_protos.http import listen
 from support import pickle_trap
 from support.checkpoints import with_long_context, with_tokenizer
@@ -49,7 +49,7 @@ def processes_of(served: Served, module: str) -> set[int]:
 
 
 def api_processes(served: Served) -> set[int]:
-    return processes_of(served, "orca_master.api_process")
+    return processes_of(served, "orca_master.api_processes.api_process")
 
 
 def connected(pids: set[int]) -> set[int]:
@@ -152,7 +152,7 @@ def test_no_process_reads_a_pickle(model, tmp_path, monkeypatch):
         assert eventually(lambda: finished(served, "abort") == 1)
     assert pickle_trap.trapped(tmp_path) == []
     commands = [" ".join(command) for command in pickle_trap.processes(tmp_path)]
-    expected = {"orca_master.api_process": 2, "orca_master.cli serve": 1, "orca_worker.rank": 1}
+    expected = {"orca_master.api_processes.api_process": 2, "orca_master.cli serve": 1, "orca_worker.rank": 1}
     assert {name: sum(name in command for command in commands) for name in expected} == expected
 
 

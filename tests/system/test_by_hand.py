@@ -11,8 +11,8 @@ import threading
 
 import httpx
 import pytest
-from orca_master.engine_config import EngineConfig
-from orca_master.request import FinishReason
+from orca_master.engine.config import EngineConfig
+from orca_master.scheduling.request import FinishReason
 from support.certificates import sign, write
 from support.cluster import free_ports
 from support.engines import WORKER_COMMAND, engine

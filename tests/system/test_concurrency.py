@@ -7,7 +7,7 @@ import random
 
 import httpx
 import pytest
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
 from support.engines import engine
 from support.served import eventually, serve, value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from orca_master.engine_config import EngineConfig
-from orca_master.pipeline import Pipeline
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.pipeline import Pipeline
 from orca_protos import engine_pb2 as pb
 from support.engines import topology, worker_processes
 from support.instrumented_worker import command

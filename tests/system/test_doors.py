@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from orca_master.serve import local_workers
+from orca_master.commands.serve import local_workers
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
 from orca_protos.tls import TlsFolder

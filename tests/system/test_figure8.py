@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
 from support.checkpoints import make_prompts
 from support.engines import engine
 from support.instrumented_worker import command

@@ -159,7 +159,9 @@ def test_no_client_forges_a_log_line(served, forgery):
     assert answer.status_code == 404
     assert eventually(lambda: any(answer.headers["x-request-id"] in line for line in served.log[count:]))
     (line,) = [line for line in served.log[count:] if " GET /" in line]
-    assert re.fullmatch(r"\S+ \S+ INFO orca_master.middleware: GET \S{2,256} 404 \d+\.\d{3} s id [0-9a-f]{32}", line)
+    assert re.fullmatch(
+        r"\S+ \S+ INFO orca_master.endpoint.middleware: GET \S{2,256} 404 \d+\.\d{3} s id [0-9a-f]{32}", line
+    )
     assert line.isprintable()
     assert not [line for line in served.log[count:] if line.startswith("2026-11-21 00:00:00") or "\x1b" in line]
 

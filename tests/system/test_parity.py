@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS
 from support.engines import engine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from orca_master.engine_config import EngineConfig
-from orca_master.request import RequestState
+from orca_master.engine.config import EngineConfig
+from orca_master.scheduling.request import RequestState
 from support.checkpoints import make_prompts
 from support.engines import engine
 

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import httpx
-from orca_master.admin import create_probes
-from orca_master.engine_config import EngineConfig
-from orca_master.engine_thread import EngineThread
-from orca_master.engine_types import Output, Submission
-from orca_master.metrics import Metrics
-from orca_master.request import SamplingParameters
-from orca_master.scheduler import Proposal
+from orca_master.endpoint.admin import create_probes
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.messages import Output, Submission
+from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.request import SamplingParameters
+from orca_master.scheduling.scheduler import Proposal
 from support.engines import topology, worker_processes
 
 NAME = "gpt2-head64-tied"
@@ -32,6 +32,7 @@ def test_readyz_fails_while_requests_wait_and_no_iteration_returns(checkpoint, m
             metrics = Metrics(NAME)
             config = EngineConfig(stall_timeout=BOUND)
             engine = EngineThread(topology(checkpoint(NAME), addresses), config, metrics, metrics)
+            metrics.watch(engine.engine)
             outputs: asyncio.Queue[Output] = asyncio.Queue()
             transport = httpx.ASGITransport(create_probes(engine))
             try:

@@ -11,8 +11,8 @@ import sys
 
 import httpx
 from orca_contract.topology import PipelineSpec
-from orca_master.engine import EngineMaster
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_master import EngineMaster
 from support.checkpoints import make_prompts
 from support.engines import Harness, topology, worker_processes
 from support.served import READY, descendants, serve, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
 from support.engines import engine
 from support.instrumented_worker import command
 

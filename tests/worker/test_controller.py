@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 from orca_contract.message import VERSION
-from orca_master.workers import WorkerConnection
+from orca_master.engine.worker_connection import WorkerConnection
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server

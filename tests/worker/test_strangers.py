@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from orca_master.workers import WorkerConnection
+from orca_master.engine.worker_connection import WorkerConnection
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from orca_protos.tls import TlsFolder

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from orca_master.request import Request
+from orca_master.scheduling.request import Request
 
 from orca_bench.baselines.aligned import Aligned
 

@@ -1,0 +1,76 @@
+"""One API process: HTTP, text and server-sent events, for an engine that a master runs.
+
+    python -m orca_master.api_processes.api_process --engine SOCKET --listener FD
+
+Started by the master (pool.py) and ends with it: on SIGTERM after the requests under way, and when the master
+is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from orca_protos.http import serving
+from orca_protos.log_lines import configure_logging
+
+from orca_master.api_processes.remote_engine import connect
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.errors import EngineUnavailableError
+from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.tokenizer import TextCodec
+
+LAST_SECONDS = 5.0
+"""Beyond the master's own bound: until its error has reached the requests that took too long."""
+
+
+async def run(engine_path: Path, listener: socket.socket) -> None:
+    """Serves until SIGTERM, or until the master is gone; raises EngineUnavailableError if it is not there."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    engine, hello = await connect(engine_path)
+    config, path = hello.config, hello.model_path
+    configure_logging(config.log_format)
+    config = replace(config, drain_timeout=config.drain_timeout + LAST_SECONDS)
+    endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
+    listening = asyncio.create_task(engine.listen())
+    stopped = asyncio.create_task(stop.wait())
+    gc.freeze()
+    try:
+        async with endpoint.template, serving(create_app(endpoint), listener, config.http) as server:
+            await asyncio.wait({listening, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await endpoint.drain()
+    finally:
+        for task in (listening, stopped):
+            task.cancel()
+        await asyncio.gather(listening, stopped, return_exceptions=True)
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or 1 if the master is not there."""
+    parser = argparse.ArgumentParser(
+        prog="orca_master.api_processes.api_process", description="One API process of a master."
+    )
+    parser.add_argument("--engine", type=Path, required=True, help="the master's socket")
+    parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening socket")
+    arguments = parser.parse_args(argv)
+    configure_logging()
+    with contextlib.closing(socket.socket(fileno=arguments.listener)) as listener:
+        try:
+            asyncio.run(run(arguments.engine, listener))
+        except EngineUnavailableError as error:
+            print(f"orca API process: error: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

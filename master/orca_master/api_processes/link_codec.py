@@ -1,0 +1,245 @@
+"""Conversion between the messages of link_messages.py and their wire form, protos/engine_link.proto. Pure functions.
+
+Encoding raises ValueOutOfRangeError for a value that its field cannot carry. Decoding raises LinkError for anything
+that encoding cannot have produced. No name on the wire chooses a class or a function: kinds of errors and states are
+numbers of closed sets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+from orca_contract.state import EngineState
+from orca_protos import engine_link_pb2 as pb
+from orca_protos.http_limits import HttpLimits
+
+from orca_master.api_processes.link_messages import (
+    Answer,
+    AskMetrics,
+    FromMaster,
+    Hello,
+    LinkError,
+    Outputs,
+    Release,
+    Submit,
+    ToMaster,
+    ValueOutOfRangeError,
+)
+from orca_master.api_processes.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.progress import Progress
+from orca_master.errors import (
+    EngineError,
+    EngineUnavailableError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
+
+ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
+    pb.ERROR_KIND_ENGINE: EngineError,
+    pb.ERROR_KIND_REQUEST: RequestError,
+    pb.ERROR_KIND_QUEUE_FULL: QueueFullError,
+    pb.ERROR_KIND_ENGINE_UNAVAILABLE: EngineUnavailableError,
+    pb.ERROR_KIND_REQUEST_TIMEOUT: RequestTimeoutError,
+    pb.ERROR_KIND_MODEL_NOT_FOUND: ModelNotFoundError,
+}
+"""What an Answer can raise; an unknown kind becomes EngineError."""
+_HTTP_LIMITS = tuple(field.name for field in dataclasses.fields(HttpLimits))
+_ERROR_KINDS = {cls: kind for kind, cls in ERROR_CLASSES.items()}
+_ENDED_AS = {None: pb.ENDED_AS_NOT_COUNTED, "stop": pb.ENDED_AS_STOP, "abort": pb.ENDED_AS_ABORT}
+_ENDED_AS_OF_NUMBER: dict[int, str | None] = {number: ended_as for ended_as, number in _ENDED_AS.items()}
+_STATES = {
+    EngineState.LOADING: pb.ENGINE_STATE_LOADING,
+    EngineState.SERVING: pb.ENGINE_STATE_SERVING,
+    EngineState.RECOVERING: pb.ENGINE_STATE_RECOVERING,
+    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
+    EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
+}
+_STATE_OF_NUMBER: dict[int, EngineState] = {number: state for state, number in _STATES.items()}
+Envelope = TypeVar("Envelope", pb.ToMaster, pb.FromMaster)
+
+
+def encode_to_master(message: ToMaster) -> bytes:
+    """Returns the wire form; raises ValueOutOfRangeError."""
+    envelope = pb.ToMaster()
+    match message:
+        case Submit(number, submission):
+            envelope.submit.number = number
+            fill_submission(envelope.submit.submission, submission)
+        case Release(request_id, ended_as):
+            if ended_as not in _ENDED_AS:
+                raise ValueOutOfRangeError("ended_as", f"{ended_as!r} is not 'stop', 'abort' or None")
+            envelope.release.request_id = request_id
+            envelope.release.ended_as = _ENDED_AS[ended_as]
+        case AskMetrics(number):
+            envelope.ask_metrics.number = number
+    return envelope.SerializeToString()
+
+
+def decode_to_master(data: bytes) -> ToMaster:
+    """Returns the message; raises LinkError."""
+    envelope = _parse(pb.ToMaster(), data)
+    match envelope.WhichOneof("message"):
+        case "submit":
+            return Submit(envelope.submit.number, submission_of(envelope.submit.submission))
+        case "release":
+            release = envelope.release
+            if release.ended_as not in _ENDED_AS_OF_NUMBER:
+                raise LinkError(f"the unknown end {release.ended_as} of a request")
+            return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
+        case "ask_metrics":
+            return AskMetrics(envelope.ask_metrics.number)
+    raise LinkError("a message without content")
+
+
+def encode_from_master(message: FromMaster) -> bytes:
+    """Returns the wire form; raises ValueError for a status or an option that no field can carry."""
+    envelope = pb.FromMaster()
+    match message:
+        case Outputs(outputs):
+            fill_outputs(envelope.outputs, outputs)
+        case Answer(number, value, error):
+            envelope.answer.number = number
+            if value is not None:
+                envelope.answer.value = value
+            if error is not None:
+                _fill_error(envelope.answer.error, error)
+        case EngineStatus():
+            _fill_status(envelope.status, message)
+        case Hello(model_path, config, status):
+            envelope.hello.model_path = os.fsencode(model_path)
+            _fill_config(envelope.hello.config, config)
+            _fill_status(envelope.hello.status, status)
+    return envelope.SerializeToString()
+
+
+def decode_from_master(data: bytes) -> FromMaster:
+    """Returns the message; raises LinkError."""
+    envelope = _parse(pb.FromMaster(), data)
+    match envelope.WhichOneof("message"):
+        case "outputs":
+            return Outputs(outputs_of(envelope.outputs))
+        case "answer":
+            answer = envelope.answer
+            value = answer.value if answer.HasField("value") else None
+            return Answer(answer.number, value, _error_of(answer.error) if answer.HasField("error") else None)
+        case "status":
+            return _status_of(envelope.status)
+        case "hello":
+            hello = envelope.hello
+            return Hello(Path(os.fsdecode(hello.model_path)), _config_of(hello.config), _status_of(hello.status))
+    raise LinkError("a message without content")
+
+
+def _parse(envelope: Envelope, data: bytes) -> Envelope:
+    try:
+        envelope.ParseFromString(data)
+    except DecodeError as error:
+        raise LinkError(f"an undecodable message of {len(data)} bytes") from error
+    return envelope
+
+
+def _fill_error(message: pb.Error, error: Exception) -> None:
+    """A class that has no kind of its own is named in the text, for the operator of the server."""
+    kind = _ERROR_KINDS.get(type(error))
+    message.kind = pb.ERROR_KIND_ENGINE if kind is None else kind
+    message.message = text(str(error) if kind is not None else f"{type(error).__name__}: {error}")
+    if isinstance(error, RequestError) and error.field is not None:
+        message.field = text(error.field)
+
+
+def _error_of(message: pb.Error) -> Exception:
+    cls = ERROR_CLASSES.get(message.kind, EngineError)
+    if cls is RequestError:
+        return RequestError(message.message, message.field if message.HasField("field") else None)
+    return cls(message.message)
+
+
+def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
+    message.model_names.extend(config.model_names)
+    if config.chat_template is not None:
+        message.chat_template = os.fsencode(config.chat_template)
+    if config.request_timeout is not None:
+        message.request_timeout = config.request_timeout
+    message.drain_timeout = config.drain_timeout
+    message.api_keys.extend(config.api_keys)
+    if config.api_key_file is not None:
+        message.api_key_file = os.fsencode(config.api_key_file)
+    message.api_key_file_digests.extend(config.api_key_file_digests)
+    message.root_path = config.root_path
+    message.allowed_origins.extend(config.allowed_origins)
+    message.log_requests = config.log_requests
+    message.vllm_metrics = config.vllm_metrics
+    message.num_processes = config.num_processes
+    message.log_format = config.log_format
+    message.allowed_hosts.extend(config.allowed_hosts)
+    for field in _HTTP_LIMITS:
+        setattr(message.http, field, getattr(config.http, field))
+
+
+def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
+    return EndpointConfig(
+        model_names=tuple(message.model_names),
+        chat_template=Path(os.fsdecode(message.chat_template)) if message.HasField("chat_template") else None,
+        request_timeout=message.request_timeout if message.HasField("request_timeout") else None,
+        drain_timeout=message.drain_timeout,
+        api_keys=frozenset(message.api_keys),
+        api_key_file=Path(os.fsdecode(message.api_key_file)) if message.HasField("api_key_file") else None,
+        api_key_file_digests=frozenset(message.api_key_file_digests),
+        root_path=message.root_path,
+        allowed_origins=tuple(message.allowed_origins),
+        log_requests=message.log_requests,
+        vllm_metrics=message.vllm_metrics,
+        num_processes=message.num_processes,
+        log_format=message.log_format,
+        allowed_hosts=tuple(message.allowed_hosts),
+        http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
+    )
+
+
+def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
+    message.state = _STATES[status.state]
+    message.failure = text(status.failure)
+    message.draining = status.draining
+    message.vocabulary_size = status.vocabulary_size
+    message.max_model_len = status.max_model_len
+    message.num_slots = status.num_slots
+    progress = status.progress
+    message.progress.num_iterations = progress.num_iterations
+    message.progress.num_unfinished = progress.num_unfinished
+    message.progress.num_running = progress.num_running
+    message.progress.num_waiting = progress.num_waiting
+    message.progress.since = progress.since
+    message.progress.stall_timeout = progress.stall_timeout
+    message.max_queued_requests = status.max_queued_requests
+    message.max_queued_tokens = status.max_queued_tokens
+
+
+def _status_of(message: pb.EngineStatus) -> EngineStatus:
+    if message.state not in _STATE_OF_NUMBER:
+        raise LinkError(f"the unknown engine state {message.state}")
+    return EngineStatus(
+        _STATE_OF_NUMBER[message.state],
+        message.failure,
+        message.draining,
+        message.vocabulary_size,
+        message.max_model_len,
+        message.num_slots,
+        Progress(
+            message.progress.num_iterations,
+            message.progress.num_unfinished,
+            message.progress.num_running,
+            message.progress.num_waiting,
+            message.progress.since,
+            message.progress.stall_timeout,
+        ),
+        message.max_queued_requests,
+        message.max_queued_tokens,
+    )

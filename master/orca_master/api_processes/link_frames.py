@@ -1,0 +1,53 @@
+"""Frames of the link between the master and its API processes: a length of 4 bytes, then one protobuf message.
+
+The messages are in link_messages.py, their wire form in link_codec.py. Every length is bounded, in both directions:
+of a frame that is read, and of what a peer that does not read makes the sender keep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from orca_master.api_processes.link_messages import LinkError
+from orca_master.engine.engine_client import EngineStatus
+
+MAX_FROM_MASTER_BYTES = 64 << 20
+"""Longest frame from the master: the metrics, or MAX_OUTPUTS outputs with their errors or log probabilities."""
+MAX_UNREAD_BYTES = 64 << 20
+"""Written but not read by the peer; beyond it the peer has stopped reading."""
+_LENGTH = struct.Struct("<I")
+_TOKEN_BYTES = 5
+_BIAS_BYTES = _TOKEN_BYTES + 8
+_OTHER_BYTES = 64 << 10
+
+
+def max_to_master_bytes(status: EngineStatus) -> int:
+    """Returns the longest frame to the master: a prompt as long as the context, with a bias for every token."""
+    return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
+
+
+def send(writer: asyncio.StreamWriter, body: bytes) -> None:
+    """Writes a frame; raises LinkError if the peer does not read.
+
+    A frame that cannot arrive any more is dropped: the reader of the other direction notices the end of the link.
+    """
+    unread = writer.transport.get_write_buffer_size()
+    if unread > MAX_UNREAD_BYTES:
+        raise LinkError(f"{unread} bytes are unread")
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def receive(reader: asyncio.StreamReader, max_bytes: Callable[[], int]) -> bytes | None:
+    """Waits for the next frame; None at the end of the stream.
+
+    Raises LinkError, before the frame is read, if its length exceeds `max_bytes()` at that time.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > max_bytes():
+            raise LinkError(f"a message of {length} bytes, the limit is {max_bytes()}")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

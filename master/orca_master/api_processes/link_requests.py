@@ -1,0 +1,156 @@
+"""Conversion of submissions and outputs to protos/engine_link.proto and back. Pure functions; see link_codec.py."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import repeat
+
+from orca_protos import engine_link_pb2 as pb
+from orca_protos import engine_pb2
+
+from orca_master.api_processes.link_messages import LinkError, ValueOutOfRangeError
+from orca_master.engine.messages import Output, Submission
+from orca_master.scheduling.request import FinishReason, SamplingParameters
+
+MAX_TEXT = 16_384
+"""Characters of an error message on the link; the rest is cut off."""
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}
+
+
+def fill_submission(message: pb.Submission, submission: Submission) -> None:
+    """Writes a submission into an empty message; raises ValueOutOfRangeError."""
+    message.request_id = submission.request_id
+    message.max_gen_tokens = _unsigned("max_tokens", submission.max_gen_tokens, 64)
+    try:
+        message.prompt.extend(submission.prompt)
+    except ValueError as error:
+        raise ValueOutOfRangeError("prompt", "a token id is not between 0 and 4294967295") from error
+    try:
+        message.stop_token_ids.extend(submission.stop_token_ids)
+    except ValueError as error:
+        raise ValueOutOfRangeError("stop_token_ids", "a token id does not fit into 64 bits") from error
+    _fill_sampling(message.sampling, submission.sampling)
+
+
+def _fill_sampling(message: pb.SamplingParameters, sampling: SamplingParameters) -> None:
+    message.temperature = sampling.temperature
+    message.top_p = sampling.top_p
+    message.seed = _unsigned("seed", sampling.seed, 64)
+    message.choice = _unsigned("n", sampling.choice, 32)
+    message.top_k = _unsigned("top_k", sampling.top_k, 32)
+    message.min_p = sampling.min_p
+    message.presence_penalty = sampling.presence_penalty
+    message.frequency_penalty = sampling.frequency_penalty
+    message.repetition_penalty = sampling.repetition_penalty
+    for token, value in sampling.logit_bias:
+        message.logit_bias.token.append(_unsigned("logit_bias", token, 32))
+        message.logit_bias.value.append(value)
+    message.min_tokens = _unsigned("min_tokens", sampling.min_tokens, 32)
+    if sampling.logprobs is not None:
+        message.logprobs = _unsigned("logprobs", sampling.logprobs, 32)
+
+
+def _unsigned(field: str, value: int, bits: int) -> int:
+    if not 0 <= value < 1 << bits:
+        raise ValueOutOfRangeError(field, f"{value} is not between 0 and {(1 << bits) - 1}")
+    return value
+
+
+def submission_of(message: pb.Submission) -> Submission:
+    """Returns the submission; raises LinkError. Its values are as the sender chose them: see limits.check_values."""
+    return Submission(
+        request_id=message.request_id,
+        prompt=array("I", message.prompt),
+        max_gen_tokens=message.max_gen_tokens,
+        sampling=_sampling_of(message.sampling),
+        stop_token_ids=frozenset(message.stop_token_ids),
+    )
+
+
+def _sampling_of(message: pb.SamplingParameters) -> SamplingParameters:
+    bias = message.logit_bias
+    if len(bias.token) != len(bias.value):
+        raise LinkError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
+    return SamplingParameters(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        seed=message.seed,
+        choice=message.choice,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=tuple(zip(bias.token, bias.value, strict=True)),
+        min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
+    """Writes outputs into an empty message. Hot: most outputs are a request id and a token, written as two arrays."""
+    message.SetInParent()
+    message.request_id.extend([output[0] for output in outputs])
+    tokens = [output[1] for output in outputs]
+    message.token.extend([token or 0 for token in tokens] if None in tokens else tokens)  # type: ignore[arg-type]
+    for index, (_, token, reason, error, logprobs) in enumerate(outputs):
+        if reason is None and logprobs is None and error is None and token is not None:
+            continue
+        detail = message.detail.add(index=index, without_token=token is None)
+        if reason is not None:
+            detail.finish_reason = _REASONS[reason]
+        if error is not None:
+            detail.error = text(error)
+        if logprobs is not None:
+            detail.logprobs.CopyFrom(logprobs)
+
+
+def outputs_of(message: pb.Outputs) -> list[Output]:
+    """Returns the outputs; raises LinkError."""
+    if len(message.request_id) != len(message.token):
+        raise LinkError(f"{len(message.request_id)} request ids for {len(message.token)} tokens")
+    count = len(message.token)
+    request_ids = message.request_id[:]
+    tokens: list[int | None] = list(message.token[:])
+    if not message.detail:
+        return list(map(Output, request_ids, tokens, repeat(None)))
+    reasons: list[FinishReason | None] = [None] * count
+    errors: list[str | None] = [None] * count
+    logprobs: list[engine_pb2.Logprobs | None] = [None] * count
+    for detail in message.detail:
+        index = detail.index
+        if index >= count:
+            raise LinkError(f"details of output {index}, of {count}")
+        if detail.without_token:
+            tokens[index] = None
+        if detail.HasField("finish_reason"):
+            reasons[index] = _reason_of(detail.finish_reason)
+        if detail.HasField("error"):
+            errors[index] = detail.error
+        if detail.HasField("logprobs"):
+            logprobs[index] = _copy(detail.logprobs)
+    return list(map(Output, request_ids, tokens, reasons, errors, logprobs))
+
+
+def _reason_of(number: int) -> FinishReason:
+    if number not in _REASON_OF_NUMBER:
+        raise LinkError(f"the unknown finish reason {number}")
+    return _REASON_OF_NUMBER[number]
+
+
+def _copy(logprobs: engine_pb2.Logprobs) -> engine_pb2.Logprobs:
+    """A message of its own: a part of a message would keep the memory of the whole."""
+    copy = engine_pb2.Logprobs()
+    copy.CopyFrom(logprobs)
+    return copy
+
+
+def text(message: str) -> str:
+    """Returns a text for people that a string field can hold: valid UTF-8 of bounded length."""
+    return message[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()

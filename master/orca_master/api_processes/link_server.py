@@ -1,0 +1,216 @@
+"""`EngineServer`: the engine on a Unix socket, for the API processes (link_messages.py has the messages).
+
+An API process reads what the network sends, so the master does not trust it. A message that breaks the protocol ends
+the link: its requests are cancelled, and the id of the process is put into `offenders`. A request belongs to the link
+that submitted it; no other link can release it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+
+from orca_master.api_processes.link_codec import ERROR_CLASSES, decode_to_master, encode_from_master
+from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send
+from orca_master.api_processes.link_messages import (
+    Answer,
+    AskMetrics,
+    FromMaster,
+    Hello,
+    LinkError,
+    Outputs,
+    Release,
+    Submit,
+    ToMaster,
+)
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineClient
+from orca_master.engine.messages import Output, Submission
+from orca_master.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+STATUS_SECONDS = 0.1
+"""Period in which the status is compared with the one that the API processes know."""
+MAX_OUTPUTS = 512
+"""Outputs of one message."""
+MAX_UNANSWERED = 1024
+"""Messages of one link that wait for their answers; the next one is read after that."""
+_CREDENTIALS = struct.Struct("3i")
+"""`struct ucred` of unix(7): process, user, group."""
+
+
+class EngineServer:
+    """Lets API processes submit; `listening` opens the socket. `model_path` and `config` go out with Hello."""
+
+    def __init__(self, engine: EngineClient, model_path: Path, config: EndpointConfig) -> None:
+        self._engine = engine
+        self._model_path = model_path
+        self._config = config
+        self._announced = engine.status
+        self._links: set[_Link] = set()
+        self._owners: dict[str, _Link] = {}
+        """The link of every request that has not ended."""
+        self.joined = asyncio.Semaphore(0)
+        """Released once per connection."""
+        self.offenders: asyncio.Queue[int] = asyncio.Queue()
+        """Process ids of peers that broke the protocol."""
+
+    @contextlib.asynccontextmanager
+    async def listening(self, path: Path) -> AsyncIterator[None]:
+        """Takes connections at `path` while the block runs."""
+        server = await asyncio.start_unix_server(self._serve, path)
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            server.close()
+            for link in self._links:
+                link.writer.close()
+
+    def announce(self) -> None:
+        """Sends the engine's status to the processes if it has changed."""
+        status = self._engine.status
+        if status != self._announced:
+            self._announced = status
+            for link in self._links:
+                link.send(status)
+
+    async def _watch(self) -> None:
+        while True:
+            self.announce()
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def _max_bytes(self) -> int:
+        return max_to_master_bytes(self._announced)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(writer)
+        self._links.add(link)
+        link.send(Hello(self._model_path, self._config, self._announced))
+        self.joined.release()
+        try:
+            while (frame := await receive(reader, self._max_bytes)) is not None:
+                await self._handle(link, decode_to_master(frame))
+        except LinkError as error:
+            link.fail(str(error))
+        finally:
+            self._links.discard(link)
+            link.close()
+            for request_id in [request_id for request_id, owner in self._owners.items() if owner is link]:
+                self._release(request_id, "abort")
+            if link.fault:
+                logger.error("the link to API process %d is closed: %s", link.process, link.fault)
+                self.offenders.put_nowait(link.process)
+
+    async def _handle(self, link: _Link, message: ToMaster) -> None:
+        match message:
+            case Submit(number, submission):
+                await link.answer(number, self._submit(link, submission))
+            case Release(request_id, ended_as):
+                # A request that ended meanwhile has no owner any more.
+                if self._owners.get(request_id) is link:
+                    self._release(request_id, ended_as)
+            case AskMetrics(number):
+                await link.answer(number, self._engine.metrics())
+
+    def _submit(self, link: _Link, submission: Submission) -> Coroutine[None, None, None]:
+        """Hands a request over at once; the coroutine raises why it is refused."""
+        request_id = submission.request_id
+        if request_id in self._owners:
+            return _refuse(RequestError("a request of this id is under way"))
+        self._owners[request_id] = link
+
+        def deliver(output: Output) -> None:
+            link.deliver(output)
+            if output.finish_reason is not None and self._owners.get(request_id) is link:
+                self._release(request_id, None)
+
+        taken = self._engine.submit(submission, deliver)
+
+        async def accept() -> None:
+            try:
+                await taken
+            except Exception:
+                if self._owners.get(request_id) is link:
+                    self._release(request_id, None)
+                raise
+
+        return accept()
+
+    def _release(self, request_id: str, ended_as: str | None) -> None:
+        del self._owners[request_id]
+        self._engine.release(request_id, ended_as)
+
+
+async def _refuse(error: Exception) -> None:
+    raise error
+
+
+class _Link:
+    """One connection of an API process. `fault` says why it was ended, "" if it was not."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.fault = ""
+        peer: socket.socket = writer.get_extra_info("socket")
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.process: int = _CREDENTIALS.unpack(credentials)[0]
+        self._outputs: list[Output] = []
+        self._answers: set[asyncio.Task[None]] = set()
+        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
+
+    def send(self, message: FromMaster) -> None:
+        """Writes a message unless the link has ended; ends it if the process does not read."""
+        if self.writer.is_closing():
+            return
+        try:
+            send(self.writer, encode_from_master(message))
+        except LinkError as error:
+            self.fail(str(error))
+
+    def fail(self, reason: str) -> None:
+        """Ends the link and drops what is unsent; its reader sees the end of the stream."""
+        self.fault = self.fault or reason
+        self.writer.transport.abort()
+
+    def close(self) -> None:
+        """Ends the link after what has been sent; later messages are dropped."""
+        self.writer.close()
+
+    def deliver(self, output: Output) -> None:
+        """Takes an output. Those of one iteration come in one turn of the event loop and leave in one message."""
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outputs.append(output)
+
+    async def answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
+        """Sends an answer once `value` is known; returns when another one may be asked for."""
+        await self._unanswered.acquire()
+        task = asyncio.create_task(self._answer(number, value))
+        self._answers.add(task)
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answers.discard(task)
+        self._unanswered.release()
+
+    def _flush(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        for start in range(0, len(outputs), MAX_OUTPUTS):
+            self.send(Outputs(outputs[start : start + MAX_OUTPUTS]))
+
+    async def _answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
+        try:
+            answer = Answer(number, await value)
+        except Exception as error:  # the process that asked raises it
+            if type(error) not in ERROR_CLASSES.values():
+                logger.exception("a fault in the engine")
+            answer = Answer(number, error=error)
+        self.send(answer)

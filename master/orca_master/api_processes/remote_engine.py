@@ -1,0 +1,184 @@
+"""`RemoteEngine`: the engine as an API process sees it, at the other end of a Unix socket (link_frames.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orca_contract.state import EngineState
+
+from orca_master.api_processes.link_codec import decode_from_master, encode_to_master
+from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_to_master_bytes, receive, send
+from orca_master.api_processes.link_messages import (
+    Answer,
+    AskMetrics,
+    FromMaster,
+    Hello,
+    LinkError,
+    Outputs,
+    Release,
+    Submit,
+    ValueOutOfRangeError,
+)
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.request_limits import check_fits
+from orca_master.errors import EngineError, EngineUnavailableError, RequestError
+from orca_master.scheduling.request import FinishReason, Request
+
+logger = logging.getLogger(__name__)
+
+GONE = "the engine master has ended"
+HELLO_SECONDS = 30.0
+"""For the master's first message."""
+
+
+async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
+    """Returns the engine behind a socket, and the master's Hello; raises EngineUnavailableError."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(path)
+            hello = await _receive(reader)
+    except TimeoutError as error:
+        raise EngineUnavailableError(f"{path}: the master did not answer within {HELLO_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise EngineUnavailableError(f"{path}: {error.strerror or error}") from error
+    except LinkError as error:
+        raise EngineUnavailableError(f"{path}: {error}") from error
+    if not isinstance(hello, Hello):
+        raise EngineUnavailableError(GONE if hello is None else f"{path}: the first message is not Hello")
+    return RemoteEngine(reader, writer, hello.status), hello
+
+
+async def _receive(reader: asyncio.StreamReader) -> FromMaster | None:
+    """Waits for the next message; None at the end of the stream. Raises LinkError."""
+    frame = await receive(reader, lambda: MAX_FROM_MASTER_BYTES)
+    return None if frame is None else decode_from_master(frame)
+
+
+class RemoteEngine(EngineClient):
+    """Made by `connect`; `listen` must run. Once the master is gone, requests are refused and end with an error."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: EngineStatus) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._status = status
+        self._receivers: dict[str, Callable[[Output], object]] = {}
+        """Of the requests that the master has and that have not ended."""
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._gone = False
+
+    @property
+    def status(self) -> EngineStatus:
+        """See EngineClient."""
+        return self._status
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        """See EngineClient. A request that the link cannot carry is refused here, with RequestError."""
+        number = next(self._numbers)
+        try:
+            body = self._encode(Submit(number, submission))
+        except RequestError as error:
+            refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+        self._receivers[submission.request_id] = receive
+        return self._ask(number, body)
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        """See EngineClient. The master releases requests that have ended by itself."""
+        if self._receivers.pop(request_id, None) is not None:
+            self._send(encode_to_master(Release(request_id, ended_as)))
+
+    async def metrics(self) -> bytes:
+        """See EngineClient."""
+        number = next(self._numbers)
+        text: bytes | None = await self._ask(number, encode_to_master(AskMetrics(number)))
+        if text is None:
+            raise EngineError("the master's answer carries no metrics")
+        return text
+
+    async def listen(self) -> None:
+        """Takes what the master sends; returns when it has ended, after which nothing waits any more."""
+        try:
+            while (message := await _receive(self._reader)) is not None:
+                self._handle(message)
+        except LinkError as error:
+            logger.error("the link to the master is closed: %s", error)
+        self._writer.close()
+        self._status = replace(self._status, state=EngineState.STOPPED, failure=GONE)
+        self._gone = True
+        for answer in self._answers.values():
+            _settle(answer, None, EngineUnavailableError(GONE))
+        for request_id, receiver in list(self._receivers.items()):  # a receiver may release requests
+            receiver(Output(request_id, None, FinishReason.ERROR, GONE))
+        self._receivers.clear()
+
+    def _handle(self, message: FromMaster) -> None:
+        match message:
+            case Outputs(outputs):
+                for output in outputs:
+                    receiver = self._receivers.get(output.request_id)
+                    if receiver is None:  # released meanwhile
+                        continue
+                    if output.finish_reason is not None:
+                        del self._receivers[output.request_id]
+                    receiver(output)
+            case Answer(number, value, error):
+                answer = self._answers.pop(number, None)
+                if answer is None:
+                    raise LinkError(f"an answer to the unknown question {number}")
+                _settle(answer, value, error)
+            case EngineStatus():
+                self._status = message
+            case Hello():
+                raise LinkError("a second Hello")
+
+    def _encode(self, message: Submit) -> bytes:
+        """Returns the wire form; raises RequestError if the request exceeds the model's limits or the link's."""
+        submission, status = message.submission, self._status
+        if status.state is EngineState.SERVING:
+            request = Request(submission.request_id, 0, submission.prompt, submission.max_gen_tokens)
+            check_fits(request, status.max_model_len, status.num_slots)
+        try:
+            body = encode_to_master(message)
+        except ValueOutOfRangeError as error:
+            raise RequestError(str(error), error.field) from error
+        if len(body) > (limit := max_to_master_bytes(status)):
+            raise RequestError(f"the request has {len(body)} bytes, the limit is {limit}: shorten prompt or logit_bias")
+        return body
+
+    def _ask(self, number: int, body: bytes) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._gone:
+            answer.set_exception(EngineUnavailableError(GONE))
+        else:
+            self._answers[number] = answer
+            self._send(body)
+        return answer
+
+    def _send(self, body: bytes) -> None:
+        """Writes a frame; ends the link if the master does not read."""
+        if self._writer.is_closing():
+            return
+        try:
+            send(self._writer, body)
+        except LinkError as error:
+            logger.error("the link to the master is closed: %s", error)
+            self._writer.transport.abort()
+
+
+def _settle(answer: asyncio.Future[Any], value: bytes | None, error: Exception | None) -> None:
+    """Gives an answer to who waits for it, if somebody still does."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,143 @@
+"""`BodyChecker`: checks bodies, small ones at once, large ones one at a time in a process (body_process.py).
+
+Reading JSON holds the interpreter's lock: a large body would stop every other request, the probes included. The process
+starts with the first large body. It is killed when a body takes too long or its client leaves, and it ends by itself
+when a body needs too much memory; the next large body starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+from orca_master.bodies.body_process import LENGTHS, MAX_MEMORY_BYTES
+from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.validation import check_body, unpack
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+
+SMALL_BYTES = 128 << 10
+"""Largest body that is checked on the event loop."""
+CHECK_SECONDS = 30.0
+TURN_SECONDS = 30.0
+"""Longest wait of a large body for the process."""
+MAX_WAITING = 16
+"""Large bodies that may wait for the process."""
+_PIECE_BYTES = 1 << 20
+
+
+class BodyChecker:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting: asyncio.Task[subprocess.Popen[bytes]] | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
+        """Returns the value of a body of `kind` (bodies.KINDS), and empties `body` if it is large.
+
+        Raises RequestError; QueueFullError if too many large bodies wait, or this one for too long;
+        EngineUnavailableError if the process cannot be started. When cancelled, ends the process if that has the body.
+        """
+        if len(body) <= SMALL_BYTES:
+            return check_body(kind, body, lengths)
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{self._num_waiting} large bodies are waiting to be read, the limit is {MAX_WAITING}")
+        self._num_waiting += 1
+        try:
+            await self._wait_for_turn()
+            try:
+                reply, token_ids = await self._ask(kind, body, lengths)
+            finally:
+                self._turn.release()
+        finally:
+            self._num_waiting -= 1
+        if "error" in reply:
+            raise RequestError(reply["error"], reply["field"])
+        return unpack(kind, reply, token_ids)
+
+    async def _wait_for_turn(self) -> None:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            message = f"other large bodies were read for {TURN_SECONDS:.0f} s while this one waited: try again"
+            raise QueueFullError(message) from error
+
+    async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
+        size = len(body)
+        process = await self._started()
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await asyncio.to_thread(_exchange, process, kind, body, lengths)
+        except TimeoutError as error:
+            self._kill()
+            raise RequestError(f"the body of {size} bytes cannot be read within {CHECK_SECONDS:.0f} s") from error
+        except (OSError, EOFError) as error:
+            self._kill()
+            raise RequestError(
+                f"the body of {size} bytes cannot be read within {MAX_MEMORY_BYTES >> 20} MiB of memory"
+            ) from error
+        except BaseException:
+            self._kill()
+            raise
+
+    async def _started(self) -> subprocess.Popen[bytes]:
+        """Returns the process. The start is not cancelled with its caller: the next large body gets the process."""
+        if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
+            self._starting = self._starting or asyncio.create_task(asyncio.to_thread(_start))
+            try:
+                self._process = await asyncio.shield(self._starting)
+            except OSError as error:  # no descriptors or processes are left
+                message = f"the process that checks large bodies does not start: {error.strerror}"
+                raise EngineUnavailableError(message) from error
+            finally:
+                if self._starting.done():
+                    self._starting = None
+        return self._process
+
+    def _kill(self) -> None:
+        """Ends the process. A thread that still exchanges data with the process gets OSError or EOFError."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            asyncio.get_running_loop().run_in_executor(None, process.wait)  # else a zombie would stay
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "orca_master.bodies.body_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches the server alone; this process ends with its standard input
+    )
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], kind: str, body: bytearray, lengths: Lengths
+) -> tuple[dict[str, Any], bytes]:
+    """Sends a body and empties it, and returns the answer; raises OSError or EOFError if the process ends."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    header = json.dumps({"kind": kind, "max_model_len": lengths.max_model_len}).encode()
+    process.stdin.write(LENGTHS.pack(len(header), len(body)) + header)
+    with memoryview(body) as view:
+        for start in range(0, len(view), _PIECE_BYTES):
+            process.stdin.write(view[start : start + _PIECE_BYTES])
+    process.stdin.flush()
+    body.clear()
+    header_length, num_bytes = LENGTHS.unpack(_read(process, LENGTHS.size))
+    reply = json.loads(_read(process, header_length))
+    return reply, _read(process, num_bytes)
+
+
+def _read(process: subprocess.Popen[bytes], size: int) -> bytes:
+    assert process.stdout is not None
+    data = process.stdout.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data

@@ -1,0 +1,313 @@
+"""Wire types of the OpenAI API's requests, as far as served; a field that is not served is refused by its name.
+
+Source: OpenAI API reference, "Completions" and "Chat". Fields beyond OpenAI's (`top_k`, `ignore_eos` …) have vLLM's
+names and meanings. Lengths are checked before contents, and a list is refused at its first wrong entry
+(lengths.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from orca_master.bodies.lengths import (
+    Lengths,
+    at_most,
+    at_most_characters,
+    check_options,
+    check_text,
+    within_context,
+)
+from orca_master.scheduling.request import MAX_LOGPROBS
+
+MAX_COUNT = 10**9
+"""Of tokens: longer than any sequence, and below what the protocol's 32 bits hold."""
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string: every token is compared with all beginnings of it."""
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_BIASES = 4096
+"""Entries of `logit_bias`: each choice carries them to the workers, with those of its whole batch in one message."""
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+"""Of one message."""
+MAX_NAME = 4096
+"""Characters of a text that is neither prompt nor message."""
+# pydantic's own max_length would refuse a text with a lone surrogate, which no prompt contains.
+Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
+StopString = Annotated[
+    str,
+    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}),
+    at_most_characters(MAX_STOP_CHARACTERS),
+]
+Text = Annotated[str, check_text]
+# With most tokenizers an empty text has no token; fuzzers that try the shortest text first would only meet that error.
+PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
+
+
+class Body(BaseModel):
+    """A JSON object. `None` for a field with a default means the default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_not_null(cls, data: Any) -> Any:
+        """Drops fields that are null, unless they are required, and all unknown fields but the first.
+
+        Clients send null for what they do not mean. The first unknown field is the one that the error names.
+        """
+        if not isinstance(data, dict):
+            return data
+        known = {
+            name: data[name]
+            for name, field in cls.model_fields.items()
+            if name in data and (data[name] is not None or field.is_required())
+        }
+        unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
+        return known | {unknown: data[unknown]} if unknown in data else known
+
+
+BiasToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+_BIAS: TypeAdapter[tuple[str, float]] = TypeAdapter(tuple[BiasToken, BiasValue])
+
+
+def _first_wrong(biases: Any) -> Any:
+    """Leaves of a mapping with wrong entries the first of them alone, which the error then names."""
+    for entry in biases.items() if isinstance(biases, dict) else ():
+        try:
+            _BIAS.validate_python(entry)
+        except ValidationError:
+            return dict([entry])
+    return biases
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(Body):
+    """What both endpoints share."""
+
+    model: Name | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[
+        list[TokenId], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)
+    ] = []
+    include_stop_str_in_output: bool = False
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    logit_bias: Annotated[
+        dict[BiasToken, BiasValue], Field(max_length=MAX_BIASES), BeforeValidator(_first_wrong), at_most(MAX_BIASES)
+    ] = {}
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if stop == "" or (isinstance(stop, list) and "" in stop):
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> GenerationRequest:
+        if self.best_of is not None and self.best_of != self.n:
+            raise ValueError("best_of: other than n is not supported")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: is only allowed with stream: true")
+        return self
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def _check_prompts(prompts: list[str], info: ValidationInfo) -> list[str]:
+    Lengths.of(info).check_prompts(sum(map(len, prompts)))
+    return prompts
+
+
+def _kind_of_prompt(value: Any) -> str:
+    """The tag of the one type of `prompt` that a value is checked against: its first entry decides."""
+    if not isinstance(value, list):
+        return "[text]"
+    first = value[0] if value else 0
+    return "[texts]" if isinstance(first, str) else "[prompts]" if isinstance(first, list) else "[tokens]"
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        Annotated[PromptText, Tag("[text]")]
+        | Annotated[TokenIds, Tag("[tokens]")]
+        | Annotated[
+            list[PromptText],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+            at_most(MAX_PROMPTS),
+            AfterValidator(_check_prompts),
+            Tag("[texts]"),
+        ]
+        | Annotated[
+            list[TokenIds],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+            at_most(MAX_PROMPTS),
+            Tag("[prompts]"),
+        ],
+        Discriminator(_kind_of_prompt),
+    ]
+    max_tokens: TokenCount = 16
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _echo_without_logprobs(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: is not supported together with logprobs")
+        return self
+
+
+class TextPart(Body):
+    """One part of a message's content; parts other than text are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One message; `name` and the like are passed on to the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)] | None = (
+        None
+    )
+    name: Name | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+def _check_texts(messages: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
+    Lengths.of(info).check_characters(sum(len(message.text) for message in messages))
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    at_most(MAX_MESSAGES),
+    AfterValidator(_check_texts),
+]
+
+
+class ResponseFormat(Body):
+    """`response_format`: text is what there is."""
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: needs logprobs: true")
+        return self
+
+
+class TokenizeTextRequest(Body):
+    """Body of POST /tokenize for a prompt."""
+
+    prompt: Text
+    model: Name | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeChatRequest(Body):
+    """Body of POST /tokenize for messages, which pass through the chat template."""
+
+    messages: Messages
+    model: Name | None = None
+    add_generation_prompt: bool = True
+
+
+TAGS = ("[with prompt]", "[with messages]")
+"""Of the two bodies of /tokenize."""
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return TAGS["messages" in value if isinstance(value, dict) else isinstance(value, TokenizeChatRequest)]
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag(TAGS[0])] | Annotated[TokenizeChatRequest, Tag(TAGS[1])],
+    Discriminator(_kind_of_tokenize),
+]
+"""Body of POST /tokenize."""
+
+
+class DetokenizeRequest(Body):
+    """Body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), within_context]

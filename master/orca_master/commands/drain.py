@@ -1,0 +1,68 @@
+"""`orca drain`: the preStop hook of a master pod: takes no new requests, waits for those under way, within a bound.
+
+The pod is taken out of its Service while this lingers, so that no request arrives at a master that refuses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import sys
+import time
+from pathlib import Path
+
+from orca_contract import routes
+from orca_protos.command_line import OneLineParser, port
+from orca_protos.tls import Certificates, TlsError, TlsFolder
+
+from orca_master.commands.options import positive
+
+LINGER_SECONDS = 2.0
+POLL_SECONDS = 0.2
+CALL_SECONDS = 5.0
+
+
+def main(argv: list[str]) -> int:
+    """`orca drain`: exit code 0 when drained, 1 when the bound was reached or the master does not answer."""
+    parser = OneLineParser(prog="orca drain", description="Lets a master on this host finish what runs.")
+    parser.add_argument("--admin-port", type=port, required=True, help="the master's admin port")
+    parser.add_argument("--admin-token-file", type=Path, required=True, metavar="FILE", help="its bearer token")
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="the master's own certificates, if it has any")
+    parser.add_argument("--timeout", type=positive, default=30, metavar="SECONDS", help="longest wait (30)")
+    arguments = parser.parse_args(argv)
+    try:
+        tls = TlsFolder(arguments.tls_dir, "master").current() if arguments.tls_dir else None
+    except TlsError as error:
+        parser.error(str(error))
+    deadline = time.monotonic() + arguments.timeout
+    time.sleep(min(LINGER_SECONDS, arguments.timeout))
+    try:
+        token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
+        state = _call(arguments.admin_port, routes.DRAIN, "POST", token, tls)
+        while not state["idle"] and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            state = _call(arguments.admin_port, routes.STATE, "GET", token, tls)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        print(f"orca drain: {error}", file=sys.stderr)
+        return 1
+    return 0 if state["idle"] else 1
+
+
+def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:
+    """Returns the master's state; raises OSError, HTTPException, or ValueError for an answer that is not a state."""
+    connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_SECONDS)
+    with contextlib.closing(connection):
+        connection.connect()
+        if tls is not None:
+            context = tls.client_context()
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=f"master.{tls.identity}")
+        connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+    if answer.status >= 400:
+        raise ValueError(f"{path}: {answer.status} {body[:300].decode(errors='replace')}")
+    state = json.loads(body)
+    if not isinstance(state, dict) or not isinstance(state.get("idle"), bool):
+        raise ValueError(f"{path}: the answer is not a master's state: is --admin-port {admin_port} a master's?")
+    return state

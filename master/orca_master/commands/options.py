@@ -1,0 +1,292 @@
+"""Command-line options that `orca serve` and `orca master` share, the types they check, and `--config`.
+
+Names follow vLLM's where it has them. A configuration file holds the same names without the dashes; the command line
+has the last word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Dtype
+from orca_protos.command_line import port
+from orca_protos.http_limits import HttpLimits
+from orca_protos.log_lines import LOG_FORMATS
+
+from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
+from orca_master.endpoint.config import EndpointConfig, default_hosts
+from orca_master.engine.config import EngineConfig
+from orca_master.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+HTTP_LIMITS = (
+    ("h11-max-incomplete-event-size", "max_header_bytes", "BYTES", "longest URL and longest head of a request"),
+    ("h11-max-header-count", "max_header_count", "N", "header fields of a request"),
+    ("max-body-bytes", "max_body_bytes", "BYTES", "longest body of a request"),
+    ("max-connections", "max_connections", "N", "open connections per process, fewer if ulimit -n demands it"),
+    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request"),
+    ("body-timeout", "body_timeout", "SECONDS", "longest pause of a client that sends a body"),
+    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "longest wait of a connection for a request"),
+    ("write-timeout", "write_timeout", "SECONDS", "longest pause of a client that does not read its answer"),
+    ("max-unread-bytes", "max_unread_bytes", "BYTES", "memory per stream for text that the client has not read"),
+)
+"""Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
+MAX_NUMBER = 2**31 - 1
+MAX_SLOTS = 2**63 - 1
+MAX_STALL_SECONDS = 4_000_000
+"""46 days: FormRequest carries the time in milliseconds, in 32 bits."""
+
+
+def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
+    """Returns the arguments with those of `--config FILE` put in front; raises ConfigurationError.
+
+    `positional` is the name of the command's argument that has no dashes.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    known, rest = finder.parse_known_args(argv)
+    if known.config is None:
+        return rest
+    try:
+        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {known.config}: it is not UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
+    arguments: list[str] = []
+    for name, value in values.items():
+        arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
+        if any("\0" in argument for argument in arguments):  # the only character that no command line can hold
+            raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
+    return arguments + rest
+
+
+def _as_arguments(name: str, value: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    if value is False or value is None:
+        return []
+    return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options about the model."""
+    parser.add_argument(
+        "--served-model-name", action="append", metavar="NAME", help="name in the API, repeatable (the directory's)"
+    )
+    parser.add_argument(
+        "--dtype", choices=get_args(Dtype), default="auto", help="of weights and activations (the checkpoint's)"
+    )
+    parser.add_argument("--max-model-len", type=positive, help="longest sequence in tokens (the model's)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template (the model's)")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of scheduler and engine."""
+    parser.add_argument("--max-batch-size", type=positive, default=32, help="requests per iteration (32)")
+    parser.add_argument(
+        "--token-budget",
+        type=positive,
+        default=2048,
+        help="input tokens per iteration; longer prompts are computed in chunks (2048)",
+    )
+    parser.add_argument(
+        "--kv-slots",
+        type=slots,
+        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (sized from free memory)",
+    )
+    parser.add_argument(
+        "--admission",
+        choices=("reserve", "paged"),
+        default="reserve",
+        help="slots for all tokens at once, as in the paper, or on demand with preemption (reserve)",
+    )
+    parser.add_argument(
+        "--no-lookahead", action="store_true", help="send no iteration before the result of the one before is there"
+    )
+    parser.add_argument(
+        "--enforce-eager", action="store_true", help="no recorded iterations: Python calls every kernel"
+    )
+    parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
+    parser.add_argument(
+        "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
+    )
+    parser.add_argument("--stall-timeout", type=stall_seconds, default=300, help="seconds an iteration may take (300)")
+    parser.add_argument("--max-queue-depth", type=positive, default=4096, help="requests that may wait (4096)")
+    parser.add_argument("--max-queue-tokens", type=positive, default=8 << 20, help="tokens that may wait (8388608)")
+    parser.add_argument(
+        "--iteration-log", type=Path, metavar="FILE", help="a JSON line per iteration: its work and its stages' times"
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the HTTP server."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=port, default=8000, help="port to listen on, 0 for any (8000)")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that clients need, repeatable; also ORCA_API_KEY",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys, or sha256: and a digest, one per line; read again when the file changes",
+    )
+    parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
+    parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="NAME",
+        help="names in the Host field, repeatable, * for any (any; loopback's names if --host is a loopback address)",
+    )
+    parser.add_argument(
+        "--allowed-origins",
+        action="append",
+        metavar="ORIGIN",
+        help="browsers' origins, repeatable (any; none if API keys are given)",
+    )
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
+    parser.add_argument(
+        "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request (no limit)"
+    )
+    parser.add_argument(
+        "--drain-timeout", type=positive, default=30, metavar="SECONDS", help="for what runs at the end (30)"
+    )
+    parser.add_argument(
+        "--api-processes",
+        type=count,
+        default=0,
+        metavar="N",
+        help="processes for HTTP and text, so that they do not share an interpreter with the scheduler (0)",
+    )
+    add_http_limits(parser)
+    parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
+    parser.add_argument("--vllm-metrics", action="store_true", help="every metric also under vLLM's name")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
+
+
+def add_http_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds the bounds of the API's port."""
+    for name, field, unit, text in HTTP_LIMITS:
+        default = int(getattr(HttpLimits(), field))
+        parser.add_argument(f"--{name}", type=positive, metavar=unit, default=default, help=f"{text} ({default})")
+
+
+def http_limits(arguments: argparse.Namespace) -> HttpLimits:
+    """Returns the bounds of the API's port."""
+    return HttpLimits(**{field: getattr(arguments, name.replace("-", "_")) for name, field, *_ in HTTP_LIMITS})
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """Returns the engine's part of the options."""
+    return EngineConfig(
+        max_batch_size=arguments.max_batch_size,
+        token_budget=arguments.token_budget,
+        balanced=not arguments.no_balanced_batches,
+        lookahead=not arguments.no_lookahead,
+        enforce_eager=arguments.enforce_eager,
+        admission=arguments.admission,
+        kv_slots=arguments.kv_slots,
+        memory_utilization=arguments.gpu_memory_utilization,
+        max_queued_requests=arguments.max_queue_depth,
+        max_queued_tokens=arguments.max_queue_tokens,
+        stall_timeout=arguments.stall_timeout,
+        iteration_log=arguments.iteration_log,
+    )
+
+
+def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
+    """Returns the endpoint's part; raises ConfigurationError for a bad key or key file.
+
+    Takes the keys out of `arguments` and of the environment.
+    """
+    keys = digests_of(arguments.api_key, "--api-key")
+    arguments.api_key = []
+    if ENVIRONMENT in os.environ:  # removed, so that no process started from here inherits it
+        keys |= digests_of([os.environ.pop(ENVIRONMENT).strip()], ENVIRONMENT)
+    key_file: Path | None = arguments.api_key_file
+    file_keys: frozenset[str] = frozenset()
+    if key_file is not None:
+        file_keys = read_key_file(key_file)
+        if not key_file.is_file():  # a pipe, which can be read once only
+            keys, file_keys, key_file = keys | file_keys, frozenset(), None
+    hosts = arguments.allowed_hosts or default_hosts(arguments.host)
+    origins = arguments.allowed_origins
+    if (keys or key_file) and origins is None:
+        logger.warning("API keys are set, so browsers may not call this server: --allowed-origins ORIGIN allows some")
+        origins = []
+    return EndpointConfig(
+        model_names=tuple(arguments.served_model_name or [model_name]),
+        chat_template=arguments.chat_template,
+        request_timeout=arguments.request_timeout,
+        drain_timeout=arguments.drain_timeout,
+        api_keys=keys,
+        api_key_file=key_file,
+        api_key_file_digests=file_keys,
+        root_path=arguments.root_path.rstrip("/"),
+        allowed_origins=("*",) if origins is None else tuple(origins),
+        allowed_hosts=() if "*" in hosts else tuple(hosts),
+        log_format=arguments.log_format,
+        log_requests=not arguments.disable_log_requests,
+        vllm_metrics=arguments.vllm_metrics,
+        num_processes=arguments.api_processes,
+        http=http_limits(arguments),
+    )
+
+
+def positive(text: str, most: int = MAX_NUMBER) -> int:
+    """A whole number from 1 to `most`; by default what fits into 32 bits with a sign, as messages to workers need."""
+    if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def stall_seconds(text: str) -> int:
+    """A whole number of seconds, from 1 to MAX_STALL_SECONDS."""
+    number = positive(text)
+    if number > MAX_STALL_SECONDS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {MAX_STALL_SECONDS} seconds")
+    return number
+
+
+def slots(text: str) -> int:
+    """At least one block of slots. Whether the slots fit into memory is for the workers to say."""
+    number = positive(text, MAX_SLOTS)
+    if number < BLOCK_SIZE:
+        raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
+    return number
+
+
+def share(text: str) -> float:
+    """A share in (0, 1]."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+    return number

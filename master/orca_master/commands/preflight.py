@@ -1,0 +1,83 @@
+"""Checks of a model before anything of a server starts, in processes with bounds, side by side.
+
+A stranger's file can ask for any amount of memory or time while it is parsed; the server must not pay for that. Like
+every child interpreter they run with -P: the current folder may be the model's, whose files must not be imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from orca_master.errors import ConfigurationError
+
+MEMORY_BYTES = 512 << 20
+"""Limit of a check's address space; the tokenizer of 256,000 tokens needs 250 MiB."""
+CPU_SECONDS = 15
+"""Limit of a check's processor time; that tokenizer takes 2 s."""
+WALL_SECONDS = 120.0
+"""Limit of all checks together, for files on a volume that does not answer."""
+REFUSED = 2
+
+
+def model_command(
+    folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int | None
+) -> list[str]:
+    """Returns the command that checks configuration and weights, which the worker's package has."""
+    return [
+        *("orca_worker.model_check", str(folder), "--max-model-len", str(max_model_len or 0)),
+        *("-pp", str(pipeline_parallel_size), "-tp", str(tensor_parallel_size)),
+    ]
+
+
+def text_command(folder: Path, chat_template: Path | None) -> list[str]:
+    """Returns the command that checks tokenizer, stop tokens and chat template."""
+    options = ["--chat-template", str(chat_template)] if chat_template is not None else []
+    return ["orca_master.commands.text_check", str(folder), *options]
+
+
+def check(*commands: Sequence[str]) -> None:
+    """Runs Python modules with arguments; raises ConfigurationError with the line of the first that refuses."""
+    environment = {**os.environ, "RUST_BACKTRACE": "0"}
+    deadline = time.monotonic() + WALL_SECONDS
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for command in commands
+    ]
+    try:
+        for command, process in zip(commands, processes, strict=True):
+            _, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            if process.returncode == 0:
+                continue
+            lines = errors.strip().splitlines()
+            if process.returncode == REFUSED and lines:
+                raise ConfigurationError(lines[-1])
+            if process.returncode < 0:
+                raise ConfigurationError(
+                    f"{command[1]}: checking the model's files took more than {CPU_SECONDS} s of processor time or "
+                    f"{MEMORY_BYTES >> 20} MiB, and was ended ({command[0]} by signal {-process.returncode})"
+                )
+            raise ConfigurationError(
+                f"{command[1]}: {command[0]} failed with exit code {process.returncode}"
+                f"{''.join(f': {line}' for line in lines[-1:])}"
+            )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"{commands[0][1]}: its files were not read within {WALL_SECONDS:.0f} s") from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()

@@ -1,0 +1,165 @@
+"""`orca serve`: master and workers on this machine.
+
+The same master and the same workers as in a cluster: this file starts `orca worker` processes on Unix
+sockets, writes a topology for them and runs the server. However it ends, no process stays behind: the
+workers are told to end, then killed, and the kernel kills them if this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_protos.command_line import OneLineParser
+from orca_protos.log_lines import configure_logging
+from orca_protos.model_files import FileError, MissingFileError, regular_file
+
+from orca_master.commands.options import (
+    add_engine_options,
+    add_model_options,
+    add_server_options,
+    endpoint_config,
+    engine_config,
+    positive,
+    with_config_file,
+)
+from orca_master.commands.ports import SIGNALS, Ports, bind
+from orca_master.commands.preflight import check, model_command, text_command
+from orca_master.errors import ConfigurationError
+
+PR_SET_PDEATHSIG = 1
+WORKER_EXIT_SECONDS = 5.0
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: its end follows this process's (prctl(2), Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
+    """Starts `count` workers and yields their addresses; they have ended when it returns.
+
+    Must be entered on the main thread while it is the only one: the kernel ties "dies with its parent"
+    to the thread that started the child.
+    """
+    with tempfile.TemporaryDirectory(prefix="orca-") as folder:
+        addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "orca_worker", "--listen", address, "--log-format", log_format],
+                # No other thread is there yet, so code before exec is safe.
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
+            )
+            for address in addresses
+        ]
+        try:
+            yield addresses
+        finally:
+            _end(workers)
+
+
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+    """Tells the workers to end, and kills those that do not within a bound."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for worker in workers:
+            if worker.poll() is None:
+                worker.send_signal(number)
+        deadline = time.monotonic() + WORKER_EXIT_SECONDS
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, deadline - time.monotonic()))
+
+
+def main(argv: list[str]) -> int:
+    """`orca serve`."""
+    parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
+    parser.add_argument("model", help="Hugging Face model directory")
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    add_model_options(parser)
+    add_engine_options(parser)
+    add_server_options(parser)
+    for number in SIGNALS:
+        signal.signal(number, _leave)
+    try:
+        arguments = parser.parse_args(with_config_file(argv, positional="model"))
+        configure_logging(arguments.log_format)
+        model = _model_folder(arguments.model)
+        names = endpoint_config(arguments, model.name)
+        check(
+            model_command(
+                model, arguments.pipeline_parallel_size, arguments.tensor_parallel_size, arguments.max_model_len
+            ),
+            text_command(model, names.chat_template),
+        )
+        listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
+    except ConfigurationError as error:
+        parser.error(str(error))
+    with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
+        # Its modules take a second to import: not before the model has been checked, and while the workers start.
+        # Signals wait until then: the exception of _leave could be caught by any of these modules.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        from orca_master.commands.master import run_to_exit_code
+
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        topology = local_topology(
+            ModelSpec(
+                path=str(model),
+                served_name=names.model_names[0],
+                dtype=arguments.dtype,
+                max_model_len=arguments.max_model_len,
+            ),
+            arguments.pipeline_parallel_size,
+            arguments.tensor_parallel_size,
+            arguments.device,
+            addresses,
+        )
+        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listeners))
+
+
+def _model_folder(name: str) -> Path:
+    """Returns the resolved model directory; raises ConfigurationError if it has no config.json that can be opened."""
+    try:
+        folder = Path(name).resolve()
+        regular_file(folder, "config.json")
+    except MissingFileError as error:
+        raise ConfigurationError(f"{name}: no config.json there: a Hugging Face model directory is expected") from error
+    except FileError as error:
+        raise ConfigurationError(str(error)) from error
+    except RuntimeError as error:  # links in a circle, before Python 3.13
+        raise ConfigurationError(f"{name}: {error}") from error
+    return folder
+
+
+def local_topology(
+    model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
+) -> Topology:
+    """Returns the topology of workers on this machine, `pipeline_parallel_size` of them to a pipeline."""
+    size = pipeline_parallel_size
+    return Topology(
+        model=model,
+        pipeline_parallel_size=size,
+        tensor_parallel_size=tensor_parallel_size,
+        communication=Communication(backend="nccl" if device == "cuda" else "gloo", socket_interface="lo"),
+        pipelines=[
+            PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
+            for index in range(len(addresses) // size)
+        ],
+    )
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Before the server runs, a signal unwinds the stack, so that the workers are ended."""
+    sys.exit(128 + number)

@@ -1,0 +1,1 @@
+"""The HTTP application: routes, answers, middleware, and the admin port."""

@@ -1,0 +1,162 @@
+"""The master's other ports: probes for the kubelet, and the admin port for the operator (docs/contracts.md, section 6).
+
+`GET /state` says what the engine is and does, `PUT /topology` and `PUT /scheduler` change it, `POST /drain` ends it
+gently. Every admin call needs the bearer token of the Secret `d-admin`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from orca_contract import routes
+from orca_contract.message import VERSION, MessageT, UnknownFields, read
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.state import PipelinePhase, PipelineReport, StateReport
+from orca_contract.topology import Topology
+from orca_protos.http import probes
+from orca_protos.http_limits import ADMIN_LIMITS
+from orca_protos.loop_watch import LoopWatch
+
+from orca_master.endpoint.body_limits import BodyLimits
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.keeper import PipelineKeeper
+from orca_master.engine.progress import progress_report
+from orca_master.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+BEARER = HTTPBearer(auto_error=False)
+
+
+def report(engine: EngineThread) -> StateReport:
+    """Returns what `GET /state` says."""
+    master, config = engine.engine, engine.config
+    return StateReport(
+        contract_version=VERSION,
+        state=master.state,
+        failure=master.failure,
+        draining=engine.draining,
+        idle=engine.idle,
+        running=master.scheduler.num_running,
+        waiting=len(master.pool),
+        topology=master.membership.topology,
+        scheduler=SchedulerKnobs(
+            max_batch_size=config.max_batch_size,
+            token_budget=config.token_budget,
+            max_queue_depth=config.max_queued_requests,
+        ),
+        pipelines=[_pipeline(keeper) for keeper in list(master.membership.keepers.values())],
+    )
+
+
+def _pipeline(keeper: PipelineKeeper) -> PipelineReport:
+    serves = keeper.pipeline.phase is PipelinePhase.SERVING
+    return PipelineReport(
+        id=keeper.spec.id,
+        phase=keeper.phase,
+        epoch=keeper.pipeline.epoch,
+        loaded_workers=len(keeper.spec.workers) if serves else keeper.pipeline.num_loaded,
+        last_failure=keeper.last_failure,
+    )
+
+
+def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
+    """Returns the admin port's application."""
+
+    async def authorized(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
+            raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
+
+    app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
+    app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
+    unknown_fields = UnknownFields(logger)
+
+    async def body(model: type[MessageT], request: Request) -> MessageT:
+        try:
+            message, unknown = read(model, await request.body())
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        unknown_fields.log(f"PUT {request.url.path}", unknown)
+        return message
+
+    @app.get(routes.STATE)
+    async def state() -> dict[str, Any]:
+        """What the engine is and does."""
+        return report(engine).wire()
+
+    @app.put(routes.TOPOLOGY)
+    async def topology(request: Request) -> dict[str, Any]:
+        """Takes pipelines in and out."""
+        wanted = await body(Topology, request)
+        if refusal := wanted.refusal():
+            raise HTTPException(422, refusal)
+        try:
+            await engine.apply(wanted)
+        except ConfigurationError as error:
+            raise HTTPException(409, str(error)) from error
+        return report(engine).wire()
+
+    @app.put(routes.SCHEDULER)
+    async def scheduler(request: Request) -> dict[str, Any]:
+        """Changes the scheduler's limits."""
+        await engine.reconfigure(_changed(engine.config, await body(SchedulerKnobs, request)))
+        return report(engine).wire()
+
+    @app.post(routes.DRAIN, status_code=202)
+    async def drain() -> dict[str, Any]:
+        """Takes no new requests from now on; `idle` says when those under way have ended."""
+        engine.draining = True
+        return report(engine).wire()
+
+    return app
+
+
+def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
+    return replace(
+        config,
+        max_batch_size=knobs.max_batch_size or config.max_batch_size,
+        token_budget=knobs.token_budget or config.token_budget,
+        max_queued_requests=knobs.max_queue_depth or config.max_queued_requests,
+    )
+
+
+def create_probes(engine: EngineThread) -> Any:
+    """Returns the probe port's application. Must be called on the endpoint's event loop, which it watches."""
+    endpoint_loop = LoopWatch()
+
+    async def startupz() -> tuple[int, str]:
+        return 200, "ok\n"
+
+    async def livez() -> tuple[int, str]:
+        if endpoint_loop.stuck():
+            return 503, "the endpoint's loop does not answer\n"
+        alive = await engine.alive()
+        return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
+
+    async def readyz() -> tuple[int, str]:
+        reason = engine.status.unavailable
+        return (503, f"{reason}\n") if reason else (200, "ok\n")
+
+    async def progressz() -> tuple[int, str]:
+        status = engine.status
+        return 200, json.dumps(progress_report(status.state, status.serves, status.progress).wire()) + "\n"
+
+    async def metrics() -> tuple[int, str]:
+        return 200, (await engine.metrics()).decode()
+
+    return probes(
+        {
+            routes.STARTUP: startupz,
+            routes.LIVE: livez,
+            routes.READY: readyz,
+            routes.PROGRESS: progressz,
+            routes.METRICS: metrics,
+        }
+    )

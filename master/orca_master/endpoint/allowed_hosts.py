@@ -1,0 +1,39 @@
+"""ASGI middleware that refuses names under which the server is not meant to be reached.
+
+A web page can let its own name resolve to 127.0.0.1 and then talk to a server on its reader's machine as one of the
+same origin (DNS rebinding). The browser still sends the page's name as Host.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca_master.endpoint.responding import error_response
+
+
+def name_of(host: str) -> str:
+    """Returns the name in a Host field, without port and brackets, in lower case; "" if it has none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+class AllowedHosts:
+    """Answers 400 to requests for another host. A request without Host comes from no browser and is served."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app = app
+        self._hosts = {host.lower().strip("[]") for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI 3.0."""
+        given = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
+        if all(name_of(host) in self._hosts for host in given):
+            await self._app(scope, receive, send)
+            return
+        message = "this server is not known by the name in the Host field (--allowed-hosts NAME)"
+        await error_response(400, message)(scope, receive, send)

@@ -1,0 +1,210 @@
+"""The ASGI application: middleware, errors in OpenAI's shape, and the routes that generate nothing.
+
+/v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
+and log line → Host → CORS → API key → bounds of the body.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse
+from orca_contract import routes
+from starlette.exceptions import HTTPException
+
+from orca_master.bodies.openai_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from orca_master.bodies.validation import described
+from orca_master.endpoint.allowed_hosts import AllowedHosts
+from orca_master.endpoint.api_keys import KeyRing
+from orca_master.endpoint.body_limits import BodyLimits
+from orca_master.endpoint.chat import add_chat
+from orca_master.endpoint.checked_route import checked_route
+from orca_master.endpoint.completions import add_completions
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
+from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
+from orca_master.endpoint.responding import error_response
+from orca_master.engine.progress import progress_report
+from orca_master.errors import (
+    EngineUnavailableError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
+
+
+def create_app(endpoint: Endpoint) -> FastAPI:
+    """Returns the application around `endpoint`."""
+    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
+    app = FastAPI(
+        title="ORCA",
+        version=version("orca-serving"),
+        description="OpenAI-compatible endpoint of an ORCA engine master",
+        root_path=endpoint.config.root_path,
+        responses=error_bodies,  # type: ignore[arg-type]
+    )
+    _add_errors(app)
+    app.router.route_class = checked_route(endpoint)
+    add_completions(app, endpoint)
+    add_chat(app, endpoint)
+    _add_models_and_text(app, endpoint)
+    _add_probes(app, endpoint)
+    app.add_middleware(BodyLimits, limits=endpoint.config.http)
+    config = endpoint.config
+    if config.api_keys or config.api_key_file:
+        app.add_middleware(ApiKeys, keys=KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests))
+    if endpoint.config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(endpoint.config.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
+    if endpoint.config.allowed_hosts:
+        app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
+    app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
+    # Cached: anybody may ask for the schema without a key, and making it takes a tenth of a second.
+    schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, endpoint.config.model_names))
+    app.openapi = lambda: schema(  # type: ignore[method-assign]
+        endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest
+    )
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        found = described(error.errors())
+        return error_response(400, str(found), found.field)
+
+    @app.exception_handler(RequestError)
+    async def _refused(_: Request, error: RequestError) -> JSONResponse:
+        return error_response(400, str(error), error.field)
+
+    @app.exception_handler(ModelNotFoundError)
+    async def _not_found(_: Request, error: ModelNotFoundError) -> JSONResponse:
+        return error_response(404, str(error), "model", "model_not_found")
+
+    @app.exception_handler(RequestTimeoutError)
+    async def _timeout(_: Request, error: RequestTimeoutError) -> JSONResponse:
+        return error_response(408, str(error), code="request_timeout")
+
+    @app.exception_handler(QueueFullError)
+    async def _full(_: Request, error: QueueFullError) -> JSONResponse:
+        return error_response(429, str(error), code="queue_full")
+
+    @app.exception_handler(EngineUnavailableError)
+    async def _unavailable(_: Request, error: EngineUnavailableError) -> JSONResponse:
+        return error_response(503, str(error), code="engine_unavailable")
+
+    @app.exception_handler(HTTPException)
+    async def _http(_: Request, error: HTTPException) -> JSONResponse:
+        response = error_response(error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+        return error_response(500, f"internal error: {type(error).__name__}")
+
+
+def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
+    @app.get("/v1/models", response_model=ModelList)
+    async def models() -> ModelList:
+        """Lists the one model that is served, under all its names."""
+        return ModelList(data=endpoint.cards())
+
+    @app.get("/v1/models/{model:path}", response_model=ModelCard)
+    async def model(model: str) -> ModelCard:
+        """One model."""
+        endpoint.check(model)
+        return next(card for card in endpoint.cards() if card.id == model)
+
+    @app.post("/tokenize", response_model=Tokenized)
+    async def tokenize(body: TokenizeRequest) -> Tokenized:
+        """Text or messages to token ids."""
+        endpoint.check(body.model)
+        if isinstance(body, TokenizeChatRequest):
+            text = await endpoint.template.render(body.messages, body.add_generation_prompt, {})
+            tokens = await endpoint.encode(text, "messages", add_special_tokens=False)
+        else:
+            tokens = await endpoint.encode(body.prompt, "prompt", body.add_special_tokens)
+        return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
+
+    @app.post("/detokenize", response_model=Detokenized)
+    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+        """Token ids to text."""
+        endpoint.check(body.model)
+        return Detokenized(prompt=endpoint.codec.decode(list(body.tokens)))
+
+
+def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
+    @app.get(routes.LIVE, response_class=PlainTextResponse)
+    async def livez() -> str:
+        """The process answers."""
+        return "ok\n"
+
+    @app.get("/health", response_class=PlainTextResponse)
+    @app.get(routes.READY, response_class=PlainTextResponse)
+    async def readyz() -> Response:
+        """Requests are taken; if not, why."""
+        reason = endpoint.engine.status.unavailable
+        return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
+
+    @app.get(routes.PROGRESS)
+    async def progressz() -> dict[str, Any]:
+        """Whether iterations return while requests wait, with the numbers behind the answer."""
+        status = endpoint.engine.status
+        return progress_report(status.state, status.serves, status.progress).wire()
+
+    @app.get("/version")
+    async def server_version() -> dict[str, str]:
+        """Version of orca-serving."""
+        return {"version": version("orca-serving")}
+
+    @app.get(routes.METRICS, response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(await endpoint.engine.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, longest: int) -> dict[str, Any]:
+    """The schema of this very server: its model's names and limits are in it, once they are known (else 0)."""
+    schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    parts = schema["components"]["schemas"]
+    for name in (
+        "CompletionRequest",
+        "ChatCompletionRequest",
+        "TokenizeTextRequest",
+        "TokenizeChatRequest",
+        "DetokenizeRequest",
+    ):
+        parts[name]["properties"]["model"] = {"type": "string", "enum": list(model_names)}
+    if vocabulary_size:
+        _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
+    for name in ("CompletionRequest", "ChatCompletionRequest"):
+        for field in ("max_tokens", "max_completion_tokens"):
+            if field in parts[name]["properties"]:
+                wire = parts[name]["properties"][field]
+                wire["description"] = f"with the prompt at most {longest} tokens"
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)  # answered with 400
+    return schema
+
+
+def _limit(node: Any, key: str, old: int, new: int) -> None:
+    """Replaces the bound `old` by `new` wherever it stands: token ids are below the vocabulary size."""
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _limit(child, key, old, new)
+    if isinstance(node, dict) and node.get(key) == old:
+        node[key] = new

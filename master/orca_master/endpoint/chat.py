@@ -1,0 +1,128 @@
+"""POST /v1/chat/completions: messages through the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import FastAPI, Request, Response
+from orca_protos import engine_pb2 as pb
+
+from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.generation import Generation, Piece
+from orca_master.endpoint.openai_answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    TokenLogprob,
+    Usage,
+)
+from orca_master.endpoint.responding import respond
+from orca_master.errors import RequestError
+from orca_master.text.tokenizer import TextCodec
+
+
+class ChatFormat:
+    """`Format` of chat completions."""
+
+    def __init__(self, body: ChatCompletionRequest, model_name: str, codec: TextCodec) -> None:
+        self._body = body
+        self._model_name = model_name
+        self._codec = codec
+
+    def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
+        """The role, once for each choice."""
+        role = AssistantMessage(role="assistant", content="")
+        for choice in generation.choices:
+            yield self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
+
+    def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
+        """See Format."""
+        delta = AssistantMessage(content=piece.text)
+        choice = ChatChoice(
+            index=piece.index,
+            delta=delta,
+            finish_reason=piece.finish_reason,
+            logprobs=self._logprobs([piece]),
+            token_ids=[piece.token] if self._body.return_token_ids else None,
+        )
+        return self._chunk(generation, choice)
+
+    def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
+        """See Format."""
+        wants_ids = self._body.return_token_ids
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(role="assistant", content="".join(piece.text for piece in pieces)),
+            finish_reason=pieces[-1].finish_reason,
+            logprobs=self._logprobs(pieces),
+            token_ids=[piece.token for piece in pieces] if wants_ids else None,
+            prompt_token_ids=list(generation.prompt_of(index)) if wants_ids else None,
+        )
+
+    def answer(self, generation: Generation, usage: Usage) -> ChatCompletion:
+        """See Format."""
+        return self._completion("chat.completion", generation, [], usage)
+
+    def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
+        """See Format."""
+        return self._completion("chat.completion.chunk", generation, [], usage)
+
+    def _chunk(self, generation: Generation, choice: ChatChoice) -> ChatCompletion:
+        return self._completion("chat.completion.chunk", generation, [choice], None)
+
+    def _completion(
+        self, kind: str, generation: Generation, choices: list[ChatChoice], usage: Usage | None
+    ) -> ChatCompletion:
+        return ChatCompletion(
+            id=generation.request_id,
+            object="chat.completion" if kind == "chat.completion" else "chat.completion.chunk",
+            created=generation.created,
+            model=self._model_name,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return ChatLogprobs(content=[self._token(piece) for piece in pieces if piece.logprobs is not None])
+
+    def _token(self, piece: Piece) -> ChatTokenLogprob:
+        found = piece.logprobs or pb.Logprobs()
+        best = [self._named(token, value) for token, value in zip(found.token, found.logprob, strict=True)]
+        own = self._named(piece.token, found.sampled)
+        return ChatTokenLogprob(**own.model_dump(), top_logprobs=best)
+
+    def _named(self, token: int, logprob: float) -> TokenLogprob:
+        text = self._codec.decode([token])
+        return TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
+
+
+def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
+    """Adds the route."""
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answers a conversation."""
+        endpoint.check(body.model)
+        text = await endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        # The template writes the special tokens itself.
+        prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        if max_tokens is None:
+            # As elsewhere: whatever the context has left.
+            status = endpoint.engine.status
+            max_tokens = status.longest - len(prompt)
+            if max_tokens < 1:
+                raise RequestError(
+                    f"the messages have {len(prompt)} tokens and leave no room in the model's context of "
+                    f"{status.max_model_len}",
+                    "messages",
+                )
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        generation = endpoint.generator.prepare("chatcmpl", body, [prompt], max_tokens, logprobs)
+        style = ChatFormat(body, endpoint.model_name, endpoint.codec)
+        return await respond(request, body, endpoint.generator, generation, style)

@@ -1,0 +1,81 @@
+"""Routes whose bodies are checked by body_checker.py. FastAPI only describes these bodies in /openapi.json."""
+
+from __future__ import annotations
+
+import email.message
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+
+from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.responding import CLIENT_CLOSED_REQUEST, unless_gone
+from orca_master.errors import RequestError
+
+KIND_OF_PATH = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+
+
+class _CheckedRequest(Request):
+    """A request whose body has been checked: FastAPI gets the value in place of the JSON document."""
+
+    def __init__(self, request: Request, checked: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._stream_consumed = True
+        self._checked = checked
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return self._checked
+
+
+def checked_route(endpoint: Endpoint) -> type[APIRoute]:
+    """Returns the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`.
+
+    Bodies that have not been checked share a budget, into which one of the longest allowed fits.
+    """
+    budget = BodyBudget(max(MAX_BYTES, endpoint.config.http.max_body_bytes))
+
+    class CheckedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+            kind = KIND_OF_PATH.get(self.path)
+            if kind is None:
+                return handle
+
+            async def check_and_handle(request: Request) -> Response:
+                if not _is_json(request.headers.get("content-type", "")):
+                    raise RequestError("the body must be JSON, with Content-Type: application/json")
+                body = bytearray()
+                with budget.body() as take:
+                    try:
+                        async for chunk in request.stream():
+                            take(len(chunk))
+                            body += chunk
+                    except ClientDisconnect:
+                        return Response(status_code=400)  # nobody receives it
+                    checked = await unless_gone(request, endpoint.bodies.check(kind, body, endpoint.lengths))
+                    if checked is None:
+                        return Response(status_code=CLIENT_CLOSED_REQUEST)
+                    body.clear()
+                return await handle(_CheckedRequest(request, checked))
+
+            return check_and_handle
+
+    return CheckedRoute
+
+
+def _is_json(content_type: str) -> bool:
+    message = email.message.Message()
+    message["content-type"] = content_type
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))

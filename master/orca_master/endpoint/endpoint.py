@@ -1,0 +1,71 @@
+"""`Endpoint`: what the routes share, and what applies to every request before it reaches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from orca_master.bodies.body_checker import BodyChecker
+from orca_master.bodies.lengths import Lengths
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.generation import Generator
+from orca_master.endpoint.openai_answers import ModelCard
+from orca_master.engine.engine_client import EngineClient
+from orca_master.errors import EngineUnavailableError, ModelNotFoundError
+from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.encoder import Encoder
+from orca_master.text.tokenizer import TextCodec
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """The engine behind the routes, and the model's text side."""
+
+    config: EndpointConfig
+    engine: EngineClient
+    codec: TextCodec
+    template: ChatTemplate
+    generator: Generator = field(init=False)
+    _encoder: Encoder = field(init=False)
+    bodies: BodyChecker = field(default_factory=BodyChecker)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self._encoder = Encoder(self.codec)
+        self.generator = Generator(
+            self.engine, self.codec, self.config.request_timeout, self.config.http.max_unread_bytes
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.config.model_names[0]
+
+    def check(self, model: str | None) -> None:
+        """Raises EngineUnavailableError while nothing is served, ModelNotFoundError for another model."""
+        if reason := self.engine.status.unavailable:
+            raise EngineUnavailableError(reason)
+        if model is not None and model not in self.config.model_names:
+            served = ", ".join(map(repr, self.config.model_names))
+            raise ModelNotFoundError(f"the model {model!r} does not exist, this server has {served}")
+
+    def cards(self) -> list[ModelCard]:
+        """The model under each of its names."""
+        length = self.engine.status.max_model_len
+        return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Bounds of a request's fields; those that depend on the model once it is known."""
+        return Lengths(self.engine.status.max_model_len or None)
+
+    async def encode(self, text: str, name: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text, the field `name` of a request; raises RequestError."""
+        return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
+
+    async def drain(self) -> None:
+        """Waits for the requests under way, within `drain_timeout`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.generator.idle.wait(), self.config.drain_timeout)

@@ -1,0 +1,260 @@
+"""`Generator`: from a request on the wire to pieces of text, for any number of prompts and choices.
+
+Each prompt becomes `n` submissions to the engine, one per choice, which differ in `choice` alone (and so in their
+noise). All choices are accepted, a few at a time, or none: at the first refusal the accepted ones are cancelled. They
+run side by side; `pieces` yields their pieces as they come. A stop string ends its choice here: the engine is told to
+cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.engine.engine_client import EngineClient
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.request_limits import check_choices
+from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
+from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
+
+PIECE_BYTES = 256
+"""Memory of a piece without its text, its place in the queue included."""
+SUBMITTED_AT_ONCE = 16
+"""Choices that are handed to the engine before the event loops, the engine's as well, turn to other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one generated token adds to one choice."""
+
+    index: int
+    text: str
+    token: int
+    logprobs: pb.Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice on its way: what the engine is asked for, and how its tokens become text."""
+
+    index: int
+    submission: Submission
+    decoder: IncrementalDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All choices of one request. `prompts` are the token ids of each prompt."""
+
+    request_id: str
+    created: int
+    prompts: Sequence[Sequence[int]]
+    choices: list[Choice]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """Token ids of the prompt behind a choice."""
+        return self.prompts[index // (len(self.choices) // len(self.prompts))]
+
+
+class Generator:
+    """Makes generations and runs them. `timeout` is in seconds, None for no limit.
+
+    `max_unread_bytes` bounds the pieces of one generation that nobody has taken yet.
+    """
+
+    def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None, max_unread_bytes: int) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._timeout = timeout
+        self._max_unread_bytes = max_unread_bytes
+        self.idle = asyncio.Event()
+        """Set while no generation is under way."""
+        self.idle.set()
+        self._num_active = 0
+
+    def prepare(
+        self,
+        prefix: str,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        logprobs: int | None,
+    ) -> Generation:
+        """Returns the choices of a request.
+
+        Raises RequestError for tokens that the model does not have and for more choices than can wait, QueueFullError
+        for more than can wait now.
+        """
+        status = self._engine.status
+        vocabulary = status.vocabulary_size
+        num_tokens = sum(map(len, prompts)) + len(prompts) * max_tokens
+        check_choices(len(prompts), body.n, num_tokens * body.n, status)
+        bias = tuple((int(token), value) for token, value in body.logit_bias.items())
+        for field, tokens in (
+            *(("prompt", prompt) for prompt in prompts),
+            ("stop_token_ids", body.stop_token_ids),
+            ("logit_bias", [token for token, _ in bias]),
+        ):
+            if min(tokens, default=0) < 0:
+                raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
+            if max(tokens, default=0) >= vocabulary:
+                raise RequestError(
+                    f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field
+                )
+        if not all(prompts):
+            raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+        if body.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
+        stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
+        seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+        request_id = f"{prefix}-{uuid.uuid4().hex}"
+        choices = []
+        shared = [array("I", prompt) for prompt in prompts]
+        for index in range(len(prompts) * body.n):
+            prompt_index, choice = divmod(index, body.n)
+            sampling = SamplingParameters(
+                temperature=body.temperature,
+                top_p=body.top_p,
+                seed=seed,
+                choice=choice,
+                top_k=max(0, body.top_k),
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                logit_bias=bias,
+                min_tokens=body.min_tokens,
+                logprobs=logprobs,
+            )
+            submission = Submission(f"{request_id}-{index}", shared[prompt_index], max_tokens, sampling, stop)
+            decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
+            choices.append(Choice(index, submission, decoder))
+        return Generation(request_id, int(time.time()), shared, choices)
+
+    async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
+        """Yields the pieces of all choices as they come; leaving early cancels what still runs.
+
+        Raises what the engine refuses or fails with, and RequestTimeoutError, also after a caller has left too many
+        pieces untaken: the engine's work for them is then cancelled at once.
+        """
+        run = _Run(self._engine, self._max_unread_bytes)
+        self._num_active += 1
+        self.idle.clear()
+        try:
+            deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await run.submit(generation.choices)
+                left = len(generation.choices)
+                while left:
+                    async with asyncio.timeout_at(deadline):
+                        piece = await run.next_piece()
+                    left -= piece.finish_reason is not None
+                    yield piece
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
+        finally:
+            run.cancel()
+            self._num_active -= 1
+            if self._num_active == 0:
+                self.idle.set()
+
+
+class _Run:
+    """A generation under way: turns outputs into pieces as they come, and keeps those that nobody has taken yet."""
+
+    def __init__(self, engine: EngineClient, max_unread_bytes: int) -> None:
+        self._engine = engine
+        self._max_unread_bytes = self._bytes_left = max_unread_bytes
+        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._running: dict[int, Choice] = {}
+        """Choices that must be released, by index."""
+
+    async def submit(self, choices: list[Choice]) -> None:
+        """Hands the choices to the engine; raises the first refusal."""
+        for start in range(0, len(choices), SUBMITTED_AT_ONCE):
+            some = choices[start : start + SUBMITTED_AT_ONCE]
+            answers = []
+            for choice in some:
+                self._running[choice.index] = choice
+                answers.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
+            refusals = await asyncio.gather(*answers, return_exceptions=True)
+            for choice, refusal in zip(some, refusals, strict=True):
+                if refusal is not None and self._running.pop(choice.index, None) is not None:
+                    self._engine.release(choice.submission.request_id, None)
+            for refusal in refusals:
+                if refusal is not None:
+                    raise refusal
+
+    async def next_piece(self) -> Piece:
+        """Waits for the next piece; raises why there is none."""
+        piece = await self._pieces.get()
+        if isinstance(piece, Exception):
+            raise piece
+        self._bytes_left += _size(piece)
+        return piece
+
+    def cancel(self) -> None:
+        """Releases what still runs."""
+        # The youngest first: those that wait leave before a place among the running ones is free for them.
+        while self._running:
+            _, choice = self._running.popitem()
+            self._engine.release(choice.submission.request_id, "abort")
+
+    def _receive(self, choice: Choice, output: Output) -> None:
+        if choice.index not in self._running:
+            return  # behind a stop string or the end of the generation
+        try:
+            if output.error is not None:
+                raise EngineUnavailableError(output.error)
+            piece = _piece(choice, output)
+        except Exception as error:  # raised where the pieces are taken
+            self._fail(error)
+            return
+        if piece.finish_reason is not None:
+            del self._running[choice.index]
+            # One that the engine has not ended was ended by a stop string.
+            self._engine.release(choice.submission.request_id, "stop")
+        self._bytes_left -= _size(piece)
+        self._pieces.put_nowait(piece)
+        if self._bytes_left < 0:
+            unread = f"more than {self._max_unread_bytes} bytes wait for it"
+            self._fail(RequestTimeoutError(f"the client does not read: {unread}"))
+
+    def _fail(self, error: Exception) -> None:
+        self.cancel()
+        self._pieces.put_nowait(error)
+
+
+def _piece(choice: Choice, output: Output) -> Piece:
+    assert output.token is not None
+    reason = output.finish_reason
+    text = choice.decoder.step(output.token, last=reason is not None)
+    if choice.decoder.stopped:
+        reason = FinishReason.STOP
+    finish: Literal["stop", "length"] | None = None
+    if reason is not None:
+        finish = "stop" if reason is FinishReason.STOP else "length"
+    return Piece(choice.index, text, output.token, output.logprobs, finish)
+
+
+def _size(piece: Piece) -> int:
+    """Bytes of memory that a piece holds, roughly."""
+    return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())

@@ -1,0 +1,86 @@
+"""ASGI middleware: request ids with a log line, and API keys. Plain ASGI, so that streams pass untouched."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from orca_contract import routes
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orca_master.endpoint.api_keys import KeyRing
+from orca_master.endpoint.responding import error_response
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset(
+    {"/health", routes.LIVE, routes.READY, routes.PROGRESS, routes.METRICS, "/version", "/openapi.json", "/docs"}
+)
+"""Served without an API key and without a log line: what kubelets, monitoring and people who look around ask for."""
+REQUEST_ID = "X-Request-Id"
+VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+MAX_LOGGED_PATH = 256
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+class RequestIds:
+    """Takes a valid `X-Request-Id` over or makes one, returns it, and logs each request when it ends."""
+
+    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
+        self._app = app
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI 3.0."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        started = time.monotonic()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._log_requests and _path(scope) not in OPEN_PATHS:
+                seconds = time.monotonic() - started
+                # As it was sent, percent-encoded: a decoded path could hold blanks and look like the rest of the line.
+                path = scope["raw_path"].decode("latin-1")[:MAX_LOGGED_PATH]
+                logger.info("%s %s %d %.3f s id %s", scope["method"], path, status, seconds, request_id)
+
+
+class ApiKeys:
+    """Answers 401 to requests without one of the keys (`Authorization: Bearer KEY`)."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI 3.0."""
+        free = scope["type"] != "http" or _path(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
+        if free or self._knows(Headers(scope=scope).get("authorization", "")):
+            await self._app(scope, receive, send)
+            return
+        message = "an API key of this server is needed: Authorization: Bearer KEY"
+        await error_response(401, message, code="invalid_api_key")(scope, receive, send)
+
+    def _knows(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        # ASGI servers' headers are bytes, which Starlette decodes as latin-1; keys elsewhere are UTF-8.
+        key = given.encode("latin-1").decode("utf-8", "surrogateescape")
+        return scheme.lower() == "bearer" and self._keys.accepts(key)

@@ -1,0 +1,180 @@
+"""From pieces to an HTTP answer: one JSON body, or server-sent events; the same for both endpoints.
+
+A `Format` says how an endpoint words its answers. The first piece is awaited before a stream begins, so that a refusal
+still has its own status. A client that goes away ends its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.generation import Generation, Generator, Piece
+from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; nobody receives it, logs show it."""
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+EXTENSIONS = ("token_ids", "prompt_token_ids")
+T = TypeVar("T")
+
+
+class Format(Protocol):
+    """How one endpoint words its answers."""
+
+    def opening(self, generation: Generation) -> Iterator[BaseModel]:
+        """Yields the chunks of a stream before the first piece."""
+
+    def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
+        """The chunk of a piece; one without text still says that a token came."""
+
+    def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> BaseModel:
+        """One whole choice of an answer; `pieces` are all of its pieces."""
+
+    def answer(self, generation: Generation, usage: Usage) -> BaseModel:
+        """The answer around its choices."""
+
+    def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
+        """The last chunk of a stream, for those who ask for usage."""
+
+
+def error_response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+    """Returns an error in OpenAI's shape."""
+    detail = ErrorDetail(message=message, type=KINDS.get(status, "server_error"), param=param, code=code)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
+
+
+async def respond(
+    request: Request, body: GenerationRequest, generator: Generator, generation: Generation, style: Format
+) -> Response:
+    """Runs a generation and answers in `style`; raises what the engine refuses."""
+    pieces = generator.pieces(generation)
+    if not body.stream:
+        collected = await unless_gone(request, _collect(generation, pieces))
+        if collected is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        usage = _usage(generation, sum(map(len, collected)))
+        return Response(await _answer(generation, collected, usage, style), media_type="application/json")
+    first = await unless_gone(request, _first(pieces))
+    if first is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    events = _events(generation, pieces, first, body.include_usage, style)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
+    """Returns the answer as JSON. Between choices other requests get a turn: many long choices take long to write."""
+    choices = []
+    for index, said in enumerate(pieces):
+        choices.append(_json(_dump_choice(style.choice(generation, index, said).model_dump())))
+        await asyncio.sleep(0)
+    around = dump(style.answer(generation, usage))
+    del around["choices"]
+    return f'{_json(around)[:-1]},"choices":[{",".join(choices)}]}}'.encode()
+
+
+def dump(answer: BaseModel) -> dict[str, Any]:
+    """The wire form: what was not asked for is left out, OpenAI's nulls stay."""
+    data = answer.model_dump()
+    if data["usage"] is None:
+        del data["usage"]
+    data["choices"] = [_dump_choice(choice) for choice in data["choices"]]
+    return data
+
+
+def _dump_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    for name in EXTENSIONS:
+        if choice[name] is None:
+            del choice[name]
+    for name in ("message", "delta"):
+        if choice.get(name, 0) is None:
+            del choice[name]
+    if "delta" in choice:
+        choice["delta"] = {name: value for name, value in choice["delta"].items() if value is not None}
+    return choice
+
+
+async def _first(pieces: AsyncIterator[Piece]) -> Piece:
+    return await anext(pieces)
+
+
+async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list[list[Piece]]:
+    collected: list[list[Piece]] = [[] for _ in generation.choices]
+    async for piece in pieces:
+        collected[piece.index].append(piece)
+    return collected
+
+
+async def _events(
+    generation: Generation, pieces: AsyncIterator[Piece], first: Piece, include_usage: bool, style: Format
+) -> AsyncIterator[str]:
+    """Yields server-sent events; an error under way becomes the last one."""
+    try:
+        for chunk in style.opening(generation):
+            yield _event(dump(chunk))
+        generated, piece = 0, first
+        while True:
+            generated += 1
+            yield _event(dump(style.chunk(generation, piece)))
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                break
+        if include_usage:
+            yield _event(dump(style.usage_chunk(generation, _usage(generation, generated))))
+        yield "data: [DONE]\n\n"
+    except (EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
+        codes = {RequestTimeoutError: "request_timeout", QueueFullError: "queue_full", RequestError: "text_unavailable"}
+        code = codes.get(type(error), "engine_unavailable")
+        detail = ErrorDetail(message=str(error), type="server_error", code=code)
+        yield _event(ErrorBody(error=detail).model_dump())
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {_json(data)}\n\n"
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def _usage(generation: Generation, generated: int) -> Usage:
+    prompt = generation.prompt_tokens
+    return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Awaits `work`, or cancels it and returns None once the client has gone."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

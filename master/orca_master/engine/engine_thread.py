@@ -1,0 +1,186 @@
+"""`EngineThread`: the engine master on a thread and event loop of its own, called from the loop that made it.
+
+One wake-up per iteration carries all its tokens across. Requests are measured here, where all of them pass, whether
+their endpoint is on this loop or in another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from orca_contract.topology import Topology
+
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.engine_master import EngineMaster
+from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
+from orca_master.engine.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+ALIVE_SECONDS = 5.0
+STOP_SECONDS = 30.0
+"""A sound engine stops within a few seconds: its calls to workers are bounded (deadlines.SHUTDOWN_SECONDS)."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request's way back. Times in seconds of the monotonic clock."""
+
+    receive: Callable[[Output], object]
+    num_prompt_tokens: int
+    submitted: float
+    first: float = 0.0
+    last: float = 0.0
+    num_generated: int = 0
+    ended: bool = False
+
+
+class EngineThread(EngineClient):
+    """Make and use it on a running loop; `start` begins the thread. `draining` refuses new requests at the endpoint."""
+
+    def __init__(
+        self, topology: Topology, config: EngineConfig, observer: EngineObserver, metrics: RequestMetrics
+    ) -> None:
+        self.engine = EngineMaster(topology, config, self._deliver, observer)
+        self.config = config
+        self.draining = False
+        self._metrics = metrics
+        self._own_loop = asyncio.get_running_loop()
+        self._engine_loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
+        self._streams: dict[str, _Stream] = {}
+        self._num_unfinished = 0
+        self._busy_since = 0.0
+        """When the first of the unfinished requests came, in seconds of the monotonic clock."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """See EngineClient."""
+        engine = self.engine
+        facts = engine.facts
+        return EngineStatus(
+            engine.state,
+            engine.failure,
+            self.draining,
+            facts.vocabulary_size,
+            facts.max_model_len,
+            engine.num_slots,
+            self._progress(),
+            self.config.max_queued_requests,
+            self.config.max_queued_tokens,
+        )
+
+    def _progress(self) -> Progress:
+        engine = self.engine
+        return Progress(
+            engine.num_iterations,
+            self._num_unfinished,
+            engine.scheduler.num_running,
+            len(engine.pool),
+            max(engine.progressed_at, self._busy_since),
+            self.config.stall_timeout,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for a request."""
+        return not self._streams
+
+    async def start(self) -> None:
+        """Starts the thread and returns when the engine serves; raises what `EngineMaster.start` raises."""
+        self._thread.start()
+        await self._on_engine(self.engine.start)
+
+    async def stop(self, reason: str) -> None:
+        """Stops engine, workers and thread; gives up after STOP_SECONDS if the engine's loop takes no turn."""
+        try:
+            await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
+        except TimeoutError:
+            logger.error("the engine did not stop within %.0f s: its thread is abandoned", STOP_SECONDS)
+        self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
+        self._thread.join(timeout=5.0)
+
+    async def apply(self, topology: Topology) -> None:
+        """See Membership.apply."""
+        await self._on_engine(lambda: self.engine.membership.apply(topology))
+
+    async def reconfigure(self, config: EngineConfig) -> None:
+        """See EngineMaster.reconfigure."""
+        self.config = config
+        self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
+
+    async def alive(self) -> bool:
+        """Whether the engine's loop takes a turn within a bound."""
+        if not self._thread.is_alive():
+            return False
+        turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(turn), ALIVE_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        """See EngineClient."""
+        now = time.monotonic()
+        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        if not self._num_unfinished:
+            self._busy_since = now
+        self._num_unfinished += 1
+        return self._on_engine(lambda: self._submit(submission))
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        """See EngineClient."""
+        stream = self._streams.pop(request_id)
+        if not stream.ended:
+            self._num_unfinished -= 1
+            if ended_as is not None:
+                self._note_end(stream, ended_as)
+        self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
+
+    async def metrics(self) -> bytes:
+        """See EngineClient."""
+        return self._metrics.render()
+
+    async def _submit(self, submission: Submission) -> None:
+        self.engine.submit(submission)
+
+    def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
+        future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
+        return asyncio.wrap_future(future)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        self._own_loop.call_soon_threadsafe(self._distribute, outputs)
+
+    def _distribute(self, outputs: list[Output]) -> None:
+        now = time.monotonic()
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.token is not None:
+                stream.num_generated += 1
+                if stream.num_generated == 1:
+                    stream.first = now
+                self._metrics.on_token(
+                    stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.last
+                )
+                stream.last = now
+            if output.finish_reason is not None:
+                stream.ended = True
+                self._num_unfinished -= 1
+                self._note_end(stream, output.finish_reason.value)
+            stream.receive(output)
+
+    def _note_end(self, stream: _Stream, reason: str) -> None:
+        now = time.monotonic()
+        self._metrics.on_finish(
+            reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
+        )

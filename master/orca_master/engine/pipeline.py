@@ -1,0 +1,274 @@
+"""`Pipeline`: one pipeline's workers, from formation through iterations to its end.
+
+Order of events: Describe all (which also waits for them) → epoch = highest seen + 1 → Load all →
+Prepare all → Form all → Warmup all → Allocate the smallest number of blocks → open `Results` on the
+last partition and `Run` on the first → iterations with rising sequence numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.message import VERSION
+from orca_contract.state import PipelinePhase
+from orca_contract.topology import PipelineSpec, Topology
+from orca_protos import engine_pb2 as pb
+from orca_protos import faults
+from orca_protos.wire import HIGHEST_EPOCH
+
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
+from orca_master.engine.iteration_message import build_iteration
+from orca_master.engine.worker_connection import WorkerConnection
+from orca_master.errors import ConfigurationError
+from orca_master.scheduling.kv_ledger import blocks_for
+from orca_master.scheduling.scheduler import Batch
+
+logger = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """One pipeline. `facts` and `num_blocks` are set once `form` has returned.
+
+    `phase` (RECOVERING: lost) and `num_loaded` (workers that hold their weights) may be read at any time.
+    """
+
+    def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
+        self.id = spec.id
+        self.facts = pb.ModelFacts()
+        self.num_blocks = 0
+        self.phase = PipelinePhase.CONNECTING
+        self.num_loaded = 0
+        self.epoch = 0
+        self._spec = spec
+        self._topology = topology
+        self._config = config
+        self._sequence = 0
+        self._connections: list[WorkerConnection] = []
+        self._run: Any = None
+        self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
+        self._parts: list[asyncio.Task[None]] = []
+        self._faults = FaultCollector()
+        self._over = False
+
+    async def form(self) -> None:
+        """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
+        topology, config = self._topology, self._config
+        self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
+        workers = self._connections
+        described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
+        await self._end_exhausted(described)
+        self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
+        neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
+        self.phase = PipelinePhase.LOADING
+        facts = await all_workers(
+            self._load(
+                worker,
+                pb.LoadRequest(
+                    model_path=topology.model.path,
+                    partition=partition,
+                    pipeline_parallel_size=topology.pipeline_parallel_size,
+                    tensor_parallel_size=topology.tensor_parallel_size,
+                    dtype=topology.model.dtype,
+                    device="cuda" if topology.communication.backend == "nccl" else "cpu",
+                    communication_backend=topology.communication.backend,
+                    socket_interface=topology.communication.socket_interface,
+                    environment=topology.communication.env,
+                    max_model_len=topology.model.max_model_len or 0,
+                    workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
+                    first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
+                    enforce_eager=config.enforce_eager,
+                ),
+            )
+            for partition, worker in enumerate(workers)
+        )
+        self.facts = facts[0]
+        self.phase = PipelinePhase.FORMING
+        await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
+        await all_workers(
+            worker.form(
+                pb.FormRequest(
+                    epoch=self.epoch,
+                    next_hop=[*self._spec.workers, ""][partition + 1],
+                    first_rank=partition * topology.tensor_parallel_size,
+                    world_size=len(workers) * topology.tensor_parallel_size,
+                    rendezvous_host=self._spec.workers[0] if partition else "",
+                    group_timeout_ms=int(config.stall_timeout * 1000),
+                    max_in_flight=len(workers),
+                )
+            )
+            for partition, worker in enumerate(workers)
+        )
+        await self._allocate()
+        self._results = workers[-1].results(self.epoch)
+        self._run = workers[0].run(self.epoch)
+        self._compare_versions(described)
+        self.phase = PipelinePhase.SERVING
+        logger.info(
+            "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
+            self.id,
+            self.epoch,
+            len(workers),
+            self.num_blocks * BLOCK_SIZE,
+        )
+
+    async def _end_exhausted(self, described: list[pb.Description]) -> None:
+        """Ends a worker that can take no higher epoch (started anew, it has seen none) and raises WorkerLostError."""
+        for worker, description in zip(self._connections, described, strict=True):
+            if description.highest_epoch >= HIGHEST_EPOCH:
+                await worker.shutdown("its epochs are used up")
+                raise WorkerLostError(
+                    f"worker {worker.address} was asked for epoch {description.highest_epoch} by somebody else than a "
+                    "master, and is ended: start it again, and let only its master reach its port",
+                    worker=worker.address,
+                )
+
+    def _compare_versions(self, described: list[pb.Description]) -> None:
+        """Logs which workers were built with another version of the contract than this master."""
+        for worker, description in zip(self._connections, described, strict=True):
+            if description.contract_version != VERSION:
+                logger.warning(
+                    "worker %s is of version %s (contract %d), this master has contract %d: give both the same version",
+                    worker.address,
+                    description.version,
+                    description.contract_version,
+                    VERSION,
+                )
+
+    async def _load(self, worker: WorkerConnection, request: pb.LoadRequest) -> pb.ModelFacts:
+        facts = await worker.load(request)
+        self.num_loaded += 1
+        return facts
+
+    async def _allocate(self) -> None:
+        """Sizes the block pools: what was asked for, or what fits but no more than can be used."""
+        config, max_model_len = self._config, self.facts.max_model_len
+        warmup = pb.WarmupRequest(
+            max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
+            memory_utilization=config.memory_utilization,
+            timeout_ms=int(config.stall_timeout * 1000),
+        )
+        warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
+        scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
+        if config.kv_slots is not None:
+            self.num_blocks = config.kv_slots // BLOCK_SIZE
+        else:
+            usable = config.max_batch_size * len(self._connections) * blocks_for(max_model_len)
+            self.num_blocks = min(scarcest.num_blocks, usable)
+            logger.info("K/V blocks: min(%s; %d that requests can use)", scarcest.formula, usable)
+        if not 0 < self.num_blocks <= scarcest.num_blocks:
+            raise ConfigurationError(
+                f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
+            )
+        await all_workers(
+            worker.allocate(pb.AllocateRequest(num_blocks=self.num_blocks)) for worker in self._connections
+        )
+
+    def send(self, batch: Batch) -> int:
+        """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
+        sequence = self._sequence + 1
+        self._outgoing.put_nowait(build_iteration(self.epoch, sequence, batch))
+        self._sequence = sequence
+        return sequence
+
+    async def serve(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        """Moves messages until a worker reports a fault or is lost; `reported` says why.
+
+        Raises what `on_result` or `on_timing` raises.
+        """
+        self._parts = [
+            asyncio.create_task(part)
+            for part in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+        ]
+        broken = asyncio.create_task(self._break())
+        try:
+            done, _ = await asyncio.wait([*self._parts, broken], return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            self._over = True
+            broken.cancel()
+
+    @property
+    def reported(self) -> list[WorkerLostError]:
+        """The faults that the workers have reported so far."""
+        return self._faults.errors
+
+    async def reported_until_conclusive(self) -> list[WorkerLostError]:
+        """Returns `reported` once the cause is among them, or no more is to be expected (FaultCollector.settle)."""
+        await self._faults.settle(self._parts[1:])
+        return self._faults.errors
+
+    async def shutdown(self, reason: str) -> None:
+        """Ends the workers and the channels."""
+        await asyncio.gather(*(worker.shutdown(reason) for worker in self._connections))
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channels, the workers live on."""
+        for part in self._parts:
+            part.cancel()
+        await asyncio.gather(*self._parts, return_exceptions=True)
+        connections, self._connections = self._connections, []
+        await asyncio.gather(*(worker.close() for worker in connections))
+
+    async def _write(self) -> None:
+        while True:
+            iteration = await self._outgoing.get()
+            try:
+                await self._run.write(iteration)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await asyncio.Event().wait()  # the same stream's reader learns the status
+
+    async def _break(self) -> None:
+        await self._faults.broken.wait()
+
+    async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
+        async for ack in self._messages(self._run, self._connections[0]):
+            for timing in ack.timing:
+                on_timing(timing)
+
+    async def _read_results(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        async for result in self._messages(self._results, self._connections[-1]):
+            if result.epoch == self.epoch and not self._over:  # else the requests have been rewound
+                on_timing(result.timing)
+                on_result(result)
+
+    async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
+        """Yields the messages of a kept-open stream, and reports the faults in it and at its end."""
+        closed = WorkerLostError(f"worker {worker.address} closed its stream", None, worker.address, Evidence.GONE)
+        try:
+            async for message in stream:
+                if not message.HasField("fault"):
+                    yield message
+                elif message.fault.epoch >= self.epoch:  # an older epoch's is of no interest
+                    self._faults.report(self._lost(message.fault))
+        except grpc.aio.AioRpcError as error:
+            fault = faults.from_error(error)
+            current = fault is not None and fault.epoch >= self.epoch
+            closed = self._lost(fault) if fault is not None and current else worker.gone(error)
+        self._faults.report(closed)
+
+    def _lost(self, fault: pb.Fault) -> WorkerLostError:
+        workers = self._spec.workers
+        return lost_worker(fault, workers[min(fault.partition, len(workers) - 1)])
+
+
+def _host(address: str) -> str:
+    """The host of a worker's address; Unix sockets are all on this one."""
+    return "" if address.startswith("unix:") else address.rpartition(":")[0]
+
+
+def _place_on_host(address: str, addresses: list[str]) -> int:
+    """How many workers of the same host come before this one."""
+    return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])

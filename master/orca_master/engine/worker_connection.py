@@ -1,0 +1,124 @@
+"""`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
+
+Unary calls carry deadlines (orca_protos/deadlines.py). The kept-open streams carry none; keepalive
+(orca_protos/wire.py) and the deadline of an iteration (engine_master.py) watch them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from orca_protos import deadlines, faults
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub
+from orca_protos.tls import TlsFolder, open_channel
+from orca_protos.wire import EPOCH_KEY
+
+from orca_master.engine.faults import Evidence, WorkerLostError, lost_worker
+from orca_master.errors import ConfigurationError
+
+Reply = TypeVar("Reply")
+
+
+REASON_SECONDS = 2.0
+"""For the call that only finds out why a worker was not reached in time."""
+
+
+class WorkerConnection:
+    """One controller; with certificates, or in plain text. Must be made and used on one event loop."""
+
+    def __init__(self, address: str, tls: TlsFolder | None = None) -> None:
+        self.address = address
+        self._channel = open_channel(address, tls)
+        self._stub: Any = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def describe(self, timeout: float) -> pb.Description:
+        """Waits up to `timeout` seconds for the worker to be there."""
+        try:
+            description: pb.Description = await self._stub.Describe(
+                pb.DescribeRequest(), timeout=timeout, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._translate(error) from error
+            # The error of an expired deadline gives no reason. A call that does not wait for the worker does, such as a
+            # refused certificate.
+            description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
+        return description
+
+    async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
+        """Loads a partition; raises ConfigurationError for a model that does not fit."""
+        stream = self._stub.Load(request)
+        while True:
+            try:
+                progress = await self._call(asyncio.wait_for(stream.read(), deadlines.LOAD_SILENCE.master))
+            except TimeoutError as error:
+                raise WorkerLostError(
+                    f"worker {self.address} made no progress in loading for {deadlines.LOAD_SILENCE.master:.0f} s",
+                    worker=self.address,
+                ) from error
+            if progress is grpc.aio.EOF:
+                raise WorkerLostError(f"worker {self.address} ended loading without an answer", worker=self.address)
+            if progress.HasField("facts"):
+                facts: pb.ModelFacts = progress.facts
+                return facts
+
+    async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
+        """Forgets older epochs."""
+        return await self._call(self._stub.Prepare(request, timeout=deadlines.PREPARE.master))
+
+    async def form(self, request: pb.FormRequest) -> pb.Formed:
+        """Joins the groups of the epoch; every worker of the pipeline must be asked at the same time."""
+        timeout = deadlines.form(request.group_timeout_ms / 1000).master
+        return await self._call(self._stub.Form(request, timeout=timeout))
+
+    async def warmup(self, request: pb.WarmupRequest) -> pb.WarmedUp:
+        """Runs the largest iteration once."""
+        timeout = deadlines.warmup(request.timeout_ms / 1000).master
+        return await self._call(self._stub.Warmup(request, timeout=timeout))
+
+    async def allocate(self, request: pb.AllocateRequest) -> pb.Allocated:
+        """Allocates the block pools."""
+        return await self._call(self._stub.Allocate(request, timeout=deadlines.ALLOCATE.master))
+
+    async def shutdown(self, reason: str) -> None:
+        """Asks the worker to end; one that is gone already is no error."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=deadlines.SHUTDOWN_SECONDS)
+
+    def run(self, epoch: int) -> Any:
+        """Opens the hot stream Iteration → Ack."""
+        return self._stub.Run(metadata=((EPOCH_KEY, str(epoch)),))
+
+    def results(self, epoch: int) -> Any:
+        """Opens the hot stream of results."""
+        return self._stub.Results(pb.ResultsRequest(epoch=epoch))
+
+    async def close(self) -> None:
+        """Closes the channel and every stream on it."""
+        await self._channel.close()
+
+    async def _call(self, call: Awaitable[Reply]) -> Reply:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: grpc.aio.AioRpcError) -> Exception:
+        """Returns the typed error behind the status of a unary call or a load."""
+        fault = faults.from_error(error)
+        if fault is None:
+            return self.gone(error)
+        if fault.kind == pb.FAULT_KIND_REQUEST:
+            return ConfigurationError(fault.message or "refused by the worker")
+        return lost_worker(fault, self.address)
+
+    def gone(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
+        """Returns the error for a call that ended without a fault: the worker, its host or the network is gone."""
+        words = error.details() or error.code().name
+        return WorkerLostError(f"worker {self.address}: {words}", None, self.address, Evidence.GONE)

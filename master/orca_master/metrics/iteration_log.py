@@ -1,0 +1,51 @@
+"""`IterationLog`: a JSON line for every iteration with its work and when each stage computed it.
+
+`orca simulate --calibration` reads it; it also is what to look at when a pipeline has bubbles. Written when the last of
+an iteration's timings is known, at most a few lines late.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.errors import ConfigurationError
+from orca_master.scheduling.scheduler import Batch
+
+
+class IterationLog:
+    """An `EngineObserver`. Raises ConfigurationError if the file cannot be written."""
+
+    def __init__(self, path: Path, num_partitions: int) -> None:
+        try:
+            self._file: IO[str] = path.open("w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigurationError(f"--iteration-log {path}: {error.strerror}") from error
+        self._num_partitions = num_partitions
+        self._open: dict[tuple[str, int], tuple[Batch, dict[int, tuple[float, float]]]] = {}
+
+    def on_dispatch(self, sequence: int, batch: Batch) -> None:
+        """See EngineObserver. What a lost pipeline left under the same number is forgotten."""
+        self._open[batch.pipeline, sequence] = batch, {}
+
+    def on_preemption(self, count: int) -> None:
+        """See EngineObserver."""
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """See EngineObserver."""
+        batch, stages = self._open[pipeline, timing.sequence]
+        stages[timing.partition] = (timing.started_ns / 1e9, timing.ended_ns / 1e9)
+        if len(stages) < self._num_partitions:
+            return
+        del self._open[pipeline, timing.sequence]
+        line = {
+            "pipeline": pipeline,
+            "sequence": timing.sequence,
+            "num_tokens": [scheduled.num_tokens for scheduled in batch.requests],
+            "context_length": [scheduled.context_length for scheduled in batch.requests],
+            "stages": [stages[partition] for partition in range(self._num_partitions)],
+        }
+        self._file.write(json.dumps(line) + "\n")

@@ -1,0 +1,108 @@
+"""Prometheus metrics of one master: vLLM's names and meanings under the prefix `orca:`.
+
+Counters are fed by EngineThread (tokens, latencies) and by the engine (iterations, stage timings); gauges read the
+engine when they are scraped. `vllm_names` writes every metric a second time under vLLM's own prefix, for dashboards and
+routers that know only that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orca_protos import engine_pb2 as pb
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from orca_master.engine.engine_master import EngineMaster
+from orca_master.metrics.stage_metrics import StageMetrics
+from orca_master.scheduling.scheduler import Batch
+
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """One registry; an `EngineObserver`. Every metric has the label `model_name`."""
+
+    def __init__(self, model_name: str, vllm_names: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._vllm_names = vllm_names
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens")
+        self._preemptions = self._counter("num_preemptions", "Requests that gave their K/V blocks up and began again")
+        self._finished = Counter(
+            "orca:request_success",
+            "Requests that ended, by reason",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token", LATENCIES)
+        self._inter_token = self._histogram("inter_token_latency_seconds", "Token to next token", LATENCIES)
+        self._latency = self._histogram("e2e_request_latency_seconds", "Arrival to last token", LATENCIES)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first", LATENCIES
+        )
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens per request", TOKENS)
+        self._request_output = self._histogram("request_generation_tokens", "Generated tokens per request", TOKENS)
+        self._batch_size = self._histogram("iteration_batch_size", "Requests per iteration", BATCHES)
+        self._batch_tokens = self._histogram("iteration_tokens_total", "Tokens per iteration", TOKENS)
+        self._stages = StageMetrics(self.registry, model_name)
+
+    def watch(self, engine: EngineMaster) -> None:
+        """Adds the gauges of `engine`."""
+        self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.scheduler.num_running)
+        self._gauge("num_requests_waiting", "Requests in the queue", lambda: len(engine.pool))
+        self._gauge("kv_cache_usage_perc", "Share of the K/V slots that is held, 0 to 1", lambda: engine.cache_usage)
+
+    def render(self) -> bytes:
+        """Returns the text exposition format."""
+        text = generate_latest(self.registry)
+        return text + text.replace(b"orca:", b"vllm:") if self._vllm_names else text
+
+    def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
+        """A token reached its request; `generated` counts it. Times in seconds."""
+        if generated == 1:
+            self._prompt_tokens.inc(prompt_tokens)
+            self._first_token.observe(since_arrival)
+        else:
+            self._inter_token.observe(since_last)
+        self._generation_tokens.inc()
+
+    def on_finish(
+        self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
+    ) -> None:
+        """A request ended. Times in seconds."""
+        self._finished.labels(self._model_name, reason).inc()
+        if reason not in ("stop", "length"):
+            return
+        self._latency.observe(seconds)
+        self._request_prompt.observe(prompt_tokens)
+        self._request_output.observe(generated)
+        if generated > 1:
+            self._per_token.observe(since_first_token / (generated - 1))
+
+    def on_dispatch(self, sequence: int, batch: Batch) -> None:
+        """Counts an iteration."""
+        self._stages.on_dispatch(sequence, batch)
+        self._batch_size.observe(len(batch.requests))
+        self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """See StageMetrics."""
+        self._stages.on_timing(pipeline, timing)
+
+    def on_preemption(self, count: int) -> None:
+        """Requests were rewound to make room."""
+        self._preemptions.inc(count)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"orca:{name}", text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        gauge = Gauge(f"orca:{name}", text, ["model_name"], registry=self.registry)
+        gauge.labels(self._model_name).set_function(read)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"orca:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model_name)

@@ -1,0 +1,122 @@
+"""`KvLedger`: which request may hold how many K/V slots of one pipeline, and which blocks and row those are.
+
+A slot holds one token's keys and values. Memory is handed out in blocks of 16 slots, and every
+reservation is rounded up to blocks, so the sum that Algorithm 1 compares in line 25 is the sum of the
+rounded reservations (docs/contracts.md, section 2). A block id means the same block on every partition
+and rank. Reuse right after `release` is safe because stages execute iterations in sequence order.
+
+Two policies, which differ in one method. `reserve`, the paper's, is `KvLedger` itself: everything a request may
+ever need is granted at admission, so an admitted request always finishes. `PagedLedger` grants what is known
+to be needed and lets requests grow; the scheduler makes room by preempting the youngest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from orca_contract.kv_blocks import BLOCK_SIZE
+
+from orca_master.scheduling.request import Request
+
+
+def blocks_for(num_slots: int) -> int:
+    """Blocks that hold `num_slots` slots."""
+    return -(-num_slots // BLOCK_SIZE)
+
+
+@dataclass(slots=True)
+class Holding:
+    """What an admitted request holds: its row on the workers, and its blocks in order of position."""
+
+    row: int
+    blocks: list[int]
+
+
+class KvLedger:
+    """Blocks and rows of one pipeline, policy `reserve`. Holders are known by `Request.request_id`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a ledger needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._free_blocks = list(range(num_blocks - 1, -1, -1))
+        self._free_rows: list[int] = []
+        self._num_rows = 0
+        self._holdings: dict[str, Holding] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return len(self._free_blocks)
+
+    @property
+    def num_reserved_slots(self) -> int:
+        """Algorithm 1's `n_rsrv`, rounded to blocks."""
+        return (self.num_blocks - self.num_free_blocks) * BLOCK_SIZE
+
+    @property
+    def num_holders(self) -> int:
+        """Requests that hold slots."""
+        return len(self._holdings)
+
+    def blocks_to_admit(self, request: Request) -> int:
+        """Blocks that must be free to admit `request`: its `max_tokens`, rounded up (line 24)."""
+        return blocks_for(request.max_tokens)
+
+    def blocks_to_grow(self, request: Request, num_slots: int) -> int:
+        """Blocks that an admitted request lacks to hold `num_slots` slots; never any under `reserve`."""
+        return max(0, blocks_for(num_slots) - len(self.holding(request).blocks))
+
+    def admit(self, request: Request) -> Holding:
+        """Reserves for `request` and returns what it now holds.
+
+        Raises ValueError if it holds slots already or does not fit: the scheduler asks first.
+        """
+        if request.request_id in self._holdings:
+            raise ValueError(f"request {request.request_id} holds slots already")
+        blocks = self._take_blocks(self.blocks_to_admit(request))
+        holding = self._holdings[request.request_id] = Holding(self._take_row(), blocks)
+        return holding
+
+    def grow(self, request: Request, num_slots: int) -> list[int]:
+        """Grants the blocks that `request` lacks to hold `num_slots` slots, and returns those.
+
+        Raises ValueError if they are not free: the scheduler asks first.
+        """
+        blocks = self._take_blocks(self.blocks_to_grow(request, num_slots))
+        self.holding(request).blocks.extend(blocks)
+        return blocks
+
+    def holding(self, request: Request) -> Holding:
+        """Returns what `request` holds; raises KeyError if it holds nothing."""
+        return self._holdings[request.request_id]
+
+    def release(self, request: Request) -> None:
+        """Takes back what `request` holds; raises KeyError if it holds nothing (released exactly once)."""
+        holding = self._holdings.pop(request.request_id)
+        self._free_blocks.extend(reversed(holding.blocks))
+        heapq.heappush(self._free_rows, holding.row)
+
+    def _take_blocks(self, count: int) -> list[int]:
+        if count > self.num_free_blocks:
+            raise ValueError(f"{count} blocks are needed, {self.num_free_blocks} are free")
+        return [self._free_blocks.pop() for _ in range(count)]
+
+    def _take_row(self) -> int:
+        if self._free_rows:
+            return heapq.heappop(self._free_rows)
+        self._num_rows += 1
+        return self._num_rows - 1
+
+
+class PagedLedger(KvLedger):
+    """Policy `paged`: blocks on demand (Kwon et al., SOSP 2023)."""
+
+    def blocks_to_admit(self, request: Request) -> int:
+        """Blocks for the tokens that are known, and for one that is sampled next."""
+        return blocks_for(request.num_tokens + 1)
+
+
+LEDGERS: dict[str, type[KvLedger]] = {"reserve": KvLedger, "paged": PagedLedger}
+"""Policies by the names of `--admission`."""

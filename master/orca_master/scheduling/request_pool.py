@@ -1,0 +1,57 @@
+"""`RequestPool`: the requests that wait for admission, in order of arrival, within bounds.
+
+The scheduler moves a request from here into a pipeline when it admits it, and back when it is
+rewound; a rewound request takes its old place in the order.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+from orca_master.errors import QueueFullError
+from orca_master.scheduling.request import Request, by_arrival
+
+
+class RequestPool:
+    """Waiting requests. `max_requests` and `max_tokens` bound what `add` accepts, not what returns."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self._waiting: list[Request] = []
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Takes a new request; raises QueueFullError at a bound.
+
+        A request is let in when none waits, whatever its size: the token bound shapes a queue, it
+        does not forbid a long prompt.
+        """
+        if len(self._waiting) >= self.max_requests:
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting, the limit is {self.max_requests}")
+        if self._waiting and self._num_tokens + request.max_tokens > self.max_tokens:
+            raise QueueFullError(
+                f"waiting requests of {self._num_tokens} tokens and this one of {request.max_tokens} "
+                f"exceed the limit of {self.max_tokens}"
+            )
+        self.put_back(request)
+
+    def put_back(self, request: Request) -> None:
+        """Takes a request that was accepted before, in its place by arrival; never refused."""
+        bisect.insort(self._waiting, request, key=by_arrival)
+        self._num_tokens += request.max_tokens
+
+    def remove(self, request: Request) -> None:
+        """Takes `request` out; raises KeyError if it does not wait here."""
+        index = bisect.bisect_left(self._waiting, request.arrival, key=by_arrival)
+        if index == len(self._waiting) or self._waiting[index] is not request:
+            raise KeyError(request.request_id)
+        del self._waiting[index]
+        self._num_tokens -= request.max_tokens

@@ -1,0 +1,216 @@
+"""`ChatTemplate`: messages → prompt text, by the model's own Jinja template, in a process that can be ended.
+
+Where a template is looked for, in this order: `--chat-template FILE`, chat_template.jinja of the model directory,
+`chat_template` in its tokenizer_config.json. template_process.py renders; a process that overruns its bounds ends and
+is replaced, and only the request that it worked for is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, checked, read_file, read_object
+from pydantic import BaseModel, ConfigDict, Field
+
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
+from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES, LENGTH_BYTES, encode_frame
+
+if TYPE_CHECKING:  # the check of a template needs none of the API's types, which take 0.1 s
+    from orca_master.bodies.openai_requests import ChatMessage
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
+"""Limit of tokenizer_config.json, which lists the added tokens."""
+SHORTEST_LIMIT = 1 << 20
+"""Characters that any prompt may have; a longer one at most GROWTH times what was sent."""
+GROWTH = 4
+MAX_WAITING = 256
+"""Requests that may wait for the process, which takes half a millisecond for an ordinary one."""
+WALL_SECONDS = 60.0
+"""Longest exchange with the process, which bounds its processor time itself: only a stalled machine takes so long."""
+RESERVED = frozenset(
+    {
+        *SPECIAL_TOKENS,
+        *("messages", "add_generation_prompt", "raise_exception", "strftime_now", "chat_template", "tokenize"),
+        *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "context", "loop", "caller"),
+    }
+)
+"""Names that `chat_template_kwargs` must not give: a request would change the conversation or the template's tools."""
+
+
+class SpecialToken(BaseModel):
+    """A token with properties; only the text counts here."""
+
+    content: str
+
+
+class NamedTemplate(BaseModel):
+    """One of several templates, an older form."""
+
+    name: str
+    template: str
+
+
+class TokenizerConfigFile(BaseModel):
+    """tokenizer_config.json, as far as it is read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    bos_token: str | SpecialToken | None = None
+    eos_token: str | SpecialToken | None = None
+    pad_token: str | SpecialToken | None = None
+    unk_token: str | SpecialToken | None = None
+    chat_template: str | Annotated[list[NamedTemplate], Field(max_length=64)] | None = None
+
+
+class ChatTemplate:
+    """The template of a model, or none. Raises ConfigurationError for files that cannot be read.
+
+    As an asynchronous context it starts the process at once and ends it; else the first rendering starts one.
+    """
+
+    def __init__(self, model_path: Path, file: Path | None = None) -> None:
+        try:
+            configuration = _tokenizer_config(model_path)
+            self.source = _source(model_path, file, configuration)
+        except FileError as error:
+            raise ConfigurationError(str(error)) from error
+        self.special_tokens = {
+            name: value if isinstance(value, str) else value.content
+            for name in SPECIAL_TOKENS
+            if (value := getattr(configuration, name)) is not None
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def render(self, messages: list[ChatMessage], add_generation_prompt: bool, options: dict[str, Any]) -> str:
+        """Returns the prompt.
+
+        Raises RequestError if there is no template, or for messages or options that the template refuses;
+        QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
+        """
+        if self.source is None:
+            raise RequestError(
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template",
+                "messages",
+            )
+        for name in options:
+            if name in RESERVED or name.startswith("_") or not name.isidentifier():
+                raise RequestError(
+                    f"chat_template_kwargs: {name[:80]!a} is not a name that a request may set",
+                    "chat_template_kwargs",
+                )
+        wire = [{**message.model_dump(exclude_none=True), "content": message.text} for message in messages]
+        variables = {**options, "messages": wire, "add_generation_prompt": add_generation_prompt}
+        size = sum(len(message["content"]) for message in wire) + len(json.dumps(options))
+        frame = encode_frame({"variables": variables, "limit": max(SHORTEST_LIMIT, GROWTH * size)})
+        if self._num_waiting >= MAX_WAITING:
+            waiting = f"{self._num_waiting} requests are waiting for the chat template"
+            raise QueueFullError(f"{waiting}, the limit is {MAX_WAITING}")
+        self._num_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._num_waiting -= 1
+        exchange = asyncio.create_task(self._exchange(frame))
+        exchange.add_done_callback(lambda _: self._turn.release())
+        # A client that leaves ends its wait, not the exchange: the next answer would be another request's.
+        answer = await asyncio.shield(exchange)
+        if "text" not in answer:
+            reason = str(answer.get("error", f"it took more than {CPU_SECONDS:g} s of processor time, and was ended"))
+            raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages")
+        return str(answer["text"])
+
+    async def __aenter__(self) -> ChatTemplate:
+        if self.source is not None:
+            async with self._turn:
+                await self._started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def _exchange(self, frame: bytes) -> dict[str, Any]:
+        """Returns the answer to one frame; {} if the process did not give one, which is ended then."""
+        try:
+            process = await self._started()
+        except OSError as error:  # no descriptors or processes are left
+            raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
+        answer = None if process is None else await self._ask(process, frame)
+        if answer is None:
+            await self._end()
+        return answer or {}
+
+    async def _started(self) -> asyncio.subprocess.Process | None:
+        """Returns the process with the template compiled; None if that takes too long or does not succeed."""
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        first = encode_frame({"source": self.source, "special_tokens": self.special_tokens})
+        answer = await self._ask(self._process, first)
+        return self._process if answer == {} else None
+
+    async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
+        """Returns the answer to one frame, None if the process ends or is silent."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(WALL_SECONDS):
+                process.stdin.write(frame)
+                await process.stdin.drain()
+                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+                if size > FRAME_BYTES:
+                    return None
+                answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
+                return answer
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            return None
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:
+    name = "tokenizer_config.json"
+    try:
+        return checked(TokenizerConfigFile, read_object(model_path, name, TOKENIZER_CONFIG_BYTES), model_path / name)
+    except MissingFileError:
+        return TokenizerConfigFile()
+
+
+def _source(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> str | None:
+    """Returns the template's text; raises FileError, ConfigurationError."""
+    path = model_path / "chat_template.jinja"
+    if file is not None:
+        try:
+            path = file.resolve()  # the user's own file may be a link to anywhere
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+            raise ConfigurationError(f"--chat-template {file}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return read_file(path.parent, path.name, CONFIG_BYTES).decode()
+    except MissingFileError as error:
+        if file is not None:
+            raise ConfigurationError(f"--chat-template {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    templates = configuration.chat_template
+    if isinstance(templates, list):
+        return {entry.name: entry.template for entry in templates}.get("default")
+    return templates

@@ -1,0 +1,59 @@
+"""`Encoder`: tokenizes long texts beside the event loop, within bounds of memory and time.
+
+The `tokenizers` library releases the interpreter's lock, so a thread suffices. It keeps some 170 bytes per token beside
+the ids: a long text is first counted in pieces, and refused once it certainly exceeds the model's context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from orca_master.bodies.lengths import Lengths
+from orca_master.errors import QueueFullError, RequestError
+from orca_master.text.tokenizer import TextCodec
+
+SHORT = 2048
+"""Characters of a text that is tokenized on the event loop, within some 3 ms."""
+PIECE = 32 << 10
+"""Characters that are tokenized without being counted first."""
+MANY = 64 << 10
+"""Tokens that a text may have whatever the model's context is: /tokenize counts longer texts than a model takes."""
+NUM_THREADS = 2
+MAX_WAITING = 256
+"""Texts that may wait for a thread."""
+
+
+class Encoder:
+    """Belongs to one event loop."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._num_waiting = 0
+
+    async def encode(self, text: str, name: str, add_special_tokens: bool, lengths: Lengths) -> list[int]:
+        """Returns the token ids of the field `name`; raises RequestError, or QueueFullError if many texts wait."""
+        if len(text) <= SHORT:
+            return self._codec.encode(text, add_special_tokens)
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{self._num_waiting} texts are waiting to be tokenized, the limit is {MAX_WAITING}")
+        self._num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._threads, self._encode, text, name, add_special_tokens, lengths.max_model_len or 0
+            )
+        finally:
+            self._num_waiting -= 1
+
+    def _encode(self, text: str, name: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
+        # A text may have fewer tokens than its pieces have together, but never half as many.
+        limit, count = max(MANY, 2 * max_model_len), 0
+        for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
+            count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False))
+            if count > limit:
+                raise RequestError(
+                    f"{name}: the text has more than {limit} tokens, the model's context has {max_model_len}", name
+                )
+        return self._codec.encode(text, add_special_tokens)

@@ -1,0 +1,134 @@
+"""Renders chat templates in a process of its own, which can be ended: a template is a program that came with a model.
+
+    python -m orca_master.text.template_process
+
+Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian, and
+JSON. The first frame is {"source", "special_tokens"}, each further one {"variables", "limit"}, with the limit of the
+answer in characters. Answers are {"text"}, {} to the first frame, or {"error"}. A frame that takes more than
+CPU_SECONDS of processor time ends the process (SIGPROF): processor time, because a busy machine must not fail sound
+templates. The process ends with its parent too, whose end of the pipe is then closed.
+
+The environment is the one that templates on the hub are written for: blocks trimmed, `raise_exception`, `strftime_now`,
+`tojson`, loop controls, and the tokenizer's special tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import resource
+import signal
+import sys
+from typing import Any, BinaryIO
+
+import jinja2
+import jinja2.sandbox
+
+CPU_SECONDS = 2.0
+CPU_SECONDS_PER_MEBIBYTE = 0.5
+"""Added for each MiB of a frame: long conversations are no overrun."""
+MEMORY_BYTES = 512 << 20
+"""Of address space; frames of the largest bodies and what is rendered of them fit."""
+FRAME_BYTES = 256 << 20
+LENGTH_BYTES = 4
+NOT_FOR_TEMPLATES = ("lipsum",)
+"""Globals of Jinja that no prompt needs: random text, and a function whose attributes exploits begin with."""
+
+
+class Renderer:
+    """One compiled template. Raises jinja2.TemplateSyntaxError."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        for name in NOT_FOR_TEMPLATES:
+            del environment.globals[name]
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._special_tokens = special_tokens
+        self._template = environment.from_string(source)
+
+    def render(self, variables: dict[str, Any], limit: int) -> str:
+        """Returns the text; raises ValueError beyond `limit` characters, and whatever the template raises."""
+        parts, length = [], 0
+        for part in self._template.generate(**{**self._special_tokens, **variables}):
+            length += len(part)
+            if length > limit:
+                raise ValueError(f"the text is longer than {limit} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer | None, dict[str, str]]:
+    """Returns the renderer for the frames to come, and the answer to this one."""
+    try:
+        if renderer is None:
+            return Renderer(frame["source"], frame["special_tokens"]), {}
+        return renderer, {"text": renderer.render(frame["variables"], frame["limit"])}
+    except jinja2.TemplateSyntaxError as error:
+        return renderer, {"error": f"line {error.lineno}: {error.message}"}
+    except MemoryError:
+        return renderer, {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
+    except RecursionError:
+        return renderer, {"error": "nested too deeply"}
+    except Exception as error:  # a template may raise anything
+        return renderer, {"error": str(error) or type(error).__name__}
+
+
+def read_frame(file: BinaryIO) -> dict[str, Any] | None:
+    """Returns the next frame, None at the end of the input."""
+    head = file.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(head, "big")
+    content = file.read(size)
+    if len(content) < size:
+        return None
+    _limit_processor_time(CPU_SECONDS + CPU_SECONDS_PER_MEBIBYTE * size / (1 << 20))
+    frame: dict[str, Any] = json.loads(content)
+    return frame
+
+
+def encode_frame(value: dict[str, Any]) -> bytes:
+    """Returns the bytes of a frame; lone surrogates stay escapes."""
+    content = json.dumps(value).encode("ascii")
+    return len(content).to_bytes(LENGTH_BYTES, "big") + content
+
+
+def _limit_processor_time(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def main() -> int:
+    """Answers frames until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a process group; the end of the input ends this process
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    renderer: Renderer | None = None
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            if (frame := read_frame(source)) is None:
+                return 0
+            renderer, reply = answer(renderer, frame)
+            content = encode_frame(reply)
+        except MemoryError:
+            content = encode_frame({"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"})
+        _limit_processor_time(0)
+        sink.write(content)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

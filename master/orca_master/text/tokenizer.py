@@ -1,0 +1,154 @@
+"""Text in, text out: the model's tokenizer, its stop tokens, and incremental detokenisation.
+
+Built on the `tokenizers` library. A model directory without tokenizer.json (a checkpoint of random
+weights, say) serves prompts of token ids, and its answers carry token ids but no text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from orca_protos.model_files import (
+    CONFIG_BYTES,
+    TOKENIZER_BYTES,
+    FileError,
+    MissingFileError,
+    checked,
+    read_file,
+    read_object,
+)
+from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from orca_master.errors import ConfigurationError, RequestError
+from orca_master.text.stop_strings import StopSearch
+
+MAX_STOP_TOKENS = 64
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class GenerationFile(BaseModel):
+    """generation_config.json, or config.json, as far as generation reads them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    eos_token_id: TokenId | Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+
+
+class TextCodec:
+    """Tokenizer and stop tokens of one model directory; raises ConfigurationError if a file is damaged."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._tokenizer: Tokenizer | None = None
+        try:
+            content = read_file(model_path, "tokenizer.json", TOKENIZER_BYTES)
+            with _errors_as(ConfigurationError, f"{model_path / 'tokenizer.json'}: "):
+                self._tokenizer = Tokenizer.from_buffer(content)
+                # Prompts are served whole and as they are, whatever the tokenizer was trained with.
+                self._tokenizer.no_truncation()
+                self._tokenizer.no_padding()
+        except MissingFileError:
+            pass
+        except FileError as error:
+            raise ConfigurationError(str(error)) from error
+        self.stop_token_ids = _stop_token_ids(model_path)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """False if prompts and answers are token ids only."""
+        return self._tokenizer is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of `text`.
+
+        Raises RequestError without a tokenizer, for text that UTF-8 cannot carry (a lone surrogate in JSON), or if the
+        tokenizer fails.
+        """
+        if self._tokenizer is None:
+            raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", "prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text has a lone surrogate at character {error.start}", "prompt") from error
+        with _errors_as(RequestError, "the model's tokenizer fails on this text: "):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        """Returns the text of whole sequences of tokens, "" without a tokenizer; raises RequestError if that fails."""
+        if self._tokenizer is None:
+            return ""
+        with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
+            return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def decoder(self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool) -> IncrementalDecoder:
+        """Returns the detokeniser of one choice; raises RequestError for stop strings without a tokenizer."""
+        if self._tokenizer is None and stop_strings:
+            raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
+        return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens)
+
+
+class IncrementalDecoder:
+    """Turns tokens into text one at a time, and finds stop strings across token borders.
+
+    Text is held back while a character is incomplete, and while it may be the beginning of a stop string.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._search = StopSearch(stop_strings)
+        self._include_stop = include_stop
+        self._held = ""
+        self.stopped = False
+
+    def step(self, token: int, last: bool) -> str:
+        """Returns the text that may go out after `token`; with `last`, all text that is held back goes out.
+
+        Sets `stopped` when a stop string is complete; text behind it is dropped. Raises RequestError if the tokenizer
+        fails.
+        """
+        if self._tokenizer is None:
+            return ""
+        with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
+            new = self._stream.step(self._tokenizer, token) or ""
+        self._held += new
+        if (hit := self._search.feed(new)) is not None:
+            from_end, stop = hit
+            place = len(self._held) - from_end
+            self.stopped = True
+            return self._held[: place + len(stop) if self._include_stop else place]
+        keep = 0 if last else self._search.longest_beginning
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+
+@contextlib.contextmanager
+def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str) -> Iterator[None]:
+    """Turns errors of `tokenizers` into `kind`: bare exceptions, and panics, which are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            message = " ".join(str(error).split())
+            raise kind(f"{prefix}{message[:500]}") from error
+        raise
+
+
+def _stop_token_ids(model_path: Path) -> frozenset[int]:
+    """End-of-sequence ids: generation_config.json decides over config.json, as in transformers."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            file = checked(GenerationFile, read_object(model_path, name, CONFIG_BYTES), model_path / name)
+        except MissingFileError:
+            continue
+        except FileError as error:
+            raise ConfigurationError(str(error)) from error
+        if file.eos_token_id is not None:
+            return frozenset([file.eos_token_id] if isinstance(file.eos_token_id, int) else file.eos_token_id)
+    return frozenset()
