@@ -16,6 +16,7 @@ from orca_protos.command_line import OneLineParser, port
 from orca_operator.cluster import ClusterError, connect
 from orca_operator.handlers import make_registry
 from orca_operator.manifests.context import Images
+from orca_operator.master_client import MasterClient
 from orca_operator.reconcile import PROPAGATION, Reconciler
 
 
@@ -31,7 +32,7 @@ async def run(namespaces: list[str], images: Images, liveness: str | None, propa
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    reconciler = Reconciler(await asyncio.to_thread(connect), images, propagation)
+    reconciler = Reconciler(await asyncio.to_thread(connect), images, MasterClient(), propagation)
     await kopf.operator(
         registry=make_registry(reconciler),
         namespaces=namespaces,

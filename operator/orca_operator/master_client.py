@@ -6,6 +6,7 @@ master that it is `master.IDENTITY`, whatever the address of its pod.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -20,6 +21,12 @@ from orca_contract.state import StateReport
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 3.0
+"""To connect, and between two parts of an answer."""
+ANSWER_SECONDS = 10.0
+"""For a whole call: the limit above starts anew with every byte."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""A report of 1,000 pipelines of 64 workers takes 7 MB."""
+MAX_QUOTED_CHARACTERS = 300
 
 
 class MasterError(Exception):
@@ -98,19 +105,36 @@ class MasterClient:
         if door.credentials is not None:
             scheme, extensions = "https", {"sni_hostname": door.credentials.server_name}
         headers = {"Authorization": f"Bearer {door.token}"}
+        url = f"{scheme}://{door.address}{path}"
         try:
-            url = f"{scheme}://{door.address}{path}"
-            answer = await client.request(method, url, headers=headers, json=body, extensions=extensions)
-            if answer.status_code >= 400:
-                raise MasterError(f"{path}: {answer.status_code} {answer.text[:300]}", answer.status_code)
+            async with (
+                asyncio.timeout(ANSWER_SECONDS),
+                client.stream(method, url, headers=headers, json=body, extensions=extensions) as answer,
+            ):
+                content = await _content(answer)
+        except TimeoutError as error:
+            raise MasterError(f"{door.address}{path}: no answer within {ANSWER_SECONDS:.0f} s") from error
         except httpx.HTTPError as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
+        if not answer.is_success:  # also a redirect: the token is for this address alone
+            text = content.decode(errors="replace")[:MAX_QUOTED_CHARACTERS]
+            raise MasterError(f"{path}: {answer.status_code} {text}", answer.status_code)
         try:
-            report, unknown = read(StateReport, answer.content)
+            report, unknown = read(StateReport, content)
         except ValueError as error:
             raise MasterError(f"{door.address}{path}: the answer is no state report: {error}", 200) from error
         self._unknown_fields.log(f"{door.address}{path}", unknown)
         return report
+
+
+async def _content(answer: httpx.Response) -> bytes:
+    """Read a body; raises MasterError for one of more than MAX_ANSWER_BYTES."""
+    content = bytearray()
+    async for part in answer.aiter_bytes():
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            raise MasterError(f"{answer.url.path}: the answer has more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(content)
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

@@ -133,15 +133,32 @@ def _other_revisions(context: Context, observed: Observed) -> list[Object]:
 
 def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = pipelines
-    if pipelines:
-        # Pods go when the master has let go of their pipelines.
-        report = observed.reports.get(context.revision)
-        pods = max(pods, len(report.pipelines) if report is not None else 0)
+    pods = max(pipelines, _held_pipelines(context, observed)) if pipelines else 0
     deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
+
+
+def _held_pipelines(context: Context, observed: Observed) -> int:
+    """Return how many pipelines the master may still use; their pods stay.
+
+    A running master that did not answer may use all that have pods: a timeout of one call must not end pods whose
+    pipeline is still in the topology.
+    """
+    report = observed.reports.get(context.revision)
+    if report is not None:
+        return len(report.pipelines)
+    if observed.admin_port(context.revision) is None:
+        return 0
+    return max(
+        (
+            int(stateful_set["spec"]["replicas"])
+            for stateful_set in observed.of_kind("StatefulSet")
+            if label(stateful_set, names.REVISION_LABEL) == context.revision
+        ),
+        default=0,
+    )
 
 
 def unknown_to_master(context: Context, observed: Observed) -> list[str]:

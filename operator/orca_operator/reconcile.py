@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -48,6 +48,11 @@ PROPAGATION = timedelta(minutes=5)
 """Until every pod has the content of a Secret that was written: the kubelet's sync takes up to two minutes."""
 
 
+def utc_now() -> datetime:
+    """Return the current time, aware of its zone."""
+    return datetime.now(UTC)
+
+
 @dataclass(slots=True)
 class _Deployment:
     """What is remembered of one OrcaDeployment between passes; all of it can be lost."""
@@ -67,23 +72,34 @@ class _Deployment:
 class Reconciler:
     """All OrcaDeployments of the watched namespaces. Lives on one event loop."""
 
-    def __init__(self, cluster: Cluster, images: Images, propagation: timedelta = PROPAGATION) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        images: Images,
+        masters: MasterClient,
+        propagation: timedelta = PROPAGATION,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
         self._propagation = propagation
+        self._clock = clock
         self.store = Store()
         self.last_turn = time.monotonic()
         self._cluster = cluster
         self._images = images
-        self._masters = MasterClient()
+        self._masters = masters
         self._announcer = Announcer(cluster)
         self._deployments: dict[Key, _Deployment] = {}
 
     def enqueue(self, key: Key) -> None:
-        """Asks for a pass over one deployment."""
-        deployment = self._deployments.get(key)
-        if deployment is None:
-            deployment = self._deployments[key] = _Deployment(Executor(self._cluster))
+        """Request a pass over one OrcaDeployment."""
+        deployment = self._deployment(key)
+        if deployment.task is None:
             deployment.task = asyncio.create_task(self._run(key, deployment))
         deployment.wake.set()
+
+    async def run_pass(self, key: Key) -> bool:
+        """Run one pass; returns whether the OrcaDeployment still exists. Raises ClusterError."""
+        return await self._pass(key, self._deployment(key))
 
     async def watch_loop(self) -> None:
         """Notes that the event loop takes turns, for the liveness probe."""
@@ -98,6 +114,11 @@ class Reconciler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._masters.close()
+
+    def _deployment(self, key: Key) -> _Deployment:
+        if key not in self._deployments:
+            self._deployments[key] = _Deployment(Executor(self._cluster))
+        return self._deployments[key]
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
         retry, longest = RETRY_SECONDS
@@ -176,7 +197,7 @@ class Reconciler:
             source,
             keeper.problems,
         )
-        await self._write_status(resource, deployment, make_status(situation, previous, datetime.now(UTC)), previous)
+        await self._write_status(resource, deployment, make_status(situation, previous, self._clock()), previous)
         return True
 
     def _list(self, key: Key) -> list[Object]:
@@ -186,11 +207,12 @@ class Reconciler:
                 found += self._cluster.children(kind, *key)
         return found
 
-    @staticmethod
-    async def _certify(keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str) -> None:
+    async def _certify(
+        self, keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str
+    ) -> None:
         """Checks and renews the certificates of the wanted revision and of revisions that run."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
-        await asyncio.to_thread(keeper.refresh, sources, request, datetime.now(UTC))
+        await asyncio.to_thread(keeper.refresh, sources, request, self._clock())
 
     async def _observe(
         self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None

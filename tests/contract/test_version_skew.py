@@ -181,8 +181,7 @@ def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[
     api = Api(spec)
     for child in everything(context(spec), 1).children:
         api.objects[child["kind"], child["metadata"]["name"]] = child
-    reconciler = Reconciler(api, IMAGES)  # type: ignore[arg-type]
-    reconciler._masters = master
+    reconciler = Reconciler(api, IMAGES, master)  # type: ignore[arg-type]
     api.reconciler = reconciler
 
     async def passes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_operator import names
@@ -108,6 +109,18 @@ def test_scaling_down_the_master_lets_go_first():
     answered = Observed(observed.children, {one.revision: report(one, pipelines=1)})
     (stateful_set,) = (m for (kind, _), m in manifests(plan(one, answered)).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(("address", "replicas"), [("10.0.0.1", 2), ("", 1)], ids=["running", "not running"])
+def test_scaling_down_waits_for_a_master_that_runs_and_does_not_answer(address, replicas):
+    two, one = context(merged(MINIMAL, replicas=2)), context(merged(MINIMAL, replicas=1))
+    observed = everything(two, pipelines=2)
+    children = [child for child in observed.children if label(child, names.ROLE_LABEL) != names.MASTER]
+    children.append(pod(two, names.MASTER, ready=True, podIP=address))
+    actions = plan(one, Observed(tuple(children)))
+    (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
+    assert stateful_set["spec"]["replicas"] == replicas
+    assert not [action for action in actions if isinstance(action, PutTopology)]
 
 
 def test_scaling_up_and_live_knobs():

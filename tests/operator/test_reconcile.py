@@ -1,25 +1,56 @@
-"""Whole passes over an API server that is a dictionary, with scripted masters: certificates from spec to status."""
+"""Passes over an API server in memory: the scenarios of tests/operator/scenarios, certificates, the queue of keys.
+
+A scenario is a folder: scenario.yaml tells what happens (support/scenario.py), expected.yaml what each pass does.
+`pytest tests/operator --update-golden` writes every expected.yaml anew.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from orca_contract.state import StateReport
-from orca_operator import names
+from orca_operator import names, reconcile
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority
+from orca_operator.cluster import ClusterError
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 from support.api_server import Api
 from support.orcadeployments import IMAGES, MINIMAL, UID, context, everything, merged, pod, report
+from support.scenario import Player, Scenario
 
+SCENARIOS = sorted(path for path in (Path(__file__).parent / "scenarios").iterdir() if path.is_dir())
 KEY_OF_DEMO = ("default", "demo")
+HEADER = """
+# Written by `pytest tests/operator --update-golden`. An entry is one pass: what the operator wrote, and what differs
+# from the pass before in children and status (null: gone). Conditions count seconds since the beginning.
+"""
 OWN = names.own_secret("demo", names.MASTER)
+
+
+# -- scenarios ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", SCENARIOS, ids=lambda folder: folder.name)
+def test_scenario(folder, request):
+    scenario = Scenario.read(folder)
+    played = f"# {scenario.about}{HEADER}{asyncio.run(asyncio.wait_for(Player(scenario).play(), 60))}"
+    path = folder / "expected.yaml"
+    if request.config.getoption("--update-golden"):
+        path.write_text(played)
+    assert path.exists(), f"{path} is missing: pytest tests/operator --update-golden writes it"
+    assert path.read_text() == played, "if the change is meant: pytest tests/operator --update-golden"
+
+
+# -- certificates ------------------------------------------------------------------------------------------------------
 
 
 class Masters(MasterClient):
@@ -39,8 +70,7 @@ class Masters(MasterClient):
 
 async def reconciled(api: Api, masters: Masters, *stages: Callable[[], Any]) -> None:
     """Runs passes; each stage is called until it returns something true."""
-    reconciler = Reconciler(api, IMAGES)  # type: ignore[arg-type]
-    reconciler._masters = masters
+    reconciler = Reconciler(api, IMAGES, masters)  # type: ignore[arg-type]
     api.reconciler = reconciler
     try:
         async with asyncio.timeout(60):
@@ -144,8 +174,7 @@ def test_a_deployment_that_comes_back_while_its_connections_are_closed_is_reconc
                     await asyncio.sleep(0)
 
     async def run() -> None:
-        reconciler = api.reconciler = Reconciler(api, IMAGES)  # type: ignore[arg-type]
-        reconciler._masters = Closing(None)
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Closing(None))  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 reconciler.enqueue(KEY_OF_DEMO)
@@ -164,3 +193,94 @@ def test_a_deployment_that_comes_back_while_its_connections_are_closed_is_reconc
 
     asyncio.run(run())
     assert api.condition("TLSReady")[0]
+
+
+# -- the queue of keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ClusterError(503, "etcd is down"), "default/demo: etcd is down; next pass in 0 s"),
+        (ValueError("a defect"), "default/demo: unexpected error; next pass in 0 s"),
+    ],
+    ids=["API server", "defect"],
+)
+def test_a_pass_that_fails_is_logged_and_tried_again(error, line, caplog, monkeypatch):
+    monkeypatch.setattr(reconcile, "RETRY_SECONDS", (0.01, 0.02))
+    failures = [error] * 3
+
+    class Failing(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            if failures and kind == KIND:
+                raise failures.pop()
+            return super().get(kind, namespace, name)
+
+    async def run() -> None:
+        api = Failing(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler.enqueue(KEY_OF_DEMO)  # once: what follows is the reconciler's own doing
+        while not api.statuses:
+            await asyncio.sleep(0.01)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [record.getMessage() for record in caplog.records if "next pass" in record.getMessage()] == [line] * 3
+
+
+def test_one_deployment_that_hangs_holds_no_other_up():
+    """Each has a task of its own, and calls to the API server run in threads."""
+    released = threading.Event()
+
+    class Hanging(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            if name == "hanging":
+                assert released.wait(60)
+                return None
+            return super().get(kind, namespace, name)
+
+    async def run() -> None:
+        api = Hanging(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        try:
+            reconciler.enqueue(("default", "hanging"))
+            await asyncio.sleep(0)
+            reconciler.enqueue(KEY_OF_DEMO)
+            while not api.statuses:
+                await asyncio.sleep(0.01)
+        finally:
+            released.set()
+            await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_deployment_that_is_gone_leaves_nothing_behind():
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler.enqueue(KEY_OF_DEMO)
+        while not api.statuses:
+            await asyncio.sleep(0.01)
+        assert reconciler.store.children(KEY_OF_DEMO)
+        api.resource = None
+        reconciler.enqueue(KEY_OF_DEMO)
+        while reconciler.store.children(KEY_OF_DEMO):
+            await asyncio.sleep(0.01)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_the_event_loop_notes_its_turns():
+    async def run() -> float:
+        reconciler = Reconciler(Api(MINIMAL), IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler.last_turn = 0.0
+        task = asyncio.create_task(reconciler.watch_loop())
+        await asyncio.sleep(0)
+        task.cancel()
+        await reconciler.close()
+        return reconciler.last_turn
+
+    before = time.monotonic()
+    assert asyncio.run(run()) >= before

@@ -1,63 +1,129 @@
-"""`Api`: an API server that is a dictionary, for whole passes of a Reconciler in one process."""
+"""`Api`: an API server in memory, with the methods of orca_operator.cluster.Cluster, for passes of a Reconciler."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
+from orca_operator.cluster import API_VERSIONS, ClusterError, KindNotServedError
 from orca_operator.conditions import find_condition
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 
 from support.orcadeployments import UID
 
+Refusals = Mapping[str, tuple[int, str]]
+"""HTTP status and message by call: `apply StatefulSet`, `patch_status OrcaDeployment` …"""
+
 
 class Api:
-    """Objects by kind and name; what is written reaches the reconciler's store at once, as a watch would."""
+    """One OrcaDeployment (`resource`, None once deleted) and its children by kind and name.
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    A change reaches the reconciler's store at once, as a watch would bring it. `calls` lists the writes that changed
+    something and the Events, `refusals` the calls that fail, `not_served` the kinds that the cluster does not know.
+    """
+
+    def __init__(self, spec: dict[str, Any], not_served: tuple[str, ...] = ()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         metadata = {"name": "demo", "namespace": "default", "uid": UID, "generation": 1}
-        self.resource: dict[str, Any] = {"kind": KIND, "metadata": metadata, "spec": spec}
+        self.resource: dict[str, Any] | None = {"kind": KIND, "metadata": metadata, "spec": spec}
         self.reconciler: Reconciler | None = None
         self.statuses: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.refusals: Refusals = {}
+        self.not_served = not_served
+        self._version = 0
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        self._admit("get", kind)
         return self.resource if kind == KIND else self.objects.get((kind, name))
 
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
-        return [found for (of, _), found in self.objects.items() if of == kind != "Secret"]
+        self._admit("list", kind)
+        return [child for (of, _), child in self.objects.items() if of == kind != "Secret"]
 
     def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        key = (manifest["kind"], manifest["metadata"]["name"])
-        before = self.objects.get(key, {"metadata": {"generation": 0}})
-        metadata = {**manifest["metadata"], "uid": "x", "generation": before["metadata"].get("generation", 0) + 1}
-        self.put({**manifest, "metadata": metadata})
-        return self.objects[key]
-
-    def put(self, body: dict[str, Any]) -> None:
-        self.objects[body["kind"], body["metadata"]["name"]] = body
-        if self.reconciler is not None and body["kind"] != "Secret":
-            self.reconciler.store.update(body["kind"], body, deleted=False)
+        """Server-side apply by the only owner: fields that the manifest leaves out go, the status stays."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self._admit("apply", kind)
+        before = self.objects.get((kind, name))
+        if before is not None and _content(before) == _content(manifest):
+            return before
+        self.calls.append(f"apply {kind} {name}")
+        self.put(manifest | ({"status": before["status"]} if before and "status" in before else {}))
+        return self.objects[kind, name]
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        data = {key: base64.b64encode(value.encode()).decode() for key, value in manifest.get("stringData", {}).items()}
-        if manifest["kind"] != "Event":
-            self.put({**manifest, "data": data, "metadata": {**manifest["metadata"], "uid": "x"}})
+        kind = manifest["kind"]
+        self._admit("create", kind)
+        if kind == "Event":
+            self.calls.append(f"Event {manifest['type']} {manifest['reason']}: {manifest['message']}")
+            return manifest
+        self.calls.append(f"create {kind} {manifest['metadata']['name']}")
+        plain = manifest.get("stringData", {})
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in plain.items()}
+        self.put({**{key: value for key, value in manifest.items() if key != "stringData"}, "data": data})
         return manifest
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        body = self.objects.pop((kind, name))
-        if self.reconciler is not None:
-            self.reconciler.store.update(kind, body, deleted=True)
+        self._admit("delete", kind)
+        if (kind, name) in self.objects:
+            self.calls.append(f"delete {kind} {name}")
+            self.remove(kind, name)
 
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        self.resource = {**self.resource, "status": status}
-        self.statuses.append(status)
+        """Merge patch: None removes a field."""
+        self._admit("patch_status", KIND)
+        if self.resource is None:
+            raise ClusterError(404, "not found")
+        merged = (self.resource.get("status") or {}) | status
+        kept = {field: value for field, value in merged.items() if value is not None}
+        self.resource = {**self.resource, "status": kept}
+        self.statuses.append(kept)
+
+    # -- what others do to the cluster ---------------------------------------------------------------------------------
+
+    def put(self, body: dict[str, Any]) -> None:
+        """Stores an object with a uid and versions of its own."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        before = self.objects.get((kind, name), {}).get("metadata", {})
+        self._version += 1
+        metadata = {"uid": f"uid-{self._version}", **body["metadata"], "resourceVersion": str(self._version)}
+        if "uid" in before:
+            metadata["uid"] = before["uid"]
+        if "spec" in body:
+            metadata["generation"] = before.get("generation", 0) + 1
+        self.objects[kind, name] = {**body, "metadata": metadata}
+        self._notify(kind, self.objects[kind, name], deleted=False)
+
+    def remove(self, kind: str, name: str) -> None:
+        """Removes an object."""
+        self._notify(kind, self.objects.pop((kind, name)), deleted=True)
+
+    # -- questions of tests --------------------------------------------------------------------------------------------
 
     def condition(self, kind: str) -> tuple[str, str]:
-        found = find_condition(self.resource.get("status", {}), kind)
-        return found.get("status", ""), found.get("reason", "")
+        """Status and reason of one condition of the OrcaDeployment."""
+        condition = find_condition((self.resource or {}).get("status", {}), kind)
+        return condition.get("status", ""), condition.get("reason", "")
 
     def kinds(self) -> set[str]:
+        """Kinds of the children."""
         return {kind for kind, _ in self.objects}
+
+    def _admit(self, verb: str, kind: str) -> None:
+        if kind in self.not_served:
+            raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}")
+        if (refusal := self.refusals.get(f"{verb} {kind}")) is not None:
+            raise ClusterError(*refusal)
+
+    def _notify(self, kind: str, body: dict[str, Any], deleted: bool) -> None:
+        if self.reconciler is not None and kind != "Secret":
+            self.reconciler.store.update(kind, body, deleted)
+
+
+def _content(body: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without what the server adds."""
+    metadata = {key: body["metadata"].get(key) for key in ("labels", "annotations", "ownerReferences")}
+    return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}

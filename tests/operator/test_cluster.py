@@ -1,0 +1,138 @@
+"""The calls to the API server, over HTTP to an API server of this process: paths, bodies, and errors in its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+from orca_operator import cluster as cluster_module
+from orca_operator import names
+from orca_operator.cluster import Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.names import KIND
+from support.kubernetes_api import KubernetesApi
+
+KINDS = ("Service", "Pod", "StatefulSet", "Event", KIND)
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "demo", "namespace": "default", "labels": names.labels("demo")},
+    "spec": {"ports": [{"port": 80}]},
+}
+PATH = "/api/v1/namespaces/default/services"
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch):
+    server = KubernetesApi(KINDS)
+    with server.serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        monkeypatch.setattr(client.Configuration, "_default", None)
+        yield server
+
+
+@pytest.fixture
+def cluster(api) -> Cluster:
+    found = connect()
+    api.requests.clear()
+    return found
+
+
+def test_an_object_is_read_and_one_that_is_absent_is_none(api, cluster):
+    api.put("Service", SERVICE)
+    assert cluster.get("Service", "default", "demo")["spec"] == SERVICE["spec"]
+    assert cluster.get("Service", "default", "absent") is None
+
+
+def test_children_are_those_with_the_label_and_have_their_kind(api, cluster):
+    """Items of a listing have no kind of their own on real servers."""
+    items = [{"metadata": {"name": "demo"}}]
+    api.answers[PATH] = (200, {"kind": "ServiceList", "apiVersion": "v1", "items": items})
+    (child,) = cluster.children("Service", "default", "demo")
+    assert (child["kind"], child["metadata"]) == ("Service", {"name": "demo"})
+    _, path, query = api.requests[-1]
+    assert (path, query["labelSelector"]) == (PATH, f"{names.DEPLOYMENT_LABEL}=demo")
+
+
+def test_apply_is_server_side_with_one_field_manager(api, cluster):
+    assert cluster.apply(SERVICE)["spec"] == SERVICE["spec"]
+    method, path, query = api.requests[-1]
+    assert (method, path) == ("PATCH", f"{PATH}/demo")
+    assert (query["fieldManager"], query["force"].lower()) == (names.FIELD_MANAGER, "true")
+    assert api.bodies[-1] == SERVICE
+
+
+def test_create(api, cluster):
+    cluster.create({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "default"}})
+    assert api.writes() == [("POST", "/api/v1/namespaces/default/events")]
+
+
+def test_deletion_is_of_this_object_alone(api, cluster):
+    cluster.delete("Service", "default", "demo", "uid-1")
+    assert api.writes() == [("DELETE", f"{PATH}/demo")]
+    assert api.bodies[-1] == {"preconditions": {"uid": "uid-1"}, "propagationPolicy": "Background"}
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_what_is_gone_or_another_one_by_now_is_no_error(api, cluster, status):
+    api.answers[f"{PATH}/demo"] = (status, {"message": "gone"})
+    cluster.delete("Service", "default", "demo", "uid-1")
+    assert api.writes() == [("DELETE", f"{PATH}/demo")]
+
+
+def test_status_is_merged_and_a_null_removes_a_field(api, cluster):
+    api.put(KIND, {"metadata": {"name": "demo", "namespace": "default"}})
+    cluster.patch_status("default", "demo", {"replicas": 1, "topology": None})
+    method, path, _ = api.requests[-1]
+    assert method == "PATCH"
+    assert path == f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/demo/status"
+    assert api.bodies[-1] == {"status": {"replicas": 1, "topology": None}}
+
+
+@pytest.mark.parametrize("status", [400, 403, 409, 422, 500, 503])
+def test_a_refusal_has_the_status_and_the_words_of_the_server(api, cluster, status):
+    api.answers[f"{PATH}/demo"] = (status, {"kind": "Status", "message": "no, because"})
+    for call in (
+        lambda: cluster.apply(SERVICE),
+        lambda: cluster.get("Service", "default", "demo"),
+    ):
+        with pytest.raises(ClusterError) as raised:
+            call()
+        assert (raised.value.status, str(raised.value)) == (status, "no, because")
+
+
+def test_a_kind_that_the_cluster_does_not_serve_is_looked_up_once_in_ten_minutes(api, cluster, monkeypatch):
+    for _ in range(3):
+        with pytest.raises(KindNotServedError, match=r"monitoring.coreos.com/v1 PodMonitor"):
+            cluster.children("PodMonitor", "default", "demo")
+        first = len(api.requests)
+        assert api.writes() == []
+    cluster.children("Pod", "default", "demo")
+    before = len(api.requests)
+    with pytest.raises(KindNotServedError):
+        cluster.children("PodMonitor", "default", "demo")
+    assert len(api.requests) == before >= first
+    monkeypatch.setattr(cluster_module, "MISSING_SECONDS", 0.0)
+    with pytest.raises(KindNotServedError):
+        cluster.children("PodMonitor", "default", "demo")
+    assert len(api.requests) > before
+
+
+def test_a_server_that_is_gone_is_an_error_with_status_0(tmp_path, monkeypatch):
+    server = KubernetesApi(KINDS)
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    with server.serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        found = connect()
+        assert found.get("Service", "default", "demo") is None
+    with pytest.raises(ClusterError) as raised:
+        found.get("Service", "default", "demo")
+    assert raised.value.status == 0
+    assert "does not answer" in str(raised.value)
+
+
+def test_without_a_kubeconfig_there_is_no_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ClusterError, match="no cluster"):
+        connect()

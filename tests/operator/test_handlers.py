@@ -1,0 +1,148 @@
+"""kopf's watches over HTTP, against an API server of this process: which events become which keys, and no writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+from kopf._core.intents.causes import Activity
+from kubernetes import client
+from orca_operator import names
+from orca_operator.handlers import LOST_SECONDS, configure, make_registry
+from orca_operator.names import KIND
+from orca_operator.store import WATCHED, Store
+from support.kubernetes_api import KubernetesApi
+
+KINDS = (KIND, *(kind for kind in WATCHED if kind not in ("PodMonitor", "Certificate")))
+"""Of a cluster without the operators of Prometheus and cert-manager."""
+
+
+class Queue:
+    """A reconciler's side that handlers use; notes the keys."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.keys: list[tuple[str, str]] = []
+        self.last_turn = time.monotonic()
+        self.watching = self.closed = False
+
+    def enqueue(self, key: tuple[str, str]) -> None:
+        self.keys.append(key)
+
+    async def watch_loop(self) -> None:
+        self.watching = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watching = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def child(kind: str, name: str, deployment: str = "demo") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "labels": names.labels(deployment)}
+    return {"kind": kind, "metadata": metadata}
+
+
+@contextlib.asynccontextmanager
+async def operator(queue: Queue) -> AsyncIterator[None]:
+    """kopf around the handlers, ended as by a signal."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(
+        kopf.operator(
+            registry=make_registry(queue),  # type: ignore[arg-type]
+            namespaces=["default"],
+            standalone=True,
+            stop_flag=stop,
+            ready_flag=ready,
+        )
+    )
+    try:
+        await asyncio.wait_for(ready.wait(), 60)
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 60)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch):
+    server = KubernetesApi(KINDS)
+    with server.serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        monkeypatch.setattr(client.Configuration, "_default", None)
+        yield server
+
+
+def test_events_become_keys_and_children_and_nothing_is_written(api):
+    queue = Queue()
+    deployment = {"kind": KIND, "metadata": {"name": "demo", "namespace": "default"}, "spec": {}}
+    stranger = {"kind": "Pod", "metadata": {"name": "stranger", "namespace": "default"}}
+
+    async def run() -> None:
+        api.put("Service", child("Service", "earlier"))
+        async with operator(queue):
+            await until(lambda: ("default", "demo") in queue.keys)  # what was there before
+            assert queue.watching
+            assert names_of(queue) == {"earlier"}
+            queue.keys.clear()
+
+            api.put(KIND, deployment, "ADDED")
+            await until(lambda: queue.keys == [("default", "demo")])
+            api.put(KIND, deployment, "DELETED")
+            await until(lambda: queue.keys == [("default", "demo")] * 2)
+            assert names_of(queue) == {"earlier"}, "an OrcaDeployment is no child"
+
+            api.put("Pod", stranger, "ADDED")
+            for kind in KINDS[1:]:
+                api.put(kind, child(kind, kind.lower(), "other"), "ADDED")
+            await until(lambda: len(queue.store.children(("default", "other"))) == len(KINDS) - 1)
+            assert set(queue.keys[2:]) == {("default", "other")}
+            assert {found["kind"] for found in queue.store.children(("default", "other"))} == set(KINDS[1:])
+
+            api.put("Pod", child("Pod", "pod", "other"), "DELETED")
+            await until(lambda: "Pod" not in {found["kind"] for found in queue.store.children(("default", "other"))})
+        assert (queue.watching, queue.closed) == (False, True)
+
+    asyncio.run(run())
+    assert api.writes() == [], "no finalizer, no annotation, no Event of kopf's own"
+    watches = [query for _, _, query in api.requests if query.get("watch")]
+    assert len(watches) >= len(KINDS)
+    assert all(float(query["timeoutSeconds"]) <= 300 for query in watches), "no watch waits for ever"
+
+
+def names_of(queue: Queue) -> set[str]:
+    return {found["metadata"]["name"] for found in queue.store.children(("default", "demo"))}
+
+
+def test_the_liveness_probe_fails_when_the_loop_takes_no_turns():
+    queue = Queue()
+    (probe,) = make_registry(queue)._activities.get_handlers(activity=Activity.PROBE)  # type: ignore[arg-type]
+    queue.last_turn = time.monotonic() - LOST_SECONDS + 30
+    assert asyncio.run(probe.fn()) == pytest.approx(LOST_SECONDS - 30, abs=20)
+    queue.last_turn = time.monotonic() - LOST_SECONDS - 1
+    with pytest.raises(kopf.PermanentError, match=r"nothing was reconciled for 3\d\d s"):
+        asyncio.run(probe.fn())
+
+
+def test_everything_that_waits_is_bounded_and_kopf_posts_no_events():
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert settings.watching.server_timeout < settings.watching.client_timeout <= 330
+    assert settings.watching.connect_timeout <= 10
+    assert settings.networking.request_timeout <= 30
+    assert settings.posting.enabled is False
+    assert settings.scanning.disabled is True, "a Role of a namespace may not list CustomResourceDefinitions"

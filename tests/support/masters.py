@@ -1,0 +1,114 @@
+"""`Masters`: the engine masters of the pods in an `Api`, behind the methods of MasterClient.
+
+A master starts with its revision's boot ConfigMap and keeps what is put later until its pod is gone. A pipeline serves
+while all its workers are ready, unless a test gives the master other words.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+from orca_contract import routes
+from orca_contract.message import VERSION, Message
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.state import EngineState, FailureReport, PipelinePhase, PipelineReport, StateReport
+from orca_contract.topology import Topology
+from orca_operator import names
+from orca_operator.execute import Executor
+from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.observe import label
+
+from support import pods
+from support.api_server import Api
+
+
+class Masters(MasterClient):
+    """`failure` is the last failure of every pipeline, `silent` and `refusal` what answers are not given."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__()
+        self.silent = False
+        self.refusal: tuple[int, str] | None = None
+        self.failure: dict[str, Any] | None = None
+        self.version = VERSION
+        self._api = api
+        self._memory: dict[str, tuple[Topology, SchedulerKnobs]] = {}
+
+    async def state(self, door: Door) -> StateReport:
+        pod = self._reach(door, routes.STATE)
+        topology, knobs = self._remembered(pod)
+        pipelines = [self._pipeline(spec.id, spec.workers) for spec in topology.pipelines]
+        serving = any(pipeline.phase == PipelinePhase.SERVING for pipeline in pipelines)
+        return StateReport(
+            contract_version=self.version,
+            state=EngineState.SERVING if serving else EngineState.LOADING,
+            failure="",
+            draining=False,
+            idle=True,
+            running=0,
+            waiting=0,
+            topology=topology,
+            scheduler=knobs,
+            pipelines=pipelines,
+        )
+
+    async def put(self, door: Door, path: str, body: Message) -> StateReport:
+        pod = self._reach(door, path)
+        name = pod["metadata"]["name"]
+        self._api.calls.append(f"PUT {path} to {name}: {_summary(body)}")
+        if self.refusal is not None:
+            raise MasterError(f"{path}: {self.refusal[0]} {self.refusal[1]}", self.refusal[0])
+        topology, knobs = self._remembered(pod)
+        if isinstance(body, Topology):
+            topology = body
+        else:
+            assert isinstance(body, SchedulerKnobs)
+            knobs = body
+        self._memory[pod["metadata"]["uid"]] = (topology, knobs)
+        return await self.state(door)
+
+    def _reach(self, door: Door, path: str) -> dict[str, Any]:
+        """Returns the master's pod; raises MasterError without an answer, or for another token."""
+        for (kind, _), pod in self._api.objects.items():
+            address = pod.get("status", {}).get("podIP")
+            if kind == "Pod" and f"{address}:{names.ADMIN_PORT}" == door.address and not self.silent:
+                break
+        else:
+            raise MasterError(f"{door.address}{path}: ConnectTimeout")
+        deployment = label(pod, names.DEPLOYMENT_LABEL)
+        if door.token != Executor(self._api).read_admin_token(pods.NAMESPACE, deployment):  # type: ignore[arg-type]
+            raise MasterError(f"{path}: 401 the token is wrong", 401)
+        return pod
+
+    def _remembered(self, pod: dict[str, Any]) -> tuple[Topology, SchedulerKnobs]:
+        uid = pod["metadata"]["uid"]
+        if uid not in self._memory:
+            boot = names.boot(label(pod, names.DEPLOYMENT_LABEL), pods.revision_of(pod))
+            data = self._api.objects["ConfigMap", boot]["data"]
+            options = yaml.safe_load(data["master.yaml"])
+            knobs = SchedulerKnobs(
+                max_batch_size=options["max-batch-size"],
+                token_budget=options["token-budget"],
+                max_queue_depth=options["max-queue-depth"],
+            )
+            self._memory[uid] = (Topology.model_validate(json.loads(data["topology.json"])), knobs)
+        return self._memory[uid]
+
+    def _pipeline(self, name: str, workers: list[str]) -> PipelineReport:
+        phase = PipelinePhase.SERVING if pods.serves(self._api, workers) else PipelinePhase.CONNECTING
+        failure = None
+        if self.failure is not None:
+            recovered = phase is PipelinePhase.SERVING
+            phase = phase if recovered else PipelinePhase.RECOVERING
+            failure = FailureReport(**self.failure, recovery_seconds=12.0 if recovered else None)
+        return PipelineReport(
+            id=name, phase=phase, epoch=1 + (failure is not None), loaded_workers=0, last_failure=failure
+        )
+
+
+def _summary(body: Message) -> str:
+    if isinstance(body, Topology):
+        return f"pipelines {', '.join(pipeline.id for pipeline in body.pipelines)}"
+    return ", ".join(f"{name} {value}" for name, value in body.wire().items())

@@ -1,0 +1,109 @@
+"""Pods in an `Api`: made and removed as Kubernetes' controllers do, in states that a kubelet would report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_operator.names import REVISION_LABEL, ROLE_LABEL
+from orca_operator.observe import is_ending, is_ready, label
+
+from support.api_server import Api
+
+NAMESPACE = "default"
+
+
+def _container(state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None) -> dict[str, Any]:
+    entry = {"image": "orca:test", "restartCount": restarts, "state": state}
+    return entry | ({"lastState": {"terminated": last}} if last else {})
+
+
+OUT_OF_MEMORY = {"exitCode": 137, "reason": "OOMKilled"}
+MISTAKE = {"exitCode": 2, "reason": "Error", "message": "orca: error: no model in /models/demo\n"}
+CRASH = {"exitCode": 1, "reason": "Error", "message": "Traceback\nRuntimeError: the driver is too old\n"}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}}
+PULLING = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "orca:test"'}}
+TOO_FEW_GPUS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+STATES: dict[str, dict[str, Any]] = {
+    "Unschedulable": {"scheduled": TOO_FEW_GPUS},
+    "ImagePullBackOff": {"container": _container(PULLING)},
+    "Downloading": {"container": _container({"waiting": {"reason": "PodInitializing"}}), "init": {"running": {}}},
+    "Running": {"container": _container({"running": {}})},
+    "Ready": {"container": _container({"running": {}}), "ready": True},
+    "OOMKilled": {"container": _container(BACK_OFF, 1, OUT_OF_MEMORY)},
+    "Crashing": {"container": _container(BACK_OFF, 4, CRASH)},
+    "Mistaken": {"container": _container(BACK_OFF, 1, MISTAKE)},
+    "Restarted": {"container": _container({"running": {}}, 1, CRASH)},
+    "NodeLost": {"container": _container({"running": {}}), "reason": "NodeStatusUnknown"},
+}
+"""What `set_state` knows; Deleted and Terminating are the other two."""
+
+
+def follow_workloads(api: Api) -> None:
+    """Makes the pods that StatefulSets and Deployments ask for, and removes those of workloads that ask for fewer."""
+    wanted: dict[str, dict[str, Any]] = {}
+    for kind, prefix in (("StatefulSet", ""), ("Deployment", "5c9f8-")):
+        for workload in [body for (of, _), body in api.objects.items() if of == kind]:
+            for index in range(workload["spec"]["replicas"]):
+                wanted[f"{workload['metadata']['name']}-{prefix}{index}"] = workload
+    for name in [name for kind, name in api.objects if kind == "Pod" and name not in wanted]:
+        api.remove("Pod", name)
+    for name, workload in wanted.items():
+        if ("Pod", name) not in api.objects:
+            template = workload["spec"]["template"]
+            reference = {"kind": workload["kind"], "uid": workload["metadata"]["uid"], "controller": True}
+            labels = template["metadata"]["labels"]
+            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [reference]}
+            api.put({"kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}})
+
+
+def set_state(api: Api, name: str, state: str) -> None:
+    """Gives a pod one of STATES, or marks a pod for deletion (Terminating), or removes a pod (Deleted)."""
+    pod = api.objects["Pod", name]
+    if state == "Deleted":
+        api.remove("Pod", name)
+    elif state == "Terminating":
+        api.put({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    else:
+        api.put({**pod, "status": _status(pod, **STATES[state]), "state": state})
+
+
+def _status(
+    pod: dict[str, Any],
+    container: dict[str, Any] | None = None,
+    init: dict[str, Any] | None = None,
+    ready: bool = False,
+    scheduled: str = "",
+    reason: str = "",
+) -> dict[str, Any]:
+    conditions = [
+        {"type": "PodScheduled", "status": "False" if scheduled else "True", "message": scheduled},
+        {"type": "Ready", "status": "True" if ready else "False", "reason": reason},
+    ]
+    status = {"phase": "Running" if container else "Pending", "conditions": conditions}
+    if container is not None:
+        status |= {"podIP": address(pod), "containerStatuses": [{"name": label(pod, ROLE_LABEL), **container}]}
+    if init is not None:
+        status["initContainerStatuses"] = [{"name": "fetch-model", "image": "orca:test", "state": init}]
+    return status
+
+
+def address(pod: dict[str, Any]) -> str:
+    """An IP address of the pod's own: a pod that is made again gets another."""
+    number = int(pod["metadata"]["uid"].removeprefix("uid-"))
+    return f"10.0.{number // 256}.{number % 256}"
+
+
+def state_of(pod: dict[str, Any]) -> str:
+    """The state that `set_state` gave the pod."""
+    return "Terminating" if is_ending(pod) else str(pod.get("state", "Pending"))
+
+
+def serves(api: Api, addresses: list[str]) -> bool:
+    """Whether the pods behind these worker addresses are ready."""
+    pods = [api.objects.get(("Pod", entry.partition(".")[0])) for entry in addresses]
+    return all(pod is not None and is_ready(pod) for pod in pods)
+
+
+def revision_of(pod: dict[str, Any]) -> str:
+    """The revision of a pod."""
+    return label(pod, REVISION_LABEL)

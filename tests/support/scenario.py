@@ -1,0 +1,279 @@
+"""`Scenario`: an OrcaDeployment, what happens to it step by step, and what one pass of the operator makes of each step.
+
+A scenario is a YAML file:
+
+    about: what the scenario shows
+    deployment: the OrcaDeployment
+    begin: serving                      every pod is ready before the first step (else nothing is there)
+    notServed: [PodMonitor]             kinds that the cluster does not know
+    steps:
+    - what: a sentence                  then any of the following, in the order in which they happen
+      edit: {replicas: 2}               JSON merge patch of the spec
+      pods: {all: Running, p0-1: Ready} Kubernetes makes and removes pods, which then get a state (support/pods.py)
+      masters: {silent: true}           attributes of support/masters.py
+      refuse: {apply Service: [403, x]} calls that the API server refuses from now on
+      remove: [Service demo]            somebody deletes children, by the ends of their names
+      change: {StatefulSet p0: {spec: {}}}  somebody changes a child: JSON merge patch
+      seconds: 600                      time that goes by before the pass (5)
+      operator: restarts                the operator forgets everything
+      deployment: deleted               or `recreated` under the same name, or `ending` (foreground deletion)
+
+`play` returns one entry for each step, see `Player.play`. Revisions are written <rev1>, <rev2> … in their order; the
+content of Secrets and addresses of pods do not occur.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from orca_operator.cluster import ClusterError
+from orca_operator.observe import owner_uid
+from orca_operator.reconcile import Reconciler
+
+from support import pods
+from support.api_server import Api
+from support.masters import Masters
+from support.orcadeployments import IMAGES
+
+KEY = ("default", "demo")
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+STEP_SECONDS = 5
+ABSENT = None
+"""In the golden files: an object, a field or a condition that the pass before still had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One file; `folder` also holds expected.yaml."""
+
+    folder: Path
+    about: str
+    deployment: dict[str, Any]
+    steps: list[dict[str, Any]]
+    begin: str = "nothing"
+    not_served: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Scenario:
+        """Reads scenario.yaml of a folder."""
+        content = yaml.safe_load((folder / "scenario.yaml").read_text())
+        not_served = tuple(content.pop("notServed", ()))
+        return cls(folder, not_served=not_served, **content)
+
+
+def merge_patch(value: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(value) if isinstance(value, dict) else {}
+    for key, entry in patch.items():
+        if entry is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), entry)
+    return merged
+
+
+@dataclass(slots=True)
+class Player:
+    """Plays one scenario; every step ends with one pass of a Reconciler."""
+
+    scenario: Scenario
+    now: datetime = BEGINNING
+    revisions: list[str] = field(default_factory=list)
+    api: Api = field(init=False)
+    masters: Masters = field(init=False)
+    reconciler: Reconciler = field(init=False)
+
+    def __post_init__(self) -> None:
+        deployment = self.scenario.deployment
+        self.api = Api(deployment["spec"], self.scenario.not_served)
+        assert self.api.resource is not None
+        self.api.resource["metadata"] |= deployment["metadata"]
+        self.masters = Masters(self.api)
+        self._start_operator()
+
+    async def play(self) -> str:
+        """Returns YAML: for each step what the operator wrote, and what changed in the children and in the status."""
+        entries = []
+        if self.scenario.begin == "serving":
+            await self._step({"what": "creation"})
+            await self._step({"what": "start", "pods": {"all": "Ready"}})
+            assert self.api.condition("Ready") == ("True", "Serving")
+        for step in self.scenario.steps:
+            children, status = self._children(), self._status()
+            ended = await self._step(step)
+            entry = {
+                "what": step["what"],
+                "pass": ended,
+                "writes": list(self.api.calls),
+                "children": _changes(children, self._children()),
+                "status": _changes(status, self._status()),
+            }
+            entries.append({key: value for key, value in entry.items() if value})
+        await self.masters.close()
+        return self._text(entries)
+
+    async def _step(self, step: dict[str, Any]) -> str:
+        """Lets a step happen and runs one pass; returns how it ended, "" if the OrcaDeployment is still there."""
+        self.api.calls.clear()
+        for event, value in step.items():
+            if event not in ("what", "seconds"):
+                getattr(self, f"_{event}")(value)
+        self.now += timedelta(seconds=step.get("seconds", STEP_SECONDS))
+        try:
+            exists = await self.reconciler.run_pass(KEY)
+        except ClusterError as error:
+            return f"failed, is tried again: {error.status} {error}"
+        finally:
+            revision = ((self.api.resource or {}).get("status") or {}).get("updateRevision")
+            if revision is not None and revision not in self.revisions:
+                self.revisions.append(revision)
+        return "" if exists else "the OrcaDeployment is gone: the last pass"
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _start_operator(self) -> None:
+        self.reconciler = self.api.reconciler = Reconciler(
+            self.api, IMAGES, self.masters, clock=lambda: self.now  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _operator(self, event: str) -> None:
+        assert event == "restarts"
+        self._start_operator()
+
+    def _edit(self, patch: dict[str, Any]) -> None:
+        resource = self.api.resource
+        assert resource is not None
+        metadata = resource["metadata"] | {"generation": resource["metadata"]["generation"] + 1}
+        self.api.resource = {**resource, "metadata": metadata, "spec": merge_patch(resource["spec"], patch)}
+
+    def _pods(self, states: dict[str, str]) -> None:
+        pods.follow_workloads(self.api)
+        for pattern, state in states.items():
+            matching = [
+                name
+                for kind, name in list(self.api.objects)
+                if kind == "Pod" and (pattern == "all" or self._short(name) == pattern)
+            ]
+            assert matching, f"no pod {pattern}"
+            for name in matching:
+                pods.set_state(self.api, name, state)
+
+    def _masters(self, attributes: dict[str, Any]) -> None:
+        for name, value in attributes.items():
+            assert hasattr(self.masters, name), name
+            setattr(self.masters, name, value)
+
+    def _refuse(self, refusals: dict[str, list[Any]]) -> None:
+        self.api.refusals = {call: (status, message) for call, (status, message) in refusals.items()}
+
+    def _remove(self, children: list[str]) -> None:
+        for child in children:
+            kind, _, suffix = child.partition(" ")
+            (name,) = (name for of, name in self.api.objects if of == kind and name.endswith(suffix))
+            self.api.remove(kind, name)
+
+    def _change(self, patches: dict[str, Any]) -> None:
+        for child, patch in patches.items():
+            kind, _, suffix = child.partition(" ")
+            (name,) = (name for of, name in self.api.objects if of == kind and name.endswith(suffix))
+            self.api.put(merge_patch(self.api.objects[kind, name], patch))
+
+    def _deployment(self, event: str) -> None:
+        resource = self.api.resource
+        assert resource is not None
+        if event == "ending":
+            metadata = {**resource["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            self.api.resource = {**resource, "metadata": metadata}
+            return
+        if event == "recreated":
+            metadata = {**resource["metadata"], "uid": "22222222-0000", "generation": 1}
+            self.api.resource = {**resource, "metadata": metadata, "status": {}}
+            return
+        assert event == "deleted"
+        self.api.resource = None
+        gone = {resource["metadata"]["uid"]}
+        while found := [key for key, child in self.api.objects.items() if owner_uid(child) in gone]:
+            for key in found:
+                gone.add(self.api.objects[key]["metadata"]["uid"])
+                self.api.remove(*key)
+
+    # -- what a golden file shows --------------------------------------------------------------------------------------
+
+    def _children(self) -> dict[str, Any]:
+        return {f"{kind} {name}": _summary(kind, child) for (kind, name), child in self.api.objects.items()}
+
+    def _status(self) -> dict[str, Any]:
+        if self.api.resource is None:
+            return {}
+        status = dict(self.api.resource.get("status") or {})
+        conditions = status.pop("conditions", [])
+        pipelines = status.pop("pipelines", None)
+        shown = {**status}
+        if pipelines is not None:
+            shown["pipelines"] = [_pipeline(pipeline) for pipeline in pipelines]
+        for condition in conditions:
+            assert condition["observedGeneration"] == status["observedGeneration"]
+            since = int((datetime.fromisoformat(condition["lastTransitionTime"]) - BEGINNING).total_seconds())
+            message = condition["message"]
+            if condition["type"] != "Ready" and message == conditions[0]["message"]:
+                message = "(as Ready)"
+            shown[condition["type"]] = f"{condition['status']} since {since} s, {condition['reason']}: {message}"
+        return shown
+
+    def _text(self, entries: list[dict[str, Any]]) -> str:
+        text = yaml.safe_dump(entries, sort_keys=False, width=1000, allow_unicode=True)
+        for index, revision in enumerate(self.revisions, 1):
+            text = text.replace(revision, f"<rev{index}>")
+        for (kind, name), child in self.api.objects.items():
+            if kind == "Secret":
+                assert not [key for key, value in child["data"].items() if value in text], f"a secret of {name}"
+        return text
+
+    def _short(self, pod: str) -> str:
+        """`p0-1` or `master`: a pod's name without those of the OrcaDeployment and the revision."""
+        return pod.removeprefix(f"demo-{pods.revision_of(self.api.objects['Pod', pod])}-").partition("-5c9f8")[0]
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What differs; ABSENT for what is gone."""
+    if not after:
+        return {"everything": ABSENT} if before else {}
+    changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    return changed | {key: ABSENT for key in before if key not in after}
+
+
+def _pipeline(pipeline: dict[str, Any]) -> str:
+    text = "{id}: {phase}, epoch {epoch}, {readyWorkers} workers ready".format(**pipeline)
+    if failure := pipeline.get("lastFailure"):
+        recovered = f", recovered in {failure['recoverySeconds']} s" if "recoverySeconds" in failure else ""
+        text += f", last failure {failure['reason']} of {failure.get('pod', 'nobody')}: {failure['message']}{recovered}"
+    return text
+
+
+def _summary(kind: str, child: dict[str, Any]) -> str:
+    """The fields of a child by which a reader follows the scenario; test_manifests.py checks whole objects."""
+    match kind:
+        case "StatefulSet" | "Deployment":
+            replicas, template = child["spec"]["replicas"], child["spec"]["template"]
+            text = f"{replicas} of {template['spec']['containers'][0]['image']}"
+        case "ConfigMap":
+            pipelines = json.loads(child["data"]["topology.json"])["pipelines"]
+            text = f"pipelines {', '.join(pipeline['id'] for pipeline in pipelines)}"
+        case "ControllerRevision":
+            text = f"revision {child['revision']}"
+        case "Secret":
+            text = f"keys {', '.join(sorted(child['data']))}"
+        case "Service":
+            text = f"type {child['spec'].get('type', 'ClusterIP')}, port {child['spec']['ports'][0]['port']}"
+        case "Pod":
+            text = pods.state_of(child)
+        case _:
+            text = "present"
+    return text
