@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MARGIN_SECONDS = 15.0
-"""Time for the controller to end its ranks, start new ones and answer: how much later the master gives up."""
+"""Time for the controller to unload or end its ranks, start new ones and answer: how much later the master gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ def warmup(timeout: float) -> Bound:
     return Bound(30.0 + timeout)
 
 
+UNLOAD_SECONDS = 5.0
+"""How long a rank may take to forget its model before a load; a rank that is stuck is replaced by a new process."""
 NEIGHBOUR_FORMED_SECONDS = 30.0
 """How long a stream to a controller waits for that controller's own `Form` to end."""
 SHUTDOWN_SECONDS = 2.0

@@ -341,7 +341,7 @@ class ShutdownAccepted(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "number")
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "unload", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class RankCommand(_message.Message):
     ALLOCATE_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadRequest
     prepare: PrepareRequest
@@ -357,11 +358,20 @@ class RankCommand(_message.Message):
     allocate: AllocateRequest
     iteration: bytes
     rendezvous: RendezvousReply
+    unload: UnloadRequest
     number: int
-    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., unload: _Optional[_Union[UnloadRequest, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+
+class UnloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Unloaded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RankReply(_message.Message):
-    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "number")
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "unloaded", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +381,7 @@ class RankReply(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadProgress
     prepared: Prepared
@@ -381,5 +392,6 @@ class RankReply(_message.Message):
     timing: StageTiming
     fault: Fault
     rendezvous: RendezvousRequest
+    unloaded: Unloaded
     number: int
-    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from orca_master.scheduling.request import FinishReason, SamplingParameters
 from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 
+START_SECONDS = 120
 WORKER_COMMAND = (sys.executable, "-m", "orca_worker")
 
 
@@ -128,7 +130,7 @@ async def engine(
     start: bool = True,
     tensor_parallel_size: int = 1,
 ) -> AsyncIterator[Harness]:
-    """A harness around an engine, started unless told otherwise."""
+    """A harness around an engine with workers of its own; started unless told otherwise."""
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
         harness.engine = EngineMaster(
@@ -140,3 +142,21 @@ async def engine(
             yield harness
         finally:
             await harness.engine.stop("the test ends")
+
+
+@contextlib.asynccontextmanager
+async def engine_over(topology: Topology, config: EngineConfig | None = None) -> AsyncIterator[Harness]:
+    """A harness around a started engine, which leaves the topology's workers alive for the next one.
+
+    As in a cluster: a master that has a recovery timeout does not own its workers. Requests of a lost pipeline fail
+    after that second.
+    """
+    harness = Harness()
+    leaving = dataclasses.replace(config or EngineConfig(), recovery_timeout=1.0)
+    harness.engine = EngineMaster(topology, leaving, harness.deliver, harness)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await harness.engine.start()
+        yield harness
+    finally:
+        await harness.engine.stop("the test ends")

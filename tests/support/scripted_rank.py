@@ -54,13 +54,14 @@ def answer(command):
     if kind == "load":
         digest = load_digest(command.load) if command.load.model_path else "none"
         return pb.RankReply(load=pb.LoadProgress(facts=pb.ModelFacts(digest=digest)))
-    if kind == "prepare":
-        return pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch))
     if kind == "form":
         return formed()
-    if kind == "warmup":
-        return pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=command.warmup.max_tokens))
-    return pb.RankReply(allocated=pb.Allocated())
+    return {
+        "prepare": pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch)),
+        "warmup": pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=command.warmup.max_tokens)),
+        "allocate": pb.RankReply(allocated=pb.Allocated()),
+        "unload": pb.RankReply(unloaded=pb.Unloaded()),
+    }[kind]
 
 
 sys.stderr.write("x" * script.get("writes", 0))

@@ -187,6 +187,25 @@ def test_a_late_failure_leaves_the_ranks_of_a_newer_load_alone(tmp_path, monkeyp
     asyncio.run(run())
 
 
+def test_a_load_of_another_model_ends_the_epoch_of_the_one_before(tmp_path):
+    """The ranks stay, and the streams of the epoch end, so that no iteration reaches ranks without a model."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}) as (controllers, (stub,)):
+            await form(tmp_path, [stub], 1, epoch=4)
+            acks = stub.Run(metadata=((EPOCH_KEY, "4"),))
+            await acks.write(pb.Iteration(epoch=4, sequence=1))
+            pids = rank_pids(controllers[0])
+            request = load_request()
+            request.max_model_len = 64
+            await load(stub, request)
+            assert (await fault_at_end(acks)).message == "another model is being loaded"
+            assert rank_pids(controllers[0]) == pids
+            assert (await stub.Prepare(pb.PrepareRequest(epoch=5))).epoch == 5
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_cannot_be_started_is_a_cause(tmp_path):
     async def run() -> None:
         async with workers(tmp_path, {}) as (controllers, (stub,)):

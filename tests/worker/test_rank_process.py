@@ -20,7 +20,7 @@ from orca_worker.rank_process import RankProcess
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 COMMANDS = {
-    "load": pb.RankCommand(load=pb.LoadRequest()),
+    "load": pb.RankCommand(load=pb.LoadRequest(partition=2)),
     "prepare": pb.RankCommand(prepare=pb.PrepareRequest(epoch=3)),
     "form": pb.RankCommand(form=pb.FormRequest(epoch=3)),
     "warmup": pb.RankCommand(warmup=pb.WarmupRequest(max_tokens=5)),

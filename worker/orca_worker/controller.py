@@ -31,7 +31,7 @@ from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousErr
 from orca_worker.model_check import check_model
 from orca_worker.model_config import load_digest
 from orca_worker.rank_process import RANK_COMMAND
-from orca_worker.ranks import Ranks
+from orca_worker.ranks import Ranks, rank_starts
 from orca_worker.rendezvous import Rendezvous
 
 LEAVE_POLL_SECONDS = 0.05
@@ -133,12 +133,18 @@ class Controller(WorkerServicer):
             await self._abort(context, ModelError(f"{request.model_path}: {error}"))
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Replaces the ranks; yields progress. Raises EpochError if another load has replaced them in the meantime."""
+        """Loads into the present processes or new ones; yields progress.
+
+        Raises EpochError if another load has taken the processes over in the meantime.
+        """
         async with self._replacing_ranks:
-            await self._end_ranks()
-            ranks = self._ranks = await Ranks.spawn(
-                request, self._on_reply, self._on_fault, self._answer, self._rank_command, self._may_pin
-            )
+            await self._leave_epoch("another model is being loaded")
+            self._facts = self._load = None
+            starts = rank_starts(request, self._rank_command, self._may_pin)
+            if (kept := await self._ranks.keep(starts)) is None:
+                await self._end_ranks()
+                kept = await Ranks.spawn(starts, request.partition, self._on_reply, self._on_fault, self._answer)
+            ranks = self._ranks = kept
         try:
             async for progress in ranks.load(request):
                 if not progress.HasField("facts"):

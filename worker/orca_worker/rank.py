@@ -22,6 +22,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+import torch
+from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
@@ -57,10 +59,11 @@ class Rank:
 
     def decode(self, command: pb.RankCommand) -> Command:
         """Decodes a command on the reader thread, and posts the receive of an iteration's activations early."""
-        if command.WhichOneof("command") != "iteration" or self._stage is None:
+        stage = self._stage  # the main thread may take it away
+        if command.WhichOneof("command") != "iteration" or stage is None:
             return command
         iteration = pb.Iteration.FromString(command.iteration)
-        self._stage.expect(iteration)
+        stage.expect(iteration)
         return iteration
 
     def handle(self, command: Command) -> None:
@@ -83,6 +86,10 @@ class Rank:
         if kind == "load":
             self._partition = command.load.partition
             self._load(command.load)
+            return
+        if kind == "unload":
+            self._unload()
+            self._reply(pb.RankReply(unloaded=pb.Unloaded()))
             return
         stage = self._stage
         if stage is None:
@@ -135,6 +142,17 @@ class Rank:
             self._reply(pb.RankReply(fault=self._fault(error)))
             return
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
+
+    def _unload(self) -> None:
+        """Releases the model, its pools and its groups, so that the next load finds the process as a new one is."""
+        if self._stage is not None:
+            self._stage.close()
+        self._stage = None
+        self._partition = self._epoch = 0
+        gc.unfreeze()  # else the collection would not look at what `allocate` has frozen
+        gc.collect()
+        return_freed_memory()
+        torch.cuda.empty_cache()  # nothing where CUDA is not in use
 
     def _progress(self, loaded_bytes: int) -> None:
         now = time.monotonic()

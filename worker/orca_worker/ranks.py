@@ -5,24 +5,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orca_protos import engine_pb2 as pb
-from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE
+from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE, UNLOAD_SECONDS
 from orca_protos.together import together
 
 from orca_worker.cores import Processors, rank_setting
-from orca_worker.errors import FaultError, kind_of
+from orca_worker.errors import FaultError, ModelError, kind_of
 from orca_worker.rank_process import RANK_COMMAND, Question, RankProcess
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """What cannot change while a rank process runs: its command line, environment and device."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    device: str
+
+
+def rank_starts(
+    request: pb.LoadRequest, command: Sequence[str] = RANK_COMMAND, may_pin: bool = False
+) -> list[RankStart]:
+    """Returns how each rank of a load is started. `may_pin`: ranks may be pinned to cores (cores.py)."""
+    environment = dict(request.environment)
+    if request.socket_interface:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            environment.setdefault(name, request.socket_interface)
+    processors = Processors.of_this_process()
+    on_cpu = request.device == "cpu"
+    starts = []
+    for tensor_rank in range(request.tensor_parallel_size):
+        index = request.first_device + tensor_rank
+        setting = rank_setting(
+            processors,
+            index,
+            request.workers_on_host * request.tensor_parallel_size,
+            may_pin and on_cpu,
+            {**os.environ, **environment},
+        )
+        logger.info("rank %d: %s", tensor_rank, setting.description)
+        pinned = ("--cores", ",".join(map(str, setting.cores))) if setting.cores else ()
+        device = request.device if on_cpu else f"{request.device}:{index}"
+        starts.append(RankStart((*command, *pinned), {**environment, **setting.environment}, device))
+    return starts
+
+
 class Ranks:
-    """The T ranks of a partition, made by `spawn`; without any before the first load."""
+    """The T ranks of a partition, made by `spawn` or `keep`; without any before the first load."""
 
     def __init__(self) -> None:
+        self._starts: Sequence[RankStart] = []
         self._processes: list[RankProcess] = []
 
     def __len__(self) -> int:
@@ -31,40 +69,26 @@ class Ranks:
     @classmethod
     async def spawn(
         cls,
-        request: pb.LoadRequest,
+        starts: Sequence[RankStart],
+        partition: int,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
-        command: Sequence[str] = RANK_COMMAND,
-        may_pin: bool = False,
     ) -> Ranks:
-        """Starts the ranks that `request` needs; raises FaultError if a process cannot be started.
+        """Starts a process for each of `starts`; raises FaultError if one cannot be started.
 
-        `on_reply`, `on_fault` and `on_question`: see RankProcess. `may_pin`: ranks may be pinned to cores (cores.py).
+        `on_reply`, `on_fault` and `on_question`: see RankProcess.
         """
-        environment = dict(request.environment)
-        if request.socket_interface:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environment.setdefault(name, request.socket_interface)
-        processors = Processors.of_this_process()
         ranks = cls()
+        ranks._starts = starts
         try:
-            for tensor_rank in range(request.tensor_parallel_size):
-                setting = rank_setting(
-                    processors,
-                    request.first_device + tensor_rank,
-                    request.workers_on_host * request.tensor_parallel_size,
-                    may_pin and request.device == "cpu",
-                    {**os.environ, **environment},
-                )
-                logger.info("rank %d: %s", tensor_rank, setting.description)
-                pinned = ("--cores", ",".join(map(str, setting.cores))) if setting.cores else ()
+            for tensor_rank, start in enumerate(starts):
                 ranks._processes.append(
                     await RankProcess.spawn(
-                        request.partition,
+                        partition,
                         tensor_rank,
-                        {**environment, **setting.environment},
-                        (*command, *pinned),
+                        start.environment,
+                        start.command,
                         # Results and timings are rank 0's to report; the others compute the same iteration.
                         on_reply if tensor_rank == 0 else _ignore,
                         on_fault,
@@ -74,12 +98,29 @@ class Ranks:
         except OSError as error:
             await ranks.end()
             message = f"a rank cannot be started: {error}"
-            fault = pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=request.partition)
+            fault = pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=partition)
             raise FaultError(fault) from error
         except BaseException:
             await ranks.end()
             raise
         return ranks
+
+    async def keep(self, starts: Sequence[RankStart]) -> Ranks | None:
+        """Unloads the processes and returns them as new Ranks, if they were started like `starts` and none has failed.
+
+        Else returns None, and `end` is due.
+        """
+        if not self._processes or self._starts != starts:
+            return None
+        try:
+            await self.ask(pb.RankCommand(unload=pb.UnloadRequest()), UNLOAD_SECONDS)
+        except (ModelError, FaultError) as error:
+            logger.info("new rank processes are started: %s", error)
+            return None
+        kept = Ranks()
+        kept._starts, kept._processes = starts, self._processes
+        self._processes = []
+        return kept
 
     def send(self, command: pb.RankCommand) -> None:
         """Puts a command into every rank's local queue. Never blocks."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.interface import Kernels, Pools, RaggedBatch
+from orca_kernels.interface import Kernels, RaggedBatch
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
@@ -24,6 +24,7 @@ from orca_worker.data_plane import DataPlane
 from orca_worker.errors import ModelError, RankError
 from orca_worker.host_copies import HostCopies
 from orca_worker.intra_layer import IntraLayer
+from orca_worker.kv_pools import KvPools
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.model_config import load_digest, read_model_config
@@ -77,7 +78,11 @@ class Stage:
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._forget_rows()
-        self._num_blocks = 0
+        kv_heads = self._ranks.kv_heads(config.num_kv_heads)
+        self._pools = KvPools(
+            self._model.attentions(), (kv_heads.stop - kv_heads.start, config.head_dim), self._dtype, self._device
+        )
+        self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
         self._recorder = None if request.enforce_eager else _recorder(self._device, kernels, self._ranks)
         self._recorded: RecordedIncrements | None = None
@@ -102,12 +107,16 @@ class Stage:
 
     def prepare(self, epoch: int) -> None:
         """Leaves the groups of older epochs."""
-        if self._data_plane is not None:
-            self._data_plane.close()
-        self._data_plane = None
+        self.close()
         self._recorded = None  # they hold the old group
         self._epoch = epoch
         self._forget_rows()
+
+    def close(self) -> None:
+        """Leaves the group. The stage's memory is freed when nothing refers to the stage any more."""
+        if self._data_plane is not None:
+            self._data_plane.close()
+        self._data_plane = None
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
         """Joins the epoch's group, over a rendezvous that `ask` reaches; raises RankError if the others do not come."""
@@ -124,12 +133,17 @@ class Stage:
         )
 
     def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        """Runs the largest iteration once; returns how many blocks fit beside it, and the formula."""
-        if self._num_blocks:  # an earlier formation has measured, and the pools take that memory by now
-            return self._num_blocks, f"{self._num_blocks} blocks are allocated already"
+        """Runs the largest iteration once; returns how many blocks fit beside it, and the formula.
+
+        The answer to a later formation with the same limits is the same, and the pools stay.
+        """
+        limits = (request.max_tokens, request.memory_utilization)
+        if limits not in self._fitting:
+            self._fitting = {limits: self._measure(request)}
+        return self._fitting[limits]
+
+    def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
         config, element = self._config, self._dtype.itemsize
-        num_layers = len(self._model.attentions())
-        block_bytes = num_layers * 2 * BLOCK_SIZE * self._kv_heads() * config.head_dim * element
         on_cpu = self._device.type == "cpu"
         num_tokens = min(request.max_tokens, self._max_model_len)
         self._run_once(min(num_tokens, CPU_WARMUP_TOKENS) if on_cpu else num_tokens)
@@ -138,17 +152,14 @@ class Stage:
             self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1,
             request.memory_utilization,
             request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element,
-            block_bytes,
+            self._pools.block_bytes,
             -(-self._max_model_len // BLOCK_SIZE),
         )
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the pools of every layer, once; the same number again leaves them."""
-        if self._num_blocks not in (0, num_blocks):
-            raise RankError(f"pools of {self._num_blocks} blocks stand already, {num_blocks} were asked for")
-        if self._num_blocks == 0:
-            self._allocate(num_blocks + 1)  # the last one is the idle rows'
-            self._num_blocks = num_blocks
+        """Allocates the pools of every layer; the same number again leaves them."""
+        self._recorded = None  # it holds the old pools
+        self._pools.allocate(num_blocks + 1)  # the last block is the idle rows'
         if self._recorder is not None:
             idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
             self._recorded = RecordedIncrements(self._forward, idle, self._device, *self._recorder)
@@ -241,25 +252,16 @@ class Stage:
         shape = (len(iteration.token), self._config.hidden_size)
         self._plane().post(shape, self._dtype, self._device, self._request.tensor_parallel_size)
 
-    def _kv_heads(self) -> int:
-        heads = self._ranks.kv_heads(self._config.num_kv_heads)
-        return int(heads.stop - heads.start)
-
     def _plane(self) -> DataPlane:
         if self._data_plane is None:
             raise RankError("no group has been formed")
         return self._data_plane
 
-    def _allocate(self, num_blocks: int) -> None:
-        shape = (num_blocks, self._kv_heads(), self._config.head_dim)
-        for attention in self._model.attentions():
-            attention.allocate(Pools.zeros(*shape, self._dtype, self._device))
-
     @torch.inference_mode()
     def _run_once(self, num_tokens: int) -> None:
         """One initiation of `num_tokens` tokens in pools of its own, without neighbours."""
         num_blocks = -(-num_tokens // BLOCK_SIZE)
-        self._allocate(num_blocks)
+        self._pools.allocate(num_blocks)
         iteration = pb.Iteration(
             row=[0],
             num_tokens=[num_tokens],

@@ -6,14 +6,13 @@ oneDNN computes the matrix products that the target leaves to it (cpu/targets.py
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
+from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.interface import LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
@@ -122,7 +121,7 @@ class CpuKernels:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
-        _trim()
+        return_freed_memory()  # of the originals of other weights, to bound the peak of loading
         dtype = weight.dtype
         if ("linear", dtype) in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
             pack, product = self._functions["pack", dtype], self._functions["linear", dtype]
@@ -219,9 +218,3 @@ def _packs(dtype: torch.dtype) -> bool:
     if dtype not in NAMES or not hasattr(operators, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())
-
-
-def _trim() -> None:
-    """Returns freed memory to the system, to bound the peak of loading: glibc would keep the originals of weights."""
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
