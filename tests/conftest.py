@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from orca_kernels.cpu.targets import processor_flags, processor_name
 from support import checkpoints, cpu_targets
+from support.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,14 @@ def checkpoint(checkpoint_folder: Path):
         return path if path.exists() else checkpoints.save(name, checkpoint_folder)
 
     return path_of
+
+
+@pytest.fixture(scope="session")
+def worker_pool() -> Iterator[WorkerPool]:
+    """Workers that the tests of this process share, one after another."""
+    pool = WorkerPool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

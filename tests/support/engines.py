@@ -130,7 +130,7 @@ async def engine(
     start: bool = True,
     tensor_parallel_size: int = 1,
 ) -> AsyncIterator[Harness]:
-    """A harness around an engine with workers of its own; started unless told otherwise."""
+    """A harness around an engine with workers of its own, which end with it; started unless told otherwise."""
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
         harness.engine = EngineMaster(
@@ -144,19 +144,25 @@ async def engine(
             await harness.engine.stop("the test ends")
 
 
-@contextlib.asynccontextmanager
-async def engine_over(topology: Topology, config: EngineConfig | None = None) -> AsyncIterator[Harness]:
-    """A harness around a started engine, which leaves the topology's workers alive for the next one.
+def leaving_workers(config: EngineConfig) -> EngineConfig:
+    """Returns `config` for a master that does not own its workers, as in a cluster.
 
-    As in a cluster: a master that has a recovery timeout does not own its workers. Requests of a lost pipeline fail
-    after that second.
+    Requests of a lost pipeline fail after a second.
     """
+    return dataclasses.replace(config, recovery_timeout=1.0)
+
+
+@contextlib.asynccontextmanager
+async def engine_over(
+    topology: Topology, config: EngineConfig | None = None, start: bool = True
+) -> AsyncIterator[Harness]:
+    """A harness around an engine that leaves the topology's workers alive; started unless told otherwise."""
     harness = Harness()
-    leaving = dataclasses.replace(config or EngineConfig(), recovery_timeout=1.0)
-    harness.engine = EngineMaster(topology, leaving, harness.deliver, harness)
+    harness.engine = EngineMaster(topology, leaving_workers(config or EngineConfig()), harness.deliver, harness)
     try:
-        async with asyncio.timeout(START_SECONDS):
-            await harness.engine.start()
+        if start:
+            async with asyncio.timeout(START_SECONDS):
+                await harness.engine.start()
         yield harness
     finally:
         await harness.engine.stop("the test ends")

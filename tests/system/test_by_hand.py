@@ -15,7 +15,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.scheduling.request import FinishReason
 from support.certificates import sign, write
 from support.cluster import free_ports
-from support.engines import WORKER_COMMAND, engine
+from support.engines import WORKER_COMMAND, engine, engine_over, topology
 from support.instrumented_worker import command
 from support.served import READY
 
@@ -93,12 +93,13 @@ def test_a_silent_worker_is_given_up_within_the_bound(checkpoint, tmp_path):
     asyncio.run(run())
 
 
-def test_requests_that_came_before_the_limits_were_known_are_checked(checkpoint):
+def test_requests_that_came_before_the_limits_were_known_are_checked(checkpoint, worker_pool):
     """Queued while the model loads: one that can never fit ends with the numbers, the others are served."""
 
     async def run() -> None:
         config = EngineConfig(kv_slots=64)
-        async with engine(checkpoint(NAME), 1, config, start=False) as harness:
+        spec = topology(checkpoint(NAME), worker_pool.addresses(1))
+        async with engine_over(spec, config, start=False) as harness:
             harness.submit("too long", (1,) * 60, 10)
             harness.submit("fits", (1,) * 10, 10)
             await harness.engine.start()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
-from support.engines import engine
+from support.engines import engine_over, topology
 from support.served import eventually, serve, value
 
 NAME = "llama-gqa-tied"
@@ -17,7 +17,7 @@ NAME = "llama-gqa-tied"
 
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint):
+def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""
     # The first two start alone, one on each partition; from then on 16 of the 17 share a batch.
     prompts = make_prompts((*range(1, 150, 10), 64, 80))
@@ -28,7 +28,7 @@ def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint):
 
     async def run():
         config = EngineConfig(max_batch_size=16, balanced=False, admission=admission)
-        async with engine(checkpoint(variant), 2, config) as harness:
+        async with engine_over(topology(checkpoint(variant), worker_pool.addresses(2)), config) as harness:
             alone = {}
             for index in range(17):
                 submit(harness, index)

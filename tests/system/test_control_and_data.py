@@ -65,7 +65,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
     assert calls(1) == [["irecv", [shape]] for shape in activations]
 
 
-def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint):
+def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint, worker_pool):
     async def run() -> None:
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
@@ -79,13 +79,13 @@ def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint):
         assert "is not the current one" in await failure(stale.read())
         await pipeline._run.write(iteration(pipeline.epoch, 2, 0, 3))
         assert "iteration 2 came where 1 was due" in await failure(pipeline._run.read())
-        await pipeline.shutdown("the test ends")
+        await pipeline.close()
 
-    with worker_processes(1) as (addresses, _):
-        asyncio.run(asyncio.wait_for(run(), 60))
+    addresses = worker_pool.addresses(1)
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoint):
+def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoint, worker_pool):
     """A restarted master finds the worker loaded: the same boot, the same digest, a higher epoch."""
 
     async def run() -> None:
@@ -104,8 +104,8 @@ def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoi
         assert second.highest_epoch == first.highest_epoch + 1
         assert tokens == tokens_again
 
-    with worker_processes(2) as (addresses, _):
-        asyncio.run(asyncio.wait_for(run(), 60))
+    addresses = worker_pool.addresses(2)
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def failure(call) -> str:

@@ -11,7 +11,7 @@ from orca_master.engine import engine_master
 from orca_master.errors import EngineUnavailableError, RequestError
 from orca_master.scheduling.request import FinishReason
 from support.checkpoints import with_tokenizer
-from support.engines import engine
+from support.engines import engine, engine_over, topology
 from support.served import serve
 
 NAME = "gpt2-head64-tied"
@@ -152,11 +152,11 @@ def test_text_routes(url, route, body):
     assert refused.status_code == 400, refused.text
 
 
-def test_a_number_that_the_protocol_cannot_carry_is_refused_by_the_engine_too(checkpoint):
+def test_a_number_that_the_protocol_cannot_carry_is_refused_by_the_engine_too(checkpoint, worker_pool):
     """Whatever the endpoint lets through: the pipeline and the requests beside it go on."""
 
     async def run() -> None:
-        async with engine(checkpoint(NAME), 2) as harness:
+        async with engine_over(topology(checkpoint(NAME), worker_pool.addresses(2))) as harness:
             harness.submit("before", (1, 2), 4)
             for sampling in ({"min_tokens": 2**32}, {"seed": -1}, {"logit_bias": ((2**32, 1.0),)}, {"top_k": -1}):
                 with pytest.raises(RequestError, match="out of range"):

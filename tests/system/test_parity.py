@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS
-from support.engines import engine
+from support.engines import engine_over, topology
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -15,14 +15,15 @@ NUM_TOKENS = 32
 
 @pytest.mark.parametrize(("partitions", "ranks"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_tokens_equal_transformers(variant, partitions, ranks, checkpoint, references):
+def test_greedy_tokens_equal_transformers(variant, partitions, ranks, checkpoint, references, worker_pool):
     """Prompts of 1, 2, 33 and 600 tokens, sent together; 5 layers do not divide evenly by 2 or 3."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
     # A budget below the longest prompt makes chunks that run beside the others' increments.
     config = EngineConfig(max_batch_size=4, token_budget=256)
 
     async def run() -> None:
-        async with engine(checkpoint(variant), partitions, config, tensor_parallel_size=ranks) as harness:
+        spec = topology(checkpoint(variant), worker_pool.addresses(partitions, ranks), ranks)
+        async with engine_over(spec, config) as harness:
             for index, reference in enumerate(expected):
                 harness.submit(str(index), reference.prompt, NUM_TOKENS)
             tokens = await harness.collect(len(expected))

@@ -8,7 +8,7 @@ import pytest
 from orca_master.engine.config import EngineConfig
 from orca_master.scheduling.request import RequestState
 from support.checkpoints import make_prompts
-from support.engines import engine
+from support.engines import engine_over, topology
 
 NUM_TOKENS = 12
 SAMPLING = (
@@ -21,14 +21,14 @@ SAMPLING = (
 @pytest.mark.parametrize(
     "variant", ["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"]
 )
-def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint):
+def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint, worker_pool):
     """One request per point: number i is rewound when it has i tokens, at rest or with an iteration in flight."""
     (prompt,) = make_prompts((40,))
 
     async def run():
         # A budget of 16 cuts the prompt into chunks, so that some rewinds fall between two of them.
         config = EngineConfig(max_batch_size=8, token_budget=16)
-        async with engine(checkpoint(variant), 2, config) as harness:
+        async with engine_over(topology(checkpoint(variant), worker_pool.addresses(2)), config) as harness:
             for number, sampling in enumerate(SAMPLING):
                 harness.submit(f"expected-{number}", prompt, NUM_TOKENS, **sampling)
             expected = await harness.collect(len(SAMPLING))
@@ -66,13 +66,13 @@ def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint
     asyncio.run(run())
 
 
-def test_paged_admission_preempts_and_says_the_same(checkpoint):
+def test_paged_admission_preempts_and_says_the_same(checkpoint, worker_pool):
     """Slots for two and a half requests, eight requests: some are preempted, all say what they say alone."""
     prompts = make_prompts((20, 30, 40, 50, 20, 30, 40, 50))
 
     async def run():
         config = EngineConfig(max_batch_size=8, admission="paged", kv_slots=256)
-        async with engine(checkpoint("llama-gqa-tied"), 2, config) as harness:
+        async with engine_over(topology(checkpoint("llama-gqa-tied"), worker_pool.addresses(2)), config) as harness:
             alone = {}
             for index, prompt in enumerate(prompts):
                 harness.submit(str(index), prompt, 50)

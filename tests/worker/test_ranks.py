@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orca_master.engine_config import EngineConfig
+from orca_master.engine.config import EngineConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker import ranks as ranks_module
 from orca_worker.errors import FaultError
 from orca_worker.ranks import Ranks, RankStart, rank_starts
-from support.engines import engine_over, topology, worker_processes
+from support.engines import engine_over, topology
 from support.served import descendants
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
@@ -137,53 +137,47 @@ async def tokens(model: Path, addresses: list[str], prompts: list[tuple[int, ...
     return [collected[str(index)] for index in range(len(prompts))]
 
 
-def test_kept_ranks_generate_what_new_ones_do(checkpoint, references):
+def test_kept_ranks_generate_what_new_ones_do(checkpoint, references, worker_pool):
     """Two partitions serve one model after another, with pools of other sizes, and the first one again."""
     names = ("llama-gqa-tied", "gpt2-head64-tied", "qwen3-gqa-tied", "llama-gqa-tied")
     slots = (None, 1024, 2048, 512)
 
-    async def run() -> None:
-        with worker_processes(2) as (addresses, workers):
-            seen = set()
-            for name, kv_slots in zip(names, slots, strict=True):
-                expected = references(name, (1, 33), 12)
-                config = EngineConfig(max_batch_size=4, kv_slots=kv_slots)
-                prompts = [reference.prompt for reference in expected]
-                got = await tokens(checkpoint(name), addresses, prompts, config)
-                assert got == [reference.greedy for reference in expected]
-                seen.add(frozenset(pid for worker in workers for pid in descendants(worker.pid)))
-            assert len(seen) == 1, "the processes stayed"
-            assert len(next(iter(seen))) == 2
-
-    asyncio.run(run())
+    addresses = worker_pool.addresses(2)
+    seen = set()
+    for name, kv_slots in zip(names, slots, strict=True):
+        expected = references(name, (1, 33), 12)
+        config = EngineConfig(max_batch_size=4, kv_slots=kv_slots)
+        prompts = [reference.prompt for reference in expected]
+        got = asyncio.run(tokens(checkpoint(name), addresses, prompts, config))
+        assert got == [reference.greedy for reference in expected]
+        seen.add(frozenset(pid for address in addresses for pid in descendants(worker_pool.pid(address))))
+    assert len(seen) == 1, "the processes stayed"
+    assert len(next(iter(seen))) == 2
 
 
-def test_one_model_serves_with_other_limits(checkpoint, references):
+def test_one_model_serves_with_other_limits(checkpoint, references, worker_pool):
     """A new master over loaded workers: the pools are sized anew, also to fewer blocks and to more."""
 
-    async def run() -> None:
-        (expected,) = references("gpt2-head64-tied", (33,), 12)
-        with worker_processes(1) as (addresses, _):
-            for kv_slots in (1024, 64, 4096):
-                config = EngineConfig(max_batch_size=2, kv_slots=kv_slots)
-                got = await tokens(checkpoint("gpt2-head64-tied"), addresses, [expected.prompt], config)
-                assert got == [expected.greedy]
-
-    asyncio.run(run())
+    (expected,) = references("gpt2-head64-tied", (33,), 12)
+    for kv_slots in (1024, 64, 4096):
+        config = EngineConfig(max_batch_size=2, kv_slots=kv_slots)
+        path = checkpoint("gpt2-head64-tied")
+        got = asyncio.run(tokens(path, worker_pool.addresses(1), [expected.prompt], config))
+        assert got == [expected.greedy]
 
 
-def test_the_memory_of_the_model_before_is_returned(checkpoint, tmp_path):
+def test_the_memory_of_the_model_before_is_returned(checkpoint, worker_pool):
     """Pools of half a gigabyte are gone when a model with small pools stands."""
-    with worker_processes(1) as (addresses, (worker,)):
+    (address,) = worker_pool.addresses(1)
 
-        def mebibytes(name: str, kv_slots: int) -> int:
-            config = EngineConfig(max_batch_size=2, kv_slots=kv_slots)
-            asyncio.run(tokens(checkpoint(name), addresses, [(1, 2)], config))
-            (rank,) = descendants(worker.pid)
-            match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{rank}/status").read_text())
-            assert match is not None
-            return int(match[1]) >> 10
+    def mebibytes(name: str, kv_slots: int) -> int:
+        config = EngineConfig(max_batch_size=2, kv_slots=kv_slots)
+        asyncio.run(tokens(checkpoint(name), [address], [(1, 2)], config))
+        (rank,) = descendants(worker_pool.pid(address))
+        match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{rank}/status").read_text())
+        assert match is not None
+        return int(match[1]) >> 10
 
-        large = mebibytes("gpt2-head64-tied", 16 * 6_000)
-        small = mebibytes("llama-gqa-tied", 16 * 50)
-        assert large - small > 400, (large, small)
+    large = mebibytes("gpt2-head64-tied", 16 * 6_000)
+    small = mebibytes("llama-gqa-tied", 16 * 50)
+    assert large - small > 400, (large, small)
