@@ -7,7 +7,7 @@
 # configuration, of PyTorch's CPU index, or else the registry's large build with CUDA. TORCH=cuda takes the registry's
 # build and adds CuPy. `--build-arg TORCH_INDEX=URL` takes torch from this index; for an index for CUDA 12, TORCH=cuda12.
 #
-# `--build-arg BASE=python:3.11-slim@sha256:DIGEST` fixes the base image (docs/operator.md, "Images").
+# `--build-arg BASE=python:3.11-slim@sha256:DIGEST` fixes the base image (docs/how-to/images.md).
 ARG BASE=python:3.11-slim
 
 # -- the tools of the build ----------------------------------------------------------------------------------------------

@@ -4,14 +4,26 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
 
+# ORCA and torch in $(VENV), as `make run` installs them.
+install: $(VENV)/run-installed
+
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# The documentation as a site, in build/site. A broken link or a page outside of the navigation is an error.
+docs: $(VENV)/docs-installed
+	$(BIN)/mkdocs build --strict
+
+# Writes docs/reference/options.md and metrics.md anew from the commands' parsers and the registry of metrics; a test
+# compares them.
+reference: $(VENV)/dev-installed
+	$(BIN)/python tools/reference_pages.py
 
 # Coverage-guided fuzzing of every decoder of strangers' bytes, then schemathesis on every route: SECONDS each (60).
 # `make fuzz SECONDS=1800` for half an hour each.
@@ -75,6 +87,11 @@ $(VENV)/run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[worker]'
 	touch $@
 
+$(VENV)/docs-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) pip
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 $(VENV)/dev-installed: $(VENV)/run-installed
-	$(PIP) --editable '.[worker,hub,operator,bench,dev]'
+	$(PIP) --editable '.[worker,hub,operator,bench,docs,dev]'
 	touch $@

@@ -109,15 +109,29 @@ def _median(runs: list[dict[str, float]]) -> dict[str, float]:
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="orca bench engine", description="Times batches of equal requests on the engine alone.")
     parser.add_argument("model", type=Path, help="Hugging Face model directory")
-    parser.add_argument("--batch-size", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32], help="(1 … 32)")
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32],
+        help="requests per batch; several values make a sweep (1 2 4 8 16 32)",
+    )
     parser.add_argument("--input-len", type=positive, nargs="+", default=[32, 128], help="tokens per prompt (32 128)")
     parser.add_argument("--output-len", type=positive, default=32, help="tokens to generate (32)")
-    parser.add_argument("--repeat", type=positive, default=3, help="the median of so many is reported (3)")
+    parser.add_argument("--repeat", type=positive, default=3, help="repetitions, whose median is reported (3)")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
-    parser.add_argument("--dtype", choices=get_args(Dtype), default="auto", help="(auto)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
-    parser.add_argument("--enforce-eager", action="store_true", help="no recorded iterations")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (0)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="figures and what is needed to repeat them")
+    parser.add_argument(
+        "--dtype", choices=get_args(Dtype), default="auto", help="type of weights and activations (auto)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    parser.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="launch every kernel from Python instead of replaying recorded decode iterations",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (0)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+    )
     return parser

@@ -12,12 +12,18 @@ SYNTHETIC = ("paper", "homogeneous")
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Adds what a trace is made from."""
-    parser.add_argument("--trace", default="paper", help="paper, homogeneous, or a .json or .csv file (paper)")
+    parser.add_argument(
+        "--trace", default="paper", help="paper, homogeneous, or a .json or .csv file of requests (paper)"
+    )
     parser.add_argument("--num-requests", type=positive, default=100, help="requests per run (100)")
-    parser.add_argument("--burstiness", type=rate, default=1.0, help="1 is Poisson, less is burstier (1)")
-    parser.add_argument("--input-len", type=positive, default=32, help="of the homogeneous trace (32)")
-    parser.add_argument("--output-len", type=positive, default=32, help="of the homogeneous trace (32)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed offers the same requests (0)")
+    parser.add_argument(
+        "--burstiness", type=rate, default=1.0, help="shape of the arrivals: 1 is Poisson, less is burstier (1)"
+    )
+    parser.add_argument("--input-len", type=positive, default=32, help="tokens, of the homogeneous trace (32)")
+    parser.add_argument("--output-len", type=positive, default=32, help="tokens, of the homogeneous trace (32)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the requests: the same seed offers the same requests (0)"
+    )
 
 
 def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:

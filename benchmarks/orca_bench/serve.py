@@ -64,14 +64,24 @@ def _parser() -> OneLineParser:
     parser.add_argument("--model", help="model to ask for (the server's first)")
     add_trace_options(parser)
     parser.add_argument(
-        "--request-rate", type=rate, nargs="+", default=[float("inf")], help="per second; several make a sweep (inf)"
+        "--request-rate",
+        type=rate,
+        nargs="+",
+        default=[float("inf")],
+        help="requests per second; several values make a sweep (inf)",
     )
-    parser.add_argument("--max-concurrency", type=positive, help="closes the loop at so many requests (open)")
+    parser.add_argument(
+        "--max-concurrency", type=positive, help="most requests under way at once (no limit: an open loop)"
+    )
     parser.add_argument("--slo", help="limits for the goodput in ms, such as ttft:500,tpot:50")
-    parser.add_argument("--timeout", type=positive, default=600, metavar="SECONDS", help="per request (600)")
-    parser.add_argument("--api-key", help="(OPENAI_API_KEY)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="everything, to repeat it or to read it")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="the sweep as a curve, .svg or .png")
+    parser.add_argument(
+        "--timeout", type=positive, default=600, metavar="SECONDS", help="longest time of a request (600)"
+    )
+    parser.add_argument("--api-key", help="API key of the server (the environment's OPENAI_API_KEY)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
 

@@ -59,30 +59,56 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="orca simulate", description="Simulates the scheduler over a model of the stages' cost."
     )
-    parser.add_argument("--model", choices=sorted(TABLE_1), default="175b", help="of the paper's Table 1 (175b)")
-    parser.add_argument("--num-layers", type=positive, help="another GPT: its layers")
-    parser.add_argument("--hidden-size", type=positive, help="another GPT: its hidden size")
-    parser.add_argument("--hardware", choices=sorted(HARDWARE), default="a100-40g", help="(a100-40g)")
+    parser.add_argument("--model", choices=sorted(TABLE_1), default="175b", help="model of the paper's Table 1 (175b)")
+    parser.add_argument("--num-layers", type=positive, help="number of layers, for another GPT")
+    parser.add_argument("--hidden-size", type=positive, help="hidden size, for another GPT")
+    parser.add_argument(
+        "--hardware",
+        choices=sorted(HARDWARE),
+        default="a100-40g",
+        help="GPU whose published peaks the cost model uses (a100-40g)",
+    )
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, help="inter-layer partitions (Table 1's)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, help="intra-layer partitions (Table 1's)")
     parser.add_argument("--replicas", type=positive, default=1, help="pipelines under one pool (1)")
-    parser.add_argument("--max-batch-size", type=positive, nargs="+", default=[32], help="several make a sweep (32)")
-    parser.add_argument("--kv-slots", type=positive, help="per pipeline (what the memory leaves)")
-    parser.add_argument("--token-budget", type=positive, help="input tokens per iteration (no limit, as in the paper)")
-    parser.add_argument("--admission", choices=("reserve", "paged"), default="reserve", help="(reserve)")
     parser.add_argument(
-        "--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter (README, Options)"
+        "--max-batch-size",
+        type=positive,
+        nargs="+",
+        default=[32],
+        help="requests per iteration; several values make a sweep (32)",
+    )
+    parser.add_argument("--kv-slots", type=positive, help="K/V slots per pipeline (what the memory leaves)")
+    parser.add_argument("--token-budget", type=positive, help="input tokens per iteration (no limit, as in the paper)")
+    parser.add_argument(
+        "--admission",
+        choices=("reserve", "paged"),
+        default="reserve",
+        help="when K/V slots are reserved, see orca serve (reserve)",
+    )
+    parser.add_argument(
+        "--no-balanced-batches",
+        action="store_true",
+        help="Algorithm 1 to the letter: do not split few requests over the partitions",
     )
     parser.add_argument(
         "--request-level", type=positive, metavar="MBS", help="the paper's baseline, with microbatches of MBS requests"
     )
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE",
-        help="what a live engine took (orca serve --iteration-log FILE) instead of a roofline; needs --kv-slots",
+        help="times of a live engine (orca serve --iteration-log FILE) instead of a roofline; needs --kv-slots",
     )  # fmt: skip
     add_trace_options(parser)
-    parser.add_argument("--request-rate", type=rate, nargs="+", default=[1.0], help="per second; a sweep (1)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="figures and what is needed to repeat them")
+    parser.add_argument(
+        "--request-rate",
+        type=rate,
+        nargs="+",
+        default=[1.0],
+        help="requests per second; several values make a sweep (1)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="latency over throughput, a curve per batch size")
     return parser
 

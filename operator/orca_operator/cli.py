@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--worker-image", default="orca-worker:0.1.0", help="image of workers (orca-worker:0.1.0)")
     parser.add_argument(
         "--certificate-propagation", type=_seconds, default=PROPAGATION, metavar="SECONDS",
-        help="until every pod has a changed Secret: the wait between the steps of replacing an authority (300)",
+        help="wait between the steps of replacing an authority, until every pod has the changed Secret (300)",
     )  # fmt: skip
     parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
     arguments = parser.parse_args(argv)

@@ -144,11 +144,11 @@ def main(argv: list[str]) -> int:
     """`orca master`."""
     parser = OneLineParser(prog="orca master", description="Runs the engine master for workers started elsewhere.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--topology", type=Path, help="topology.json (docs/contracts.md, section 1)")
+    source.add_argument("--topology", type=Path, help="topology.json, see docs/contracts.md, section 1")
     source.add_argument(
         "--pipeline", action="append", metavar="HOST:PORT,…", help="the workers of one pipeline, in partition order"
     )
-    parser.add_argument("--model", help="model directory, readable by master and workers (with --pipeline)")
+    parser.add_argument("--model", help="with --pipeline: model directory, readable by master and workers")
     parser.add_argument("--communication-backend", choices=get_args(Backend), default="gloo", help="data plane (gloo)")
     add_model_options(parser)
     add_engine_options(parser)

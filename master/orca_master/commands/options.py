@@ -27,15 +27,46 @@ from orca_master.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 HTTP_LIMITS = (
-    ("h11-max-incomplete-event-size", "max_header_bytes", "BYTES", "longest URL and longest head of a request"),
-    ("h11-max-header-count", "max_header_count", "N", "header fields of a request"),
-    ("max-body-bytes", "max_body_bytes", "BYTES", "longest body of a request"),
-    ("max-connections", "max_connections", "N", "open connections per process, fewer if ulimit -n demands it"),
-    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request"),
-    ("body-timeout", "body_timeout", "SECONDS", "longest pause of a client that sends a body"),
+    (
+        "h11-max-incomplete-event-size",
+        "max_header_bytes",
+        "BYTES",
+        "longest URL (beyond: 414) and longest head of a request; beyond, 431",
+    ),
+    ("h11-max-header-count", "max_header_count", "N", "header fields of a request; beyond, 431"),
+    (
+        "max-body-bytes",
+        "max_body_bytes",
+        "BYTES",
+        "longest body of a request; beyond, 413. All bodies under way share 256 MiB per process; beyond, 429",
+    ),
+    (
+        "max-connections",
+        "max_connections",
+        "N",
+        "open connections per process, fewer if ulimit -n demands it; beyond, idle ones are closed and new ones wait",
+    ),
+    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request; beyond, 408"),
+    (
+        "body-timeout",
+        "body_timeout",
+        "SECONDS",
+        "longest pause (below 1 KiB/s) of a client that sends a body, and, with a second more per 16 KiB, the longest "
+        "time of a body; beyond, 408",
+    ),
     ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "longest wait of a connection for a request"),
-    ("write-timeout", "write_timeout", "SECONDS", "longest pause of a client that does not read its answer"),
-    ("max-unread-bytes", "max_unread_bytes", "BYTES", "memory per stream for text that the client has not read"),
+    (
+        "write-timeout",
+        "write_timeout",
+        "SECONDS",
+        "longest pause (below 1 KiB/s) of a client that does not read its answer; beyond, its request is cancelled",
+    ),
+    (
+        "max-unread-bytes",
+        "max_unread_bytes",
+        "BYTES",
+        "text kept per stream for a client that does not read; beyond, its request is cancelled",
+    ),
 )
 """Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
 MAX_NUMBER = 2**31 - 1
@@ -84,19 +115,35 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options about the model."""
     parser.add_argument(
-        "--served-model-name", action="append", metavar="NAME", help="name in the API, repeatable (the directory's)"
+        "--served-model-name",
+        action="append",
+        metavar="NAME",
+        help="name in the API, repeatable; answers carry the first (the directory's)",
     )
     parser.add_argument(
-        "--dtype", choices=get_args(Dtype), default="auto", help="of weights and activations (the checkpoint's)"
+        "--dtype",
+        choices=get_args(Dtype),
+        default="auto",
+        help="type of weights and activations (auto: the checkpoint's)",
     )
-    parser.add_argument("--max-model-len", type=positive, help="longest sequence in tokens (the model's)")
-    parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
-    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template (the model's)")
+    parser.add_argument(
+        "--max-model-len", type=positive, help="longest sequence in tokens, prompt and answer together (the model's)"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        help="intra-layer ranks of every worker, one process each (1)",
+    )
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template of chats (the model's)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of scheduler and engine."""
-    parser.add_argument("--max-batch-size", type=positive, default=32, help="requests per iteration (32)")
+    parser.add_argument(
+        "--max-batch-size", type=positive, default=32, help="requests per iteration, Algorithm 1's max_bs (32)"
+    )
     parser.add_argument(
         "--token-budget",
         type=positive,
@@ -106,29 +153,61 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-slots",
         type=slots,
-        help=f"K/V slots, one per token, rounded down to blocks of {BLOCK_SIZE} (sized from free memory)",
+        help=f"K/V slots per pipeline, one per token (Algorithm 1's n_slots), rounded down to blocks of {BLOCK_SIZE} "
+        "(sized from free memory)",
     )
     parser.add_argument(
         "--admission",
         choices=("reserve", "paged"),
         default="reserve",
-        help="slots for all tokens at once, as in the paper, or on demand with preemption (reserve)",
+        help="K/V slots for all tokens of a request when it is admitted, as in the paper, or paged: on demand, and the "
+        "youngest requests are preempted (reserve)",
     )
     parser.add_argument(
-        "--no-lookahead", action="store_true", help="send no iteration before the result of the one before is there"
+        "--no-lookahead",
+        action="store_true",
+        help="with one partition: send no iteration before the previous one's result",
     )
     parser.add_argument(
-        "--enforce-eager", action="store_true", help="no recorded iterations: Python calls every kernel"
+        "--enforce-eager",
+        action="store_true",
+        help="launch every kernel from Python instead of replaying recorded decode iterations",
     )
-    parser.add_argument("--no-balanced-batches", action="store_true", help="Algorithm 1 to the letter")
     parser.add_argument(
-        "--gpu-memory-utilization", type=share, default=0.9, help="share of free memory that may be used (0.9)"
+        "--no-balanced-batches",
+        action="store_true",
+        help="Algorithm 1 to the letter: do not split few requests over the partitions",
     )
-    parser.add_argument("--stall-timeout", type=stall_seconds, default=300, help="seconds an iteration may take (300)")
-    parser.add_argument("--max-queue-depth", type=positive, default=4096, help="requests that may wait (4096)")
-    parser.add_argument("--max-queue-tokens", type=positive, default=8 << 20, help="tokens that may wait (8388608)")
     parser.add_argument(
-        "--iteration-log", type=Path, metavar="FILE", help="a JSON line per iteration: its work and its stages' times"
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.9,
+        help="share of the free memory, of host or device, that may be used (0.9)",
+    )
+    parser.add_argument(
+        "--stall-timeout",
+        type=stall_seconds,
+        default=300,
+        help="seconds an iteration may take before its pipeline is given up; /readyz fails when requests wait and no "
+        "iteration returns for that long (300)",
+    )
+    parser.add_argument(
+        "--max-queue-depth",
+        type=positive,
+        default=4096,
+        help="requests that may wait, each choice counted; beyond, 429 with Retry-After (4096)",
+    )
+    parser.add_argument(
+        "--max-queue-tokens",
+        type=positive,
+        default=8 << 20,
+        help="tokens that may wait, prompts and answers together (8388608)",
+    )
+    parser.add_argument(
+        "--iteration-log",
+        type=Path,
+        metavar="FILE",
+        help="write a JSON line per iteration: its work, and when each stage computed it",
     )
 
 
@@ -141,7 +220,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="key that clients need, repeatable; also ORCA_API_KEY",
+        help="key that clients need (Authorization: Bearer KEY), repeatable; also from the environment's ORCA_API_KEY",
     )
     parser.add_argument(
         "--api-key-file",
@@ -154,27 +233,33 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--allowed-hosts",
         action="append",
         metavar="NAME",
-        help="names in the Host field, repeatable, * for any (any; loopback's names if --host is a loopback address)",
+        help="names in a request's Host field, repeatable, * for any; others get 400 (any; loopback's names if --host "
+        "is a loopback address)",
     )
     parser.add_argument(
         "--allowed-origins",
         action="append",
         metavar="ORIGIN",
-        help="browsers' origins, repeatable (any; none if API keys are given)",
+        help="browsers' origins (CORS), repeatable (any; none if API keys are given)",
     )
     parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     parser.add_argument(
-        "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request (no limit)"
+        "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request; beyond, 408 (no limit)"
     )
     parser.add_argument(
-        "--drain-timeout", type=positive, default=30, metavar="SECONDS", help="for what runs at the end (30)"
+        "--drain-timeout",
+        type=positive,
+        default=30,
+        metavar="SECONDS",
+        help="time for running requests after SIGTERM (30)",
     )
     parser.add_argument(
         "--api-processes",
         type=count,
         default=0,
         metavar="N",
-        help="processes for HTTP and text, so that they do not share an interpreter with the scheduler (0)",
+        help="processes for HTTP and text, so that they do not share an interpreter with the scheduler; worth it from "
+        "some thousand tokens per second on (0)",
     )
     add_http_limits(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")

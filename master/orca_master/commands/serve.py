@@ -85,8 +85,16 @@ def main(argv: list[str]) -> int:
     """`orca serve`."""
     parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
     parser.add_argument("model", help="Hugging Face model directory")
-    parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
-    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
+    parser.add_argument(
+        "--pipeline-parallel-size",
+        "-pp",
+        type=positive,
+        default=1,
+        help="inter-layer partitions, one worker process each (1)",
+    )
+    parser.add_argument(
+        "--replicas", type=positive, default=1, help="pipelines, fed from one request pool in order of arrival (1)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     add_model_options(parser)
     add_engine_options(parser)
