@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_site_builds_strictly_and_loads_nothing_from_other_servers(tmp_path):
     """--strict: a broken link or anchor, or a page that the navigation does not name, ends the build with an error."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list(tmp_path.rglob("*.html"))

@@ -1,0 +1,65 @@
+"""What README and docs name exists: make targets, options, files; README's figures are those of docs/benchmarks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    page
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if page.name not in ("CHANGELOG.md", "options.md", "api.md")
+]
+OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
+
+
+def section(command: str) -> str:
+    """Returns the reference of one command, such as "orca serve"; that of `orca master` includes serve's."""
+    text = OPTIONS.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
+    assert text, command
+    return text + section("orca serve") if command == "orca master" else text
+
+
+def code(page: Path) -> str:
+    """Returns indented blocks and fenced blocks, with continued lines joined and comments dropped."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^(?: {4}\S.*\n)+", text, re.MULTILINE) + re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+    return re.sub(r"\s#\s.*", "", "".join(blocks).replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_have_targets_options_and_files(page):
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target for words in re.findall(r"(?:`|^ {4})make ((?:[a-z-]+\s?)+)", text, re.M) for target in words.split()
+    }
+    assert named <= targets
+    wrong = []
+    for command, arguments in re.findall(r"\b(orca (?:bench )?[a-z]+)\b([^\n;&|]*)", code(page)):
+        if f"\n## {command}\n" not in OPTIONS:
+            continue
+        known = section(command)
+        wrong += [
+            f"{command} {option}"
+            for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", arguments)
+            if f"`{option}`" not in known
+        ]
+    assert wrong == []
+    paths = re.findall(r"(?<=[\s`])(?:examples|charts|crds|benchmarks|tools|images)/[\w./-]*\w", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmarks():
+    """Some section of the benchmarks has all numbers of a row."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "benchmarks").glob("*.md")]
+    sections = [set(re.findall(r"[\d.]*\d", part)) for page in pages for part in page.split("\n## ")]
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| figure |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert len(rows) >= 5
+    for _, ours, theirs, ratio, _ in rows:
+        numbers = {ours, theirs.rpartition(": ")[2], ratio.removesuffix(" x")}
+        assert any(numbers <= section for section in sections), numbers
