@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from orca_master.api import create_app
-from orca_master.endpoint_config import EndpointConfig
-from orca_master.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.config import EndpointConfig
 
 ROOT = Path(__file__).parents[2]
 HTTP_PAGE = ROOT / "docs" / "reference" / "http.md"
