@@ -37,7 +37,8 @@ resolve: $(VENV)/dev-installed
 	$(BIN)/pytest tests/registry --confcutdir tests/registry --verbose --numprocesses 2
 
 # On the cluster of KUBECONFIG, whose nodes have the images {OPERATOR,MASTER,WORKER}_IMAGE (localhost/orca-*:dev). Needs
-# kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules. Figures of passed tests are printed.
+# kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules. CONTRIBUTING.md: kind and minikube.
+# Figures of passed tests are printed.
 test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -raP
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from support.kubernetes import Namespace, demo_spec, eventually, worker_settings
+from support.kubernetes import MASTER_IMAGE, Namespace, demo_spec, eventually, worker_settings
 
 SECONDS = 30
 UNREACHABLE_HUB = [{"name": "HF_ENDPOINT", "value": "http://127.0.0.1:9"}]
@@ -79,9 +79,7 @@ def test_a_worker_killed_for_memory_is_named(namespace: Namespace, argument: str
 
 def test_loading_weights_is_seen(namespace: Namespace):
     """While an init container of the user's runs, nothing else is the matter."""
-    image = json.loads(namespace.cluster.kubectl("get", "nodes", "-o", "json"))["items"][0]["status"]["images"]
-    master = next(name for found in image for name in found.get("names") or [] if "orca-master" in name)
-    settings = worker_settings(initContainers=[{**ENDLESS, "image": master}])
+    settings = worker_settings(initContainers=[{**ENDLESS, "image": MASTER_IMAGE}])
     namespace.deploy(demo_spec(worker=settings))
     assert eventually(lambda: "init container wait runs" in namespace.condition().get("message", ""), SECONDS)
     assert namespace.condition()["reason"] == "LoadingWeights"

@@ -29,7 +29,7 @@ def shared(cluster: Kubernetes, operator: str) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def random_model(shared: Namespace) -> Iterator[Path]:
-    """A checkpoint of random weights on a persistent volume."""
+    """A checkpoint of random weights on a persistent volume: a folder of this machine that the node sees, too."""
     with tempfile.TemporaryDirectory(prefix="orca-pv-") as folder:
         Path(folder).chmod(0o755)
         path = checkpoints.save(RANDOM, Path(folder))
@@ -79,17 +79,17 @@ def test_the_example_answers(shared):
 
 
 def test_a_model_from_a_hub(shared):
-    """hf://, served from the node: every worker fetches its own shards, the master none, and the tokens are right.
+    """hf://, served from this machine: every worker fetches its own shards, the master none, and the tokens are right.
 
     Two API processes hand them out.
     """
     model = checkpoints.make_model(RANDOM)
-    (node,) = shared.cluster.nodes()
-    hub = Hub(node)
+    host = shared.cluster.address_of_this_machine()
+    hub = Hub(host)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size="100KB")
         hub.files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    mirror = [{"name": "HF_ENDPOINT", "value": f"http://{node}:{hub.port}"}]
+    mirror = [{"name": "HF_ENDPOINT", "value": f"http://{host}:{hub.port}"}]
     try:
         shared.deploy(
             demo_spec(

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 import uuid
@@ -85,6 +86,17 @@ class Kubernetes:
         """Addresses of the nodes."""
         path = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}'
         return self.kubectl("get", "nodes", "-o", f"jsonpath={path}").split()
+
+    def address_of_this_machine(self) -> str:
+        """The address of this machine that pods reach: the one from which its packets to the first node would leave.
+
+        Where the node is this machine, that is the node's own address; with kind or minikube, the bridge's gateway.
+        """
+        node = self.nodes()[0]
+        family = socket.AF_INET6 if ":" in node else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((node, 9))  # sends nothing: the kernel looks up the route
+            return str(probe.getsockname()[0])
 
     @contextlib.contextmanager
     def namespace(self, hint: str) -> Iterator[Namespace]:
