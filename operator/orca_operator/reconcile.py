@@ -124,8 +124,10 @@ class Reconciler:
         retry, longest = RETRY_SECONDS
         delay = POLL_SECONDS
         while True:
+            # Not asyncio.wait_for: in Python 3.11 it drops a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(deployment.wake.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await deployment.wake.wait()
             await asyncio.sleep(QUIET_SECONDS)
             deployment.wake.clear()
             try:

@@ -272,6 +272,25 @@ def test_a_deployment_that_is_gone_leaves_nothing_behind():
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+@pytest.mark.parametrize("ticks", range(6))
+def test_an_event_that_comes_with_the_end_does_not_hold_the_end_up(ticks):
+    """`asyncio.wait_for` of Python 3.11 drops a cancellation that comes together with the event it waits for."""
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler.enqueue(KEY_OF_DEMO)
+        while not api.statuses:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # until the next event is waited for
+        reconciler.enqueue(KEY_OF_DEMO)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
 def test_the_event_loop_notes_its_turns():
     async def run() -> float:
         reconciler = Reconciler(Api(MINIMAL), IMAGES, Masters(None))  # type: ignore[arg-type]
