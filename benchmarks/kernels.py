@@ -22,7 +22,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import Kernels, Pools, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
@@ -68,7 +68,9 @@ def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[Ragg
 def attention(dtype: torch.dtype, device: torch.device) -> None:
     """Prints a row per batch."""
     heads, head_dim = (12, 64) if device.type == "cpu" else (32, 128)
-    fused, plain = kernels_for(device), ReferenceKernels()
+    fused, plain = kernels_for(device, dtype), ReferenceKernels()
+    form = AttentionForm(head_dim, scale=0.125)
+    ours_attend, plain_attend = (kernels.attention(form, dtype) for kernels in (fused, plain))
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
         layers = [
@@ -77,11 +79,13 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
         ]
         query = torch.randn(int(batch.query_start[-1]), heads, head_dim).to(device, dtype)
 
-        def over(kernels: Kernels) -> None:
+        def over(attend: Attention) -> None:
             for pools in layers:  # noqa: B023
-                kernels.attention(query, pools, batch, 0.125, None)  # noqa: B023
+                attend(query, pools, batch)  # noqa: B023
 
-        ours, theirs = (value / len(layers) for value in least([lambda: over(fused), lambda: over(plain)], device))
+        ours, theirs = (
+            value / len(layers) for value in least([lambda: over(ours_attend), lambda: over(plain_attend)], device)
+        )
         read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
         flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
         print(
@@ -98,7 +102,7 @@ def linear(dtype: torch.dtype) -> None:
         copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
         bias = torch.randn(outputs, dtype=dtype)
-        fused = CpuKernels(load())
+        fused = CpuKernels(load(), dtype)
         ours = [fused.linear(weight.clone(), bias) for weight in weights]
         packed = [PackedLinear(weight.clone(), bias) for weight in weights]
         plain = [ReferenceLinear(weight, bias) for weight in weights]

@@ -22,7 +22,8 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_protos import engine_pb2 as pb
-from orca_worker.model_config import ModelConfig, read_model_config
+from orca_worker.model_config import read_model_config
+from orca_worker.models.family import ModelConfig
 from orca_worker.stage import Stage
 from profile_iteration import iteration
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel

@@ -22,7 +22,7 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
-from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, PanelLinear
+from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PackedLinear, PanelLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker import stage as stage_module
 from orca_worker.recorded_increments import RecordedIncrements
@@ -31,7 +31,7 @@ from orca_worker.stage import Stage
 
 TIMED: list[tuple[Any, str, str]] = [
     *((kind, method, "linear") for kind in (PanelLinear, PackedLinear) for method in ("__call__", "gelu_tanh", "add")),
-    (CpuKernels, "attention", "attention"), (CpuKernels, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
+    (CpuAttention, "__call__", "attention"), (CpuAttention, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
     (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
     (CpuKernels, "silu_and_multiply", "activation"), (stage_module, "sample", "sampling"),
     (RowTable, "batch", "Iteration to tensors"), (RecordedIncrements, "run", "recorded layers"),
@@ -59,9 +59,9 @@ def instrument(spent: defaultdict[str, float]) -> None:
     """Adds the seconds of every timed operation to `spent`."""
 
     def timed(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             begin = time.perf_counter()
-            result = plain(*arguments)
+            result = plain(*arguments, **options)
             spent[name] += time.perf_counter() - begin
             return result
 

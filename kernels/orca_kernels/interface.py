@@ -1,20 +1,23 @@
-"""`Kernels`: the operations that a Transformer layer is made of, one method each.
+"""`Kernels`: the operations that a Transformer layer is made of, one method each. Imports no torch.
 
+A linear map and an attention are prepared once, when a model is built; the other operations are methods.
 Implementations take and return torch tensors on one device. Shapes: S = tokens of the iteration (the paper's ΣL),
 R = requests, D = head dimension, N = query heads, G = key/value heads (N is a multiple of G), B = blocks of the pool,
 16 slots each. A block lies together per head, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
 are one vector, and so are 16 elements of a value. Within a head's block an implementation may order the elements in its
-own way: only its `store` and its `attention` see them. Tensors of heads [S, heads, D] may be views of wider rows: only
-their last two dimensions are dense.
+own way: only the `Attention` that stores them sees them. Tensors of heads [S, heads, D] may be views of wider rows:
+only their last two dimensions are dense.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
+
+if TYPE_CHECKING:  # the controller reads the descriptions of model families without torch
+    import torch
 
 
 class Pools(NamedTuple):
@@ -30,6 +33,8 @@ class Pools(NamedTuple):
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> Pools:
         """Returns fresh pools."""
+        import torch
+
         keys = torch.zeros((num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), dtype=dtype, device=device)
         return cls(keys, keys.new_zeros((num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)))
 
@@ -63,6 +68,37 @@ class LinearMap(Protocol):
         """Returns residual + y; residual may be overwritten, use what is returned."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What the attention of one layer computes. A new option is None by default and a field of its own.
+
+    A backend names the options that it computes; the reference computes the forms with others (`fallback.py`).
+    """
+
+    head_dim: int
+    scale: float
+    """Factor on the products of queries and keys."""
+    window: int | None = None
+    """How many positions a token sees at most, its own included; None for all before it."""
+
+    def options(self) -> set[str]:
+        """Names of the options that are in use."""
+        return {field.name for field in fields(self) if field.default is None and getattr(self, field.name) is not None}
+
+
+class Attention(Protocol):
+    """Causal attention of one form over K/V pools."""
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+        """Writes key, value [S, G, D] into the pools at `slots` [S]."""
+
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """Attends with query [S, N, D], each token over its own request's slots; returns [S, N, D].
+
+        Keys and values of this iteration's tokens must be stored already.
+        """
+
+
 class Kernels(Protocol):
     """One implementation of every operation."""
 
@@ -84,14 +120,5 @@ class Kernels(Protocol):
         x may be overwritten; use what is returned.
         """
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """Writes key, value [S, G, D] into the pools at `slots` [S]."""
-
-    def attention(
-        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """Causal attention of query [S, N, D], each token over its own request's slots; returns [S, N, D].
-
-        With a `window` a token sees that many positions at most, its own included.
-        Keys and values of this iteration's tokens must be stored already.
-        """
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        """Prepares the attention of a layer whose queries, keys and values have elements of `dtype`."""

@@ -8,7 +8,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from torch.nn import functional
 
-from orca_kernels.interface import Pools, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
 
 
 class ReferenceLinear:
@@ -31,44 +31,21 @@ class ReferenceLinear:
         return residual + self(x)
 
 
-class ReferenceKernels:
-    """Implements `orca_kernels.interface.Kernels`."""
+class ReferenceAttention:
+    """Implements `orca_kernels.interface.Attention` for every form. It reads lengths on the host."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> ReferenceLinear:
-        """See Kernels.linear."""
-        return ReferenceLinear(weight, bias)
-
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """See Kernels.layer_norm."""
-        return functional.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """See Kernels.rms_norm."""
-        wide = x.float()
-        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-        return weight * normalised.to(x.dtype)
-
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See Kernels.silu_and_multiply."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
-
-    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """See Kernels.rotate."""
-        first, second = x.chunk(2, dim=-1)
-        rotated = torch.cat((-second, first), dim=-1)
-        return x * cosine.to(x.dtype).unsqueeze(1) + rotated * sine.to(x.dtype).unsqueeze(1)
+    def __init__(self, form: AttentionForm) -> None:
+        self._form = form
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """See Kernels.store."""
+        """See Attention.store."""
         block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
         pools.keys[block, :, :, place] = key
         pools.values[block, :, place] = value
 
-    def attention(
-        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """See Kernels.attention. Split, attend request by request, merge (the paper, Figure 5)."""
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """See Attention. Split, attend request by request, merge (the paper, Figure 5)."""
+        window = self._form.window
         output = torch.empty_like(query)
         spans = pairwise(batch.query_start.tolist())
         for index, (context, (start, end)) in enumerate(zip(batch.context_length.tolist(), spans, strict=True)):
@@ -93,8 +70,41 @@ class ReferenceKernels:
                 value.unsqueeze(0),
                 attn_mask=mask,
                 is_causal=whole_prompt and end - start > 1,
-                scale=scale,
+                scale=self._form.scale,
                 enable_gqa=query.shape[1] != key.shape[0],
             )
             output[start:end] = attended.squeeze(0).transpose(0, 1)
         return output
+
+
+class ReferenceKernels:
+    """Implements `orca_kernels.interface.Kernels`."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        """See Kernels.linear."""
+        return ReferenceLinear(weight, bias)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.layer_norm."""
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.rms_norm."""
+        wide = x.float()
+        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        return weight * normalised.to(x.dtype)
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Kernels.silu_and_multiply."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """See Kernels.rotate."""
+        first, second = x.chunk(2, dim=-1)
+        rotated = torch.cat((-second, first), dim=-1)
+        return x * cosine.to(x.dtype).unsqueeze(1) + rotated * sine.to(x.dtype).unsqueeze(1)
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        """See Kernels.attention."""
+        return ReferenceAttention(form)

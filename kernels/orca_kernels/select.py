@@ -12,15 +12,20 @@ from orca_kernels.reference import ReferenceKernels
 logger = logging.getLogger(__name__)
 
 
-def kernels_for(device: torch.device) -> Kernels:
-    """Returns the fastest kernels that work on `device`; logs one warning if those are the reference."""
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Returns the fastest kernels for a model of `dtype` on `device`; logs one warning if those are the reference."""
     if device.type == "cpu":
-        from orca_kernels.cpu.kernels import CpuKernels
+        from orca_kernels.cpu.kernels import NAMES, CpuKernels
         from orca_kernels.cpu.library import BuildError, best_target, load
         from orca_kernels.cpu.targets import processor_flags
 
+        if dtype not in NAMES:
+            logger.warning(
+                "no fused kernels for %s on this CPU, plain torch instead", str(dtype).removeprefix("torch.")
+            )
+            return ReferenceKernels()
         try:
-            return CpuKernels(load(best_target(processor_flags())))
+            return CpuKernels(load(best_target(processor_flags())), dtype)
         except BuildError as error:
             logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
     elif device.type == "cuda":

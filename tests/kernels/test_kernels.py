@@ -10,11 +10,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import NAMES, CpuKernels, PanelLinear
 from orca_kernels.cpu.library import load
+from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
-from orca_kernels.interface import Kernels, Pools
+from orca_kernels.interface import AttentionForm, Kernels, Pools
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
@@ -27,20 +28,20 @@ ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
 
 
+@pytest.fixture(scope="module", params=ERROR, ids=str)
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
 @pytest.fixture(scope="module", params=KERNELS)
-def kernels(request, tmp_path_factory) -> Kernels:
-    if request.param == "reference":
+def kernels(request, dtype, tmp_path_factory) -> Kernels:
+    if request.param == "reference" or (isinstance(request.param, CpuTarget) and dtype not in NAMES):
         return ReferenceKernels()
     if request.param == "cuda-emulated":
         return OnDevice(CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda"))), CPU)
     if request.param == "cuda":
         return OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
-    return CpuKernels(load(request.param))
-
-
-@pytest.fixture(scope="module", params=ERROR, ids=str)
-def dtype(request) -> torch.dtype:
-    return request.param
+    return CpuKernels(load(request.param), dtype)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -80,6 +81,7 @@ def test_attention_over_long_contexts(kernels, dtype, parts, head_dim):
 
 
 def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
+    attend = kernels.attention(AttentionForm(head_dim, 0.3, window), dtype)
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     num_blocks = sum(-(-(context + count) // BLOCK_SIZE) for context, count in parts) + 3
@@ -96,7 +98,7 @@ def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
         places = torch.arange(context)
         old = [torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype) for _ in range(2)]
         slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-        kernels.store(*old, pools, slots)
+        attend.store(*old, pools, slots)
         keys, values = (
             torch.cat((before, new[begin : begin + count])).double().repeat_interleave(num_heads // num_kv_heads, 1)
             for before, new in zip(old, (key, value), strict=True)
@@ -107,8 +109,8 @@ def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
         scores = torch.einsum("qhd,khd->hqk", query[begin : begin + count].double(), keys) * 0.3
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         expected[begin : begin + count] = torch.einsum("hqk,khd->qhd", weights, values)
-    kernels.store(key, value, pools, batch.slots)
-    close(kernels.attention(query, pools, batch, 0.3, window), expected, dtype)
+    attend.store(key, value, pools, batch.slots)
+    close(attend(query, pools, batch), expected, dtype)
 
 
 def test_a_row_is_the_same_in_any_batch(kernels, dtype):
@@ -118,14 +120,15 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
     batch = ragged([context for context, _ in parts], [count for _, count in parts], 64, generator)
     pools = Pools(*(pool.normal_(generator=generator) for pool in Pools.zeros(64, 2, 32, dtype, CPU)))
     query = torch.randn(int(batch.query_start[-1]), 4, 32, generator=generator).to(dtype)
-    whole = kernels.attention(query, pools, batch, 0.2, None)
+    attend = kernels.attention(AttentionForm(32, 0.2), dtype)
+    whole = attend(query, pools, batch)
     for index, (context, count) in enumerate(parts):
         rows = slice(batch.query_start[index], batch.query_start[index + 1])
         alone = type(batch)(
             torch.tensor([0, count]), torch.tensor([context]), batch.positions[rows],
             batch.slots[rows], batch.block_table[index : index + 1],
         )  # fmt: skip
-        assert torch.equal(kernels.attention(query[rows], pools, alone, 0.2, None), whole[rows])
+        assert torch.equal(attend(query[rows], pools, alone), whole[rows])
 
 
 def test_a_row_of_a_linear_map_is_the_same_beside_any_others(kernels, dtype):

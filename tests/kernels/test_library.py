@@ -73,7 +73,7 @@ def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path):
     assert only.name.startswith("orca-x86-64")
     library.load()
     assert (tmp_path / "log").read_text() == "started\n"
-    assert isinstance(kernels_for(CPU), CpuKernels)
+    assert isinstance(kernels_for(CPU, torch.float32), CpuKernels)
 
 
 def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
@@ -87,7 +87,7 @@ def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
 def test_without_a_compiler_plain_torch(cache, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     with caplog.at_level(logging.WARNING):
-        assert type(kernels_for(CPU)) is ReferenceKernels
+        assert type(kernels_for(CPU, torch.float32)) is ReferenceKernels
     (record,) = caplog.records
     assert record.getMessage() == (
         "no fused kernels on this CPU, plain torch instead: there is no C++ compiler (c++, g++, clang++)"
@@ -114,5 +114,5 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, cache):
 def test_an_old_gpu_gets_plain_torch(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with caplog.at_level(logging.WARNING):
-        assert type(kernels_for(torch.device("cuda"))) is ReferenceKernels
+        assert type(kernels_for(torch.device("cuda"), torch.float32)) is ReferenceKernels
     assert "older than Ampere" in caplog.text

@@ -9,17 +9,21 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import Pools, RaggedBatch
+from orca_kernels.interface import AttentionForm, Pools, RaggedBatch
 from orca_kernels.recorder import OperationRecorder
 from support.cpu_targets import cpu_target_params
 
 
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
 @pytest.fixture(params=cpu_target_params())
-def kernels(request) -> CpuKernels:
-    return CpuKernels(load(request.param))
+def kernels(request, dtype) -> CpuKernels:
+    return CpuKernels(load(request.param), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_replay_computes_with_what_its_inputs_hold_by_then(kernels, dtype):
     """Torch's operations between the kernels, views, operations in place, and products by oneDNN or the library."""
     weight, bias, x = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype), torch.randn(5, 48).to(dtype)
@@ -40,7 +44,6 @@ def test_a_replay_computes_with_what_its_inputs_hold_by_then(kernels, dtype):
         torch.testing.assert_close(output, expected, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recordings_take_turns_on_the_memory_that_they_share(kernels, dtype):
     linears = [kernels.linear(torch.randn(32, 32).to(dtype) / 6, torch.randn(32).to(dtype)) for _ in range(6)]
     inputs = [torch.randn(rows, 32).to(dtype) for rows in (1, 3, 2, 8)]
@@ -115,16 +118,16 @@ def test_memory_serves_again_what_comes_later_and_the_next_recording(kernels):
     assert outside.data_ptr() not in {*places[0], *others}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_what_reads_lengths_on_the_host_is_refused(kernels, dtype):
-    """float16, or heads of 8: the reference's attention."""
+    """Heads of 8: the reference's attention."""
+    attend = kernels.attention(AttentionForm(8, 1.0), dtype)
     pools = Pools.zeros(2, 2, 8, dtype, torch.device("cpu"))
     zeros = torch.zeros(1, dtype=torch.int64)
     batch = RaggedBatch(torch.arange(2), zeros, zeros, zeros, zeros.unsqueeze(1))
     heads = torch.randn(1, 2, 8).to(dtype)
     with pytest.raises(RuntimeError, match="lengths on the host"):
-        kernels.calls(lambda: kernels.attention(heads, pools, batch, 1.0, None))
-    assert kernels.attention(heads, pools, batch, 1.0, None).shape == (1, 2, 8), "outside a recording it is computed"
+        kernels.calls(lambda: attend(heads, pools, batch))
+    assert attend(heads, pools, batch).shape == (1, 2, 8), "outside a recording it is computed"
 
 
 def test_a_value_that_the_host_reads_is_refused():

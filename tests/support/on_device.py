@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from orca_kernels.interface import Kernels, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap, Pools, RaggedBatch
 
 
 class OnDevice:
@@ -33,22 +33,8 @@ class OnDevice:
         whole(x).copy_(whole(there))
         return rotated
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        there = Pools(*map(self.moved, pools))
-        self._kernels.store(self.moved(key), self.moved(value), there, self.moved(slots))
-        for host, device in zip(pools, there, strict=True):
-            whole(host).copy_(whole(device))
-
-    def attention(
-        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
-    ) -> torch.Tensor:
-        there = replace(
-            batch,
-            positions=self.moved(batch.positions),
-            slots=self.moved(batch.slots),
-            block_table=self.moved(batch.block_table),
-        )
-        return self._kernels.attention(self.moved(query), Pools(*map(self.moved, pools)), there, scale, window).cpu()
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        return _Attention(self, self._kernels.attention(form, dtype))
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy on the device, of all that a view is part of: what a kernel writes beside the view is seen, too."""
@@ -76,3 +62,25 @@ class _Map:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._there.add(self._device.moved(x), self._device.moved(residual)).cpu()
+
+
+class _Attention:
+    """Implements `orca_kernels.interface.Attention`."""
+
+    def __init__(self, device: OnDevice, there: Attention) -> None:
+        self._device = device
+        self._there = there
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+        moved = self._device.moved
+        there = Pools(*map(moved, pools))
+        self._there.store(moved(key), moved(value), there, moved(slots))
+        for host, device in zip(pools, there, strict=True):
+            whole(host).copy_(whole(device))
+
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        moved = self._device.moved
+        there = replace(
+            batch, positions=moved(batch.positions), slots=moved(batch.slots), block_table=moved(batch.block_table)
+        )
+        return self._there(moved(query), Pools(*map(moved, pools)), there).cpu()

@@ -15,8 +15,8 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.intra_layer import IntraLayer
 from orca_worker.model_config import read_model_config
-from orca_worker.models import build
-from orca_worker.models.partition import ModelPartition, Share
+from orca_worker.models.family import ModelPartition, PartitionSpec
+from orca_worker.models.parts import build
 from orca_worker.rows import RowTable
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ class PartitionedModel:
         self.config = read_model_config(path)
         self.rows = RowTable(self.config.max_positions, CPU)
         self.free_blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
-        self._kernels = kernels or [kernels_for(CPU)] * num_partitions
+        self._kernels = kernels or [kernels_for(CPU, dtype)] * num_partitions
         meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
         barrier = threading.Barrier(tensor_parallel_size)
         self.ranks: list[list[ModelPartition]] = []
@@ -72,8 +72,8 @@ class PartitionedModel:
 
     def _build(self, path, index, num_partitions, dtype, num_blocks, ranks) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-        share = Share(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, ranks)
-        partition = build(self.config, checkpoint, share)
+        spec = PartitionSpec(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, ranks)
+        partition = build(self.config, checkpoint, spec)
         for attention in partition.attentions():
             # NaN shows every read of a slot that nobody wrote.
             pools = Pools.zeros(num_blocks, attention.num_kv_heads, attention.head_dim, dtype, CPU)

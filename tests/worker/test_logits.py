@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
-from orca_worker.layers import Linear, RowParallelLinear
-from support.checkpoints import VARIANTS, llama_like, make_model, make_prompts, randomise
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cpu.library import load
+from support.checkpoints import VARIANTS, VOCABULARY, llama_like, make_model, make_prompts, randomise
 from support.partitions import PartitionedModel
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
+
+
+class CountedMap:
+    """A linear map that notes the rows of each product."""
+
+    def __init__(self, made, outputs):
+        self.made, self.outputs, self.rows = made, outputs, []
+
+    def __call__(self, x):
+        self.rows.append(len(x))
+        return self.made(x)
+
+    def gelu_tanh(self, x):
+        self.rows.append(len(x))
+        return self.made.gelu_tanh(x)
+
+    def add(self, x, residual):
+        self.rows.append(len(x))
+        return self.made.add(x, residual)
+
+
+class CountingKernels(CpuKernels):
+    """Kernels of a float32 model whose linear maps are counted, in the order in which the model makes them."""
+
+    def __init__(self):
+        super().__init__(load(), torch.float32)
+        self.maps = []
+
+    def linear(self, weight, bias):
+        self.maps.append(CountedMap(super().linear(weight, bias), len(weight)))
+        return self.maps[-1]
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
@@ -47,30 +77,16 @@ def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, r
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
     """A mixed iteration: an initiation of 33 tokens, one of 2 and two increments are one [37, H] tensor."""
-    model = PartitionedModel(checkpoint(variant), 2)
+    kernels = [CountingKernels() for _ in range(2)]
+    model = PartitionedModel(checkpoint(variant), 2, kernels=kernels)
     first, second, third, fourth = (list(prompt) for prompt in make_prompts((5, 9, 33, 2)))
     model.logits(model.iteration([(0, 0, first), (1, 0, second)], max_tokens=64))
-    calls: Counter[str] = Counter()
-    shapes = set()
-
-    def count(name):
-        def hook(_module, inputs, _output):
-            calls[name] += 1
-            shapes.add(inputs[0].shape[0])
-
-        return hook
-
-    linears = 0
-    for index, partition in enumerate(model.ranks[0]):
-        for name, module in partition.named_modules():
-            if isinstance(module, Linear | RowParallelLinear) and name != "head":
-                linears += 1
-                module.register_forward_hook(count(f"{index}.{name}"))
+    maps = [each for counting in kernels for each in counting.maps if each.outputs != VOCABULARY]
+    for each in maps:
+        each.rows.clear()
     model.logits(model.iteration([(0, 5, [7]), (1, 9, [8]), (2, 0, third), (3, 0, fourth)], max_tokens=64))
-    assert linears == 5 * 4
-    assert len(calls) == linears
-    assert set(calls.values()) == {1}
-    assert shapes == {37}
+    assert len(maps) == 5 * 4
+    assert [each.rows for each in maps] == [[37]] * len(maps)
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
@@ -78,7 +94,8 @@ def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
 def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ranks, checkpoint, references):
     """The same logits for the tokens that sample, and keys and values of all of them for the iterations after."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
-    model = PartitionedModel(checkpoint(variant), num_partitions, ranks)
+    kernels = [CountingKernels() for _ in range(num_partitions)]
+    model = PartitionedModel(checkpoint(variant), num_partitions, ranks, kernels=kernels)
     prompts = [list(reference.prompt) for reference in expected]
     begun = model.iteration([(row, 0, prompts[row][:250]) for row in (0, 1, 3)], max_tokens=640)
     begun.sample[2] = False  # a chunk of a prompt
@@ -86,15 +103,15 @@ def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ra
     wanted = [expected[row].logits[len(prompts[row]) - 1] for row in (0, 1)]
     torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
 
-    rows_of: dict[str, int] = {}
-    for name, module in model.ranks[0][-1].layers[-1].named_modules():
-        if isinstance(module, Linear | RowParallelLinear):
-            module.register_forward_hook(lambda _, inputs, __, name=name: rows_of.update({name: len(inputs[0])}))
+    final = len(model.config.layers_of(num_partitions - 1, num_partitions)) - 1
+    maps = kernels[-1].maps[4 * final : 4 * final + 4]  # rank 0 makes its maps first
+    for each in maps:
+        each.rows.clear()
     parts = [(0, 1, [expected[0].greedy[0]]), (2, 0, prompts[2]), (3, 250, prompts[3][250:])]
     logits = model.logits(model.iteration(parts, max_tokens=640), every_token=False)
     wanted = [expected[0].logits[1], expected[2].logits[32], expected[3].logits[599]]
     torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
-    assert sorted(rows_of.values()) == [3, 3, 3, 1 + 33 + 350]
+    assert sorted(each.rows for each in maps) == [[3], [3], [3], [1 + 33 + 350]]
 
     parts = [(row, len(prompts[row]), [expected[row].greedy[0]]) for row in (2, 3)]
     logits = model.logits(model.iteration(parts, max_tokens=640), every_token=False)

@@ -53,7 +53,7 @@ class Recorded:
 
     @classmethod
     def on_cpu(cls, path, num_partitions, target, dtype=torch.float32):
-        kernels = [CpuKernels(load(target)) for _ in range(num_partitions)]
+        kernels = [CpuKernels(load(target), dtype) for _ in range(num_partitions)]
         return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype)
 
     @staticmethod
@@ -143,7 +143,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog)
     def refuse(work):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    model = Recorded(checkpoint("gpt2-head64-tied"), [CpuKernels(load())], [refuse], CPU_SIZES)
+    model = Recorded(checkpoint("gpt2-head64-tied"), [CpuKernels(load(), torch.float32)], [refuse], CPU_SIZES)
     with caplog.at_level(logging.WARNING):
         ((logits, wanted),) = model.iterations(expected, [(2,)])
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
@@ -157,7 +157,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog)
 
 @pytest.mark.parametrize("sizes", [CPU_SIZES, CUDA_SIZES])
 def test_only_increments_are_taken(checkpoint, sizes):
-    kernels = CpuKernels(load())
+    kernels = CpuKernels(load(), torch.float32)
     recorded = Recorded(checkpoint("gpt2-head64-tied"), [kernels], [kernels.calls], sizes)
     model = recorded.model
 

@@ -11,7 +11,6 @@ from orca_worker.checkpoint import Checkpoint
 from orca_worker.errors import ModelError
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
-from orca_worker.tensor_shapes import partition_tensors
 from orca_worker.weight_headers import WeightHeaders
 from safetensors.torch import load_file, save_file
 from support.checkpoints import VARIANTS
@@ -35,10 +34,10 @@ def test_the_tensors_that_are_checked_are_those_that_are_read(checkpoint, name, 
         read.clear()
         PartitionedModel(path, num_partitions)
         config = read_model_config(path)
-        prefixed = "transformer.wte.weight" in WeightHeaders(path).file_of
+        stored = WeightHeaders(path).file_of
         checked = set()
         for partition in range(num_partitions):
-            checked |= set(partition_tensors(config, partition, num_partitions, prefixed))
+            checked |= set(config.tensors(partition, num_partitions, stored))
             assert check_model(path, num_partitions, 1, 0, range(partition, partition + 1)) == config
         assert read == checked
 

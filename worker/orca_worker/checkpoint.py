@@ -33,7 +33,7 @@ class Checkpoint:
         self, model_path: Path, dtype: torch.dtype, device: torch.device, on_read: Callable[[int], None]
     ) -> None:
         self._path = model_path
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._on_read = on_read
         self._bytes_read = 0
@@ -69,7 +69,7 @@ class Checkpoint:
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Returns room for values of the dtype and on the device that `read` gives."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self._device)
 
     def _open(self, name: str) -> Any:
         if name not in self._files:
@@ -90,6 +90,8 @@ class Scope:
     def __init__(self, checkpoint: Checkpoint, prefix: str = "") -> None:
         self._checkpoint = checkpoint
         self._prefix = prefix
+        self.dtype = checkpoint.dtype
+        """Of the tensors as they are read."""
 
     def __getitem__(self, name: str | int) -> Scope:
         return Scope(self._checkpoint, f"{self._prefix}{name}.")

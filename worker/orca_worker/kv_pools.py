@@ -8,7 +8,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.interface import Pools
 
-from orca_worker.layers import Attention
+from orca_worker.layers import PagedAttention
 
 
 class KvPools:
@@ -18,7 +18,7 @@ class KvPools:
     """
 
     def __init__(
-        self, attentions: Sequence[Attention], shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+        self, attentions: Sequence[PagedAttention], shape: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks = 0
         self._attentions = attentions

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from orca_worker.errors import ModelError
-from orca_worker.model_config import ModelConfig, read_model_config
-from orca_worker.tensor_shapes import partition_tensors
+from orca_worker.model_config import read_model_config
+from orca_worker.models.family import ModelConfig
 from orca_worker.weight_headers import WeightHeaders
 
 LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
@@ -45,9 +45,8 @@ def check_model(
             f"{folder / 'config.json'}: {config.num_layers} layers, but the weights have no layer {missing[0]}"
         )
     config.check_fits(pipeline_parallel_size, tensor_parallel_size)
-    prefixed = "transformer.wte.weight" in weights.file_of
     for partition in partitions:
-        for name, shape in partition_tensors(config, partition, pipeline_parallel_size, prefixed):
+        for name, shape in config.tensors(partition, pipeline_parallel_size, weights.file_of):
             stored = weights.tensor(name)
             if stored.shape != shape:
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")

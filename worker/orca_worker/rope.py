@@ -10,17 +10,54 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from orca_protos.model_files import quote
+from pydantic import BeforeValidator, Field
 
-from orca_worker.config_schema import LlamaFile, RopeFields
+from orca_worker.config_schema import ConfigFile, Count, ModelFile, Positive
 from orca_worker.errors import ModelError
 
 if TYPE_CHECKING:  # the controller reads configurations without torch
     import torch
 
 TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+MAX_FACTOR = 65536.0
+
+Base = Annotated[float, Field(gt=1, le=1e12)]
+
+
+def _none_for_false(value: Any) -> Any:
+    return None if value is False else value
+
+
+class RopeFields(ModelFile):
+    """`rope_parameters`, or `rope_scaling` of older files."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Base | None = None
+    factor: Annotated[float, Field(gt=0, le=MAX_FACTOR)] | None = None
+    original_max_position_embeddings: Count | None = None
+    partial_rotary_factor: float | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    attention_factor: Positive | None = None
+    mscale: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    truncate: bool | None = None
+
+
+class RotaryFile(ConfigFile):
+    """Fields of every family with rotary positions."""
+
+    max_position_embeddings: Count
+    rope_theta: Base | None = None
+    partial_rotary_factor: float | None = None
+    rope_parameters: Annotated[RopeFields | None, BeforeValidator(_none_for_false)] = None
+    rope_scaling: Annotated[RopeFields | None, BeforeValidator(_none_for_false)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +83,7 @@ class Rope:
         return int(max_positions * self.factor) if stretches else max_positions
 
 
-def read_rope(file: LlamaFile) -> Rope:
+def read_rope(file: RotaryFile) -> Rope:
     """Reads both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
 
     Raises ModelError for a type that is not supported, or a parameter that is missing or does not fit.

@@ -28,8 +28,8 @@ from orca_worker.kv_pools import KvPools
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.model_config import load_digest, read_model_config
-from orca_worker.models import build
-from orca_worker.models.partition import Share
+from orca_worker.models.family import PartitionSpec
+from orca_worker.models.parts import build
 from orca_worker.recorded_increments import (
     CPU_SIZES,
     CUDA_SIZES,
@@ -62,11 +62,11 @@ class Stage:
         self._max_model_len = request.max_model_len or config.max_positions
         if self._max_model_len > config.longest:
             raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
-        kernels = kernels_for(self._device)
+        kernels = kernels_for(self._device, self._dtype)
         self._model = build(
             config,
             Checkpoint(path, self._dtype, self._device, on_read),
-            Share(
+            PartitionSpec(
                 request.partition,
                 request.pipeline_parallel_size,
                 self._max_model_len,
@@ -241,8 +241,7 @@ class Stage:
     ) -> torch.Tensor:
         if hidden is None:
             hidden = self._model.embed(tokens, ragged)
-        output: torch.Tensor = self._model(hidden, ragged, last)
-        return output
+        return self._model(hidden, ragged, last)
 
     def _forget_rows(self) -> None:
         self._rows = RowTable(self._max_model_len, self._device)

@@ -1,7 +1,7 @@
 """`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
-The reference computes the cases that the C++ does not support (float16, head dimensions that are not a multiple of 16);
-oneDNN computes the matrix products that the target leaves to it (cpu/targets.py).
+The reference computes the forms of attention that the C++ does not support (head dimensions that are not a multiple of
+16); oneDNN computes the matrix products that the target leaves to it (cpu/targets.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
-from orca_kernels.interface import LinearMap, Pools, RaggedBatch
-from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""Element types of the library's functions."""
+ATTENTION_OPTIONS = frozenset({"window"})
+"""Options of `AttentionForm` that the C++ computes."""
 LANES = 16
 """Floats of a C++ vector: head dimensions must be a multiple (cpu/vector.h)."""
 
@@ -106,83 +109,25 @@ class PackedLinear:
         return self._binary(x, residual, self._weight, self._bias, "add")
 
 
-class CpuKernels:
-    """Implements `orca_kernels.interface.Kernels` over a library of cpu/library.py."""
+class CpuAttention:
+    """Implements `orca_kernels.interface.Attention` over cpu/attention.h, in the layout of cpu/rows.h."""
 
-    def __init__(self, library: CpuLibrary) -> None:
-        self._reference = ReferenceKernels()
-        self.calls = Calls(library)
-        """Recorder shared by all calls of these kernels."""
-        self._functions: dict[tuple[str, torch.dtype], Function] = {}
-        for dtype, suffix in NAMES.items():
-            own_products = suffix not in library.target.onednn_products
-            for name, types in (SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES).items():
-                self._functions[name, dtype] = self.calls.function(f"{name}_{suffix}", types)
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
-        """See Kernels.linear."""
-        return_freed_memory()  # of the originals of other weights, to bound the peak of loading
-        dtype = weight.dtype
-        if ("linear", dtype) in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
-            pack, product = self._functions["pack", dtype], self._functions["linear", dtype]
-            return PanelLinear(self.calls, pack, product, weight, bias)
-        return PackedLinear(weight, bias) if _packs(dtype) else ReferenceLinear(weight, bias)
-
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """See Kernels.layer_norm."""
-        if x.dtype not in NAMES:
-            return self._reference.layer_norm(x, weight, bias, epsilon)
-        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
-        size = x.shape[-1]
-        pointers = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr())
-        self._functions["layer_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
-        return y
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """See Kernels.rms_norm."""
-        if x.dtype not in NAMES:
-            return self._reference.rms_norm(x, weight, epsilon)
-        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
-        size = x.shape[-1]
-        pointers = (x.data_ptr(), weight.data_ptr(), y.data_ptr())
-        self._functions["rms_norm", x.dtype](*pointers, x.numel() // size, size, epsilon)
-        return y
-
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See Kernels.silu_and_multiply."""
-        if gate_up.dtype not in NAMES:
-            return self._reference.silu_and_multiply(gate_up)
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        y = self.calls.empty((rows, size), gate_up.dtype)
-        self._functions["silu_and_multiply", gate_up.dtype](gate_up.data_ptr(), y.data_ptr(), rows, size)
-        return y
-
-    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """See Kernels.rotate."""
-        if x.dtype not in NAMES:
-            return self._reference.rotate(x, cosine, sine)
-        rows, heads, dim = x.shape
-        pointers = (x.data_ptr(), cosine.data_ptr(), sine.data_ptr())
-        self._functions["rotate", x.dtype](*pointers, rows, heads, dim, x.stride(0))
-        return x
+    def __init__(self, calls: Calls, store: Function, attend: Function, form: AttentionForm) -> None:
+        self._calls = calls
+        self._store = store
+        self._attend = attend
+        self._form = form
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """See Kernels.store."""
-        if not self._has_attention(key):
-            self._plain().store(key, value, pools, slots)
-            return
+        """See Attention.store."""
         pointers = (tensor.data_ptr() for tensor in (key, value, *pools, slots))
-        self._functions["store", key.dtype](*pointers, *key.shape, key.stride(0), value.stride(0))
+        self._store(*pointers, *key.shape, key.stride(0), value.stride(0))
 
-    def attention(
-        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """See Kernels.attention: one call for all requests."""
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """See Attention: one call for all requests."""
         num_tokens, heads, dim = query.shape
-        if not self._has_attention(query):
-            return self._plain().attention(query, pools, batch, scale, window)
-        output = self.calls.empty((num_tokens, heads, dim), query.dtype)
-        self._functions["attention", query.dtype](
+        output = self._calls.empty((num_tokens, heads, dim), query.dtype)
+        self._attend(
             query.data_ptr(),
             pools.keys.data_ptr(),
             pools.values.data_ptr(),
@@ -196,25 +141,88 @@ class CpuKernels:
             dim,
             batch.block_table.shape[1],
             query.stride(0),
-            window or 0,
-            scale,
+            self._form.window or 0,
+            self._form.scale,
         )
         return output
 
-    def _plain(self) -> ReferenceKernels:
-        if self.calls.steps is not None:
-            raise RuntimeError("the reference's attention reads lengths on the host")
-        return self._reference
 
-    @staticmethod
-    def _has_attention(heads: torch.Tensor) -> bool:
-        """Whether the C++ computes attention of these heads, in the layout of cpu/rows.h; else the reference does."""
-        return heads.dtype in NAMES and heads.shape[-1] % LANES == 0
+class UnrecordedAttention(ReferenceAttention):
+    """The reference's attention, which refuses to be recorded: a replay would attend over the recording's lengths."""
+
+    def __init__(self, calls: Calls, form: AttentionForm) -> None:
+        super().__init__(form)
+        self._calls = calls
+
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """See Attention. Raises RuntimeError while a recording is made."""
+        if self._calls.steps is not None:
+            raise RuntimeError("the reference's attention reads lengths on the host")
+        return super().__call__(query, pools, batch)
+
+
+class CpuKernels(ReferenceKernels):
+    """Implements `orca_kernels.interface.Kernels` for one element type over a library of cpu/library.py.
+
+    `dtype` must be in NAMES. The reference computes the operations that are not overridden here.
+    """
+
+    def __init__(self, library: CpuLibrary, dtype: torch.dtype) -> None:
+        self.calls = Calls(library)
+        """Recorder shared by all calls of these kernels."""
+        self._dtype = dtype
+        suffix = NAMES[dtype]
+        own_products = suffix not in library.target.onednn_products
+        signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
+        self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        """See Kernels.linear."""
+        return_freed_memory()  # of the originals of other weights, to bound the peak of loading
+        if "linear" in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
+            return PanelLinear(self.calls, self._functions["pack"], self._functions["linear"], weight, bias)
+        return PackedLinear(weight, bias) if _packs(self._dtype) else ReferenceLinear(weight, bias)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.layer_norm."""
+        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
+        size = x.shape[-1]
+        pointers = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr())
+        self._functions["layer_norm"](*pointers, x.numel() // size, size, epsilon)
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.rms_norm."""
+        x, y = x.contiguous(), self.calls.empty(x.shape, x.dtype)
+        size = x.shape[-1]
+        pointers = (x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        self._functions["rms_norm"](*pointers, x.numel() // size, size, epsilon)
+        return y
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Kernels.silu_and_multiply."""
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        y = self.calls.empty((rows, size), gate_up.dtype)
+        self._functions["silu_and_multiply"](gate_up.data_ptr(), y.data_ptr(), rows, size)
+        return y
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """See Kernels.rotate."""
+        rows, heads, dim = x.shape
+        pointers = (x.data_ptr(), cosine.data_ptr(), sine.data_ptr())
+        self._functions["rotate"](*pointers, rows, heads, dim, x.stride(0))
+        return x
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        """See Kernels.attention."""
+        if form.head_dim % LANES or not form.options() <= ATTENTION_OPTIONS:
+            return UnrecordedAttention(self.calls, form)
+        return CpuAttention(self.calls, self._functions["store"], self._functions["attention"], form)
 
 
 def _packs(dtype: torch.dtype) -> bool:
     """Whether this torch has the packed product, and supports the element type on this processor."""
     operators = torch.ops.mkldnn
-    if dtype not in NAMES or not hasattr(operators, "_linear_pointwise"):
+    if not hasattr(operators, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())

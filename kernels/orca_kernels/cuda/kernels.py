@@ -1,6 +1,6 @@
 """`CudaKernels`: the CUDA kernels and cuBLAS behind `orca_kernels.interface.Kernels`.
 
-What they do not know (head dimensions that do not fit) goes to the reference.
+Forms of attention that the sources do not compute (head dimensions that do not fit) go to the reference.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
-from orca_kernels.interface import Pools, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
+ATTENTION_OPTIONS = frozenset({"window"})
+"""Options of `AttentionForm` that the CUDA sources compute."""
 ROW_THREADS = 256
 ATTENTION_THREADS = 128
 WARP = 32
@@ -49,6 +51,72 @@ class CudaLinear(ReferenceLinear):
         return residual.addmm_(x, self._weight.t())
 
 
+class CudaAttention:
+    """Implements `orca_kernels.interface.Attention` with one of the sources of attention."""
+
+    def __init__(
+        self, launcher: Launcher, of_batch: WeakKeyDictionary[RaggedBatch, _Requests], source: str, form: AttentionForm
+    ) -> None:
+        """`of_batch`: the tiles of each batch, shared by all layers, which have the same heads."""
+        self._launcher = launcher
+        self._of_batch = of_batch
+        self._source = source
+        self._form = form
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+        """See Attention.store."""
+        rows, heads, dim = key.shape
+        strides = (Index(key.stride(0)), Index(value.stride(0)))
+        if self._source == TENSOR_CORES:
+            kernel = Kernel(TENSOR_CORES, "orca_store", key.dtype, dim)
+            self._launcher.launch(
+                kernel, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, Index(heads), *strides)
+            )
+        else:
+            arguments = (key, value, *pools, slots, Index(heads), Index(dim), *strides)
+            launch_rows(self._launcher, "store", key, rows, arguments)
+
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """See Attention: one launch for all requests, and one to merge where contexts are split."""
+        num_tokens, heads, dim = query.shape
+        kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
+        requests = self._requests_of(batch, heads // kv_heads, rows_of_tile(self._source, dim))
+        starts, contexts = requests.starts, requests.contexts
+        most_splits = min(-(-table_width * BLOCK_SIZE // SPLIT_SLOTS), MOST_SPLITS) if requests.increments else 1
+        output = torch.empty((num_tokens, heads, dim), dtype=query.dtype, device=query.device)
+        size = len(contexts) * heads * most_splits * (dim + 2) if most_splits > 1 else 0
+        parts = torch.empty(size, dtype=torch.float32, device=query.device)
+        arguments = (
+            query, *pools, starts, contexts, batch.block_table, requests.tiles, output, parts,
+            Index(heads), Index(kv_heads), Index(table_width), Index(query.stride(0)), Index(self._form.window or 0),
+            Index(SPLIT_SLOTS), Index(most_splits), Real(self._form.scale),
+        )  # fmt: skip
+        grid = (len(requests.tiles), kv_heads, most_splits)
+        kernel = Kernel(self._source, "orca_attention", query.dtype, dim)
+        self._launcher.launch(kernel, grid, ATTENTION_THREADS, arguments)
+        if most_splits > 1:
+            numbers = (Index(heads), Index(self._form.window or 0), Index(SPLIT_SLOTS), Index(most_splits))
+            merge = Kernel("merge.cu", "orca_merge", query.dtype, dim)
+            self._launcher.launch(merge, (len(contexts), heads, 1), WARP, (parts, starts, contexts, output, *numbers))
+        return output
+
+    def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> _Requests:
+        """Cuts the batch into tiles of `rows`, once, and keeps them as long."""
+        if batch not in self._of_batch:
+            counts = np.diff(batch.query_start.numpy())
+            numbers = -(-counts * heads // rows)
+            request = np.repeat(np.arange(len(numbers)), numbers)
+            place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
+            order = np.argsort(-place, kind="stable")  # those that see most first: no long one is left at the end
+            table = torch.from_numpy(np.stack((request, place * rows), axis=1)[order].astype(np.int32))
+            tiles, starts, contexts = (
+                tensor.to(batch.slots.device, non_blocking=True)
+                for tensor in (table, batch.query_start, batch.context_length)
+            )
+            self._of_batch[batch] = _Requests(tiles, starts, contexts, bool((counts == 1).any()))
+        return self._of_batch[batch]
+
+
 class CudaKernels(ReferenceKernels):
     """Implements `orca_kernels.interface.Kernels`."""
 
@@ -56,7 +124,7 @@ class CudaKernels(ReferenceKernels):
         self._launcher = launcher
         self._of_batch: WeakKeyDictionary[RaggedBatch, _Requests] = WeakKeyDictionary()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CudaLinear:
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return CudaLinear(weight, bias)
 
@@ -88,64 +156,21 @@ class CudaKernels(ReferenceKernels):
         self._rows("rotate", x, rows, arguments)
         return x
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """See Kernels.store."""
-        rows, heads, dim = key.shape
-        strides = (Index(key.stride(0)), Index(value.stride(0)))
-        if attention_source(key.dtype, dim) == TENSOR_CORES:
-            kernel = Kernel(TENSOR_CORES, "orca_store", key.dtype, dim)
-            self._launcher.launch(
-                kernel, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, Index(heads), *strides)
-            )
-        else:
-            self._rows("store", key, rows, (key, value, *pools, slots, Index(heads), Index(dim), *strides))
-
-    def attention(
-        self, query: torch.Tensor, pools: Pools, batch: RaggedBatch, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """See Kernels.attention: one launch for all requests, and one to merge where contexts are split."""
-        num_tokens, heads, dim = query.shape
-        source = attention_source(query.dtype, dim)
-        if source is None:
-            return super().attention(query, pools, batch, scale, window)
-        kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
-        requests = self._requests_of(batch, heads // kv_heads, rows_of_tile(source, dim))
-        starts, contexts = requests.starts, requests.contexts
-        most_splits = min(-(-table_width * BLOCK_SIZE // SPLIT_SLOTS), MOST_SPLITS) if requests.increments else 1
-        output = torch.empty((num_tokens, heads, dim), dtype=query.dtype, device=query.device)
-        size = len(contexts) * heads * most_splits * (dim + 2) if most_splits > 1 else 0
-        parts = torch.empty(size, dtype=torch.float32, device=query.device)
-        arguments = (
-            query, *pools, starts, contexts, batch.block_table, requests.tiles, output, parts,
-            Index(heads), Index(kv_heads), Index(table_width), Index(query.stride(0)), Index(window or 0),
-            Index(SPLIT_SLOTS), Index(most_splits), Real(scale),
-        )  # fmt: skip
-        grid = (len(requests.tiles), kv_heads, most_splits)
-        kernel = Kernel(source, "orca_attention", query.dtype, dim)
-        self._launcher.launch(kernel, grid, ATTENTION_THREADS, arguments)
-        if most_splits > 1:
-            numbers = (Index(heads), Index(window or 0), Index(SPLIT_SLOTS), Index(most_splits))
-            merge = Kernel("merge.cu", "orca_merge", query.dtype, dim)
-            self._launcher.launch(merge, (len(contexts), heads, 1), WARP, (parts, starts, contexts, output, *numbers))
-        return output
-
-    def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> _Requests:
-        """Cuts the batch into tiles of `rows`, once, and keeps them as long: all layers have the same heads."""
-        if batch not in self._of_batch:
-            counts = np.diff(batch.query_start.numpy())
-            numbers = -(-counts * heads // rows)
-            request = np.repeat(np.arange(len(numbers)), numbers)
-            place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
-            order = np.argsort(-place, kind="stable")  # those that see most first: no long one is left at the end
-            table = torch.from_numpy(np.stack((request, place * rows), axis=1)[order].astype(np.int32))
-            tiles, starts, contexts = (
-                tensor.to(batch.slots.device, non_blocking=True)
-                for tensor in (table, batch.query_start, batch.context_length)
-            )
-            self._of_batch[batch] = _Requests(tiles, starts, contexts, bool((counts == 1).any()))
-        return self._of_batch[batch]
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        """See Kernels.attention."""
+        source = attention_source(dtype, form.head_dim)
+        if source is None or not form.options() <= ATTENTION_OPTIONS:
+            return super().attention(form, dtype)
+        return CudaAttention(self._launcher, self._of_batch, source, form)
 
     def _rows(self, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1) -> None:
-        """Launches a kernel of rows.cu with a thread block for each row, or for each of the row's parts."""
-        kernel = Kernel("rows.cu", f"orca_{name}", x.dtype)
-        self._launcher.launch(kernel, (rows, parts, 1), ROW_THREADS, arguments)
+        """See `launch_rows`."""
+        launch_rows(self._launcher, name, x, rows, arguments, parts)
+
+
+def launch_rows(
+    launcher: Launcher, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1
+) -> None:
+    """Launches a kernel of rows.cu with a thread block for each row, or for each of the row's parts."""
+    kernel = Kernel("rows.cu", f"orca_{name}", x.dtype)
+    launcher.launch(kernel, (rows, parts, 1), ROW_THREADS, arguments)

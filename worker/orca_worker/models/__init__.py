@@ -1,22 +1,17 @@
-"""Model families, one file each; `build` makes the partition that a rank holds."""
+"""Model families: the one registry, by the architecture that config.json names. Imports no torch."""
 
 from __future__ import annotations
 
-from orca_worker.checkpoint import Checkpoint
-from orca_worker.model_config import ModelConfig
-from orca_worker.models.gpt2 import Gpt2Partition
-from orca_worker.models.llama import LlamaPartition
-from orca_worker.models.partition import ModelPartition, Share
+from orca_worker.config_schema import ConfigFile
+from orca_worker.models.gpt2 import Gpt2File
+from orca_worker.models.llama import LlamaFile
+from orca_worker.models.llama_relatives import MistralFile, Qwen2File, Qwen3File
 
-FAMILIES = {
-    "gpt2": Gpt2Partition,
-    "llama": LlamaPartition,
-    "mistral": LlamaPartition,
-    "qwen2": LlamaPartition,
-    "qwen3": LlamaPartition,
+FAMILIES: dict[str, type[ConfigFile]] = {
+    "GPT2LMHeadModel": Gpt2File,
+    "LlamaForCausalLM": LlamaFile,
+    "MistralForCausalLM": MistralFile,
+    "Qwen2ForCausalLM": Qwen2File,
+    "Qwen3ForCausalLM": Qwen3File,
 }
-
-
-def build(config: ModelConfig, checkpoint: Checkpoint, share: Share) -> ModelPartition:
-    """Reads the weights of one share and returns its model; raises ModelError."""
-    return FAMILIES[config.family](config, checkpoint, share)
+"""Architecture → schema of the family's config.json, from which everything else of the family follows."""

@@ -2,94 +2,155 @@
 
 from __future__ import annotations
 
-import torch
-from orca_kernels.interface import Kernels, RaggedBatch
-from torch import nn
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.intra_layer import IntraLayer
-from orca_worker.layers import (
-    Attention,
-    Embedding,
-    GeluLinear,
-    Head,
-    LayerNorm,
-    Linear,
-    RowParallelLinear,
-    VocabularyEmbedding,
-)
-from orca_worker.model_config import ModelConfig
-from orca_worker.models.partition import ModelPartition, Share
-from orca_worker.rows import LastTokens
+from orca_kernels.interface import AttentionForm
+
+from orca_worker.config_schema import ConfigFile, Count, Epsilon, Heads, Layers, divided_head_dim
+from orca_worker.models.family import ModelConfig, ModelPartition, Named
+
+if TYPE_CHECKING:
+    import torch
+    from orca_kernels.interface import RaggedBatch
+
+    from orca_worker.models.parts import Parts
+    from orca_worker.rows import LastTokens
 
 
-class Gpt2Layer(nn.Module):
+class Gpt2File(ConfigFile):
+    """config.json."""
+
+    n_embd: Count
+    n_head: Heads
+    n_layer: Layers
+    n_positions: Count
+    n_inner: Count | None = None
+    layer_norm_epsilon: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    activation_function: str = "gelu_new"
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+
+    def config(self) -> Gpt2Config:
+        """See ConfigFile."""
+        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
+        self.require("scale_attn_weights", True)
+        self.require("scale_attn_by_inverse_layer_idx", False)
+        self.require("add_cross_attention", False)
+        return Gpt2Config(
+            family="gpt2",
+            num_layers=self.n_layer,
+            hidden_size=self.n_embd,
+            intermediate_size=self.n_inner or 4 * self.n_embd,
+            num_heads=self.n_head,
+            num_kv_heads=self.n_head,
+            head_dim=divided_head_dim(self.n_embd, self.n_head),
+            vocabulary_size=self.vocab_size,
+            max_positions=self.n_positions,
+            norm_epsilon=self.layer_norm_epsilon,
+            tied_head=self.tie_word_embeddings,
+            dtype=self.stored_dtype(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt2Config(ModelConfig):
+    """A GPT-2."""
+
+    def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
+        """See ModelConfig."""
+        # The first checkpoints of GPT-2 were saved without the prefix.
+        root = "transformer." if "transformer.wte.weight" in stored else ""
+        first, last = partition == 0, partition == num_partitions - 1
+        vocabulary, hidden, inner = self.vocabulary_size, self.hidden_size, self.intermediate_size
+        if first or (last and self.tied_head):
+            yield f"{root}wte.weight", (vocabulary, hidden)
+        if first:
+            yield f"{root}wpe.weight", (self.max_positions, hidden)
+        if last:
+            yield f"{root}ln_f.weight", (hidden,)
+            yield f"{root}ln_f.bias", (hidden,)
+            if not self.tied_head:
+                yield "lm_head.weight", (vocabulary, hidden)
+        for layer in self.layers_of(partition, num_partitions):
+            for name in ("ln_1", "ln_2"):
+                yield f"{root}h.{layer}.{name}.weight", (hidden,)
+                yield f"{root}h.{layer}.{name}.bias", (hidden,)
+            for name, inputs, outputs in (
+                ("attn.c_attn", hidden, 3 * hidden),
+                ("attn.c_proj", hidden, hidden),
+                ("mlp.c_fc", hidden, inner),
+                ("mlp.c_proj", inner, hidden),
+            ):
+                yield f"{root}h.{layer}.{name}.weight", (inputs, outputs)
+                yield f"{root}h.{layer}.{name}.bias", (outputs,)
+
+    def build(self, parts: Parts) -> ModelPartition:
+        """See ModelConfig."""
+        return Gpt2Partition(self, parts)
+
+
+class Gpt2Layer:
     """One Transformer layer, norms before the blocks."""
 
-    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
-        super().__init__()
+    def __init__(self, config: Gpt2Config, parts: Parts) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        heads = ranks.part(config.num_heads)
+        heads = parts.ranks.part(config.num_heads)
         mine = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
         query_key_value = [slice(at + mine.start, at + mine.stop) for at in (0, hidden, 2 * hidden)]
-        self.heads = (-1, config.head_dim)
-        self.norm_1 = LayerNorm(scope["ln_1"], hidden, config.norm_epsilon, kernels)
-        self.qkv = Linear.read_transposed(kernels, scope["attn"]["c_attn"], hidden, 3 * hidden, query_key_value)
-        self.attention = Attention(heads.stop - heads.start, config.head_dim, None, kernels)
-        self.attention_out = RowParallelLinear.read_transposed(kernels, scope["attn"]["c_proj"], hidden, hidden, ranks)
-        self.norm_2 = LayerNorm(scope["ln_2"], hidden, config.norm_epsilon, kernels)
-        self.mlp_in = GeluLinear.read_transposed(kernels, scope["mlp"]["c_fc"], hidden, inner, [ranks.part(inner)])
-        self.mlp_out = RowParallelLinear.read_transposed(kernels, scope["mlp"]["c_proj"], inner, hidden, ranks)
+        self.heads = (-1, heads.stop - heads.start, config.head_dim)
+        self.norm_1 = parts.layer_norm("ln_1", hidden, config.norm_epsilon)
+        self.qkv = parts["attn"].linear_transposed("c_attn", hidden, 3 * hidden, query_key_value)
+        form = AttentionForm(config.head_dim, scale=config.head_dim**-0.5)
+        self.attention = parts.attention(heads.stop - heads.start, form)
+        self.attention_out = parts["attn"].row_parallel_transposed("c_proj", hidden, hidden)
+        self.norm_2 = parts.layer_norm("ln_2", hidden, config.norm_epsilon)
+        self.mlp_in = parts["mlp"].linear_transposed("c_fc", hidden, inner, [parts.ranks.part(inner)])
+        self.mlp_out = parts["mlp"].row_parallel_transposed("c_proj", inner, hidden)
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
-        """See ModelPartition.forward."""
-        query, key, value = (part.unflatten(1, self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
+    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+        """See ModelPartition."""
+        query, key, value = (part.view(self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
         if last is not None:
             query, hidden, batch = query[last.tokens], hidden[last.tokens], last.ragged
-        hidden = self.attention_out(self.attention(query, key, value, batch), hidden)
-        output: torch.Tensor = self.mlp_out(self.mlp_in(self.norm_2(hidden)), hidden)
-        return output
+        hidden = self.attention_out.add(self.attention(query, key, value, batch), hidden)
+        return self.mlp_out.add(self.mlp_in.gelu_tanh(self.norm_2(hidden)), hidden)
 
 
 class Gpt2Partition(ModelPartition):
     """One inter-layer partition of GPT-2."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, share: Share) -> None:
-        super().__init__()
-        root = Scope(checkpoint)
-        # The first checkpoints of GPT-2 were saved without the prefix.
-        scope = root["transformer"] if "transformer.wte.weight" in root else root
-        vocabulary = config.vocabulary_size
-        mine = (share.ranks.part(vocabulary),)
-        if share.first or (share.last and config.tied_head):
-            tokens = scope.read("wte.weight", vocabulary, config.hidden_size, part=mine)
-        if share.first:
-            self.token_embedding = VocabularyEmbedding(tokens, vocabulary, share.ranks)
-            self.position_embedding = Embedding(scope.read("wpe.weight", config.max_positions, config.hidden_size))
-        self.layers = nn.ModuleList(
-            Gpt2Layer(config, scope["h"][layer], share.kernels, share.ranks)
-            for layer in config.layers_of(share.partition, share.num_partitions)
-        )
-        if share.last:
-            self.final_norm = LayerNorm(scope["ln_f"], config.hidden_size, config.norm_epsilon, share.kernels)
+    def __init__(self, config: Gpt2Config, parts: Parts) -> None:
+        super().__init__(parts)
+        scope, spec = parts["transformer"] if "transformer.wte.weight" in parts else parts, parts.spec
+        vocabulary, hidden = config.vocabulary_size, config.hidden_size
+        if spec.first or (spec.last and config.tied_head):
+            table = scope.vocabulary_table("wte", vocabulary, hidden)
+        if spec.first:
+            self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
+            self.position_embedding = scope.embedding("wpe", config.max_positions, hidden)
+        layers = config.layers_of(spec.partition, spec.num_partitions)
+        self.layers = [Gpt2Layer(config, scope["h"][layer]) for layer in layers]
+        if spec.last:
+            self.final_norm = scope.layer_norm("ln_f", hidden, config.norm_epsilon)
             if not config.tied_head:
-                tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
-            self.head = Head(tokens, vocabulary, share.kernels, share.ranks)
+                table = parts.vocabulary_table("lm_head", vocabulary, hidden)
+            self.head = parts.head(table, vocabulary)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
-        embedded: torch.Tensor = self.token_embedding(tokens) + self.position_embedding(batch.positions)
-        return embedded
+        return self.token_embedding(tokens) + self.position_embedding(batch.positions)
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
         *others, final = self.layers
         for layer in others:
             hidden = layer(hidden, batch, None)
-        output: torch.Tensor = final(hidden, batch, last)
-        return output
+        return final(hidden, batch, last)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""
-        logits: torch.Tensor = self.head(self.final_norm(hidden))
-        return logits.float()
+        return self.head(self.final_norm(hidden)).float()

@@ -1,156 +1,253 @@
-"""Llama (Touvron et al., 2023) and its relatives Mistral, Qwen2 and Qwen3, with grouped-query attention.
+"""Llama (Touvron et al., 2023; `LlamaForCausalLM` in transformers), with grouped-query attention.
 
-The relatives differ in what `ModelConfig` says: Mistral sees a window, Qwen2 has biases on queries, keys and
-values, Qwen3 normalises queries and keys per head. Names of tensors are those of `transformers`.
+Its relatives (llama_relatives.py) are the same model with other values of `LlamaConfig`: a window, biases, norms on
+heads.
 """
 
 from __future__ import annotations
 
-import torch
-from orca_kernels.interface import Kernels, RaggedBatch
-from torch import nn
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.intra_layer import IntraLayer
-from orca_worker.layers import Attention, Head, Linear, RmsNorm, Rotary, RowParallelLinear, VocabularyEmbedding
-from orca_worker.model_config import ModelConfig
-from orca_worker.models.partition import ModelPartition, Share
-from orca_worker.rows import LastTokens
+from orca_kernels.interface import AttentionForm
+from pydantic import Field, model_validator
+
+from orca_worker.config_schema import MAX_HEADS, Count, Epsilon, Heads, Layers, divided_head_dim
+from orca_worker.models.family import ModelConfig, ModelPartition, Named
+from orca_worker.rope import RotaryFile, read_rope
+
+if TYPE_CHECKING:
+    import torch
+    from orca_kernels.interface import RaggedBatch
+
+    from orca_worker.models.parts import Parts
+    from orca_worker.rows import LastTokens
+
+    Rotation = tuple[torch.Tensor, torch.Tensor]
+    """Cosine and sine [S, D]."""
 
 
-class LlamaAttention(nn.Module):
+class LlamaFields(RotaryFile):
+    """Fields of config.json that Llama shares with its relatives."""
+
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads | None = None
+    head_dim: Annotated[int, Field(ge=2, le=MAX_HEADS, multiple_of=2)] | None = None
+    rms_norm_eps: Epsilon = 1e-6
+    tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
+    """The field that names the activation function, and its only value that is supported."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> LlamaFields:
+        if self.num_key_value_heads is not None and self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        return self
+
+    def facts(self, family: str) -> dict[str, Any]:
+        """Returns the values of `LlamaConfig` that a relative need not give; raises ModelError."""
+        self.require(*self.activation)
+        return {
+            "family": family,
+            "num_layers": self.num_hidden_layers,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_heads": self.num_attention_heads,
+            "num_kv_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or divided_head_dim(self.hidden_size, self.num_attention_heads, multiple=2),
+            "vocabulary_size": self.vocab_size,
+            "max_positions": self.max_position_embeddings,
+            "norm_epsilon": self.rms_norm_eps,
+            "tied_head": self.tie_word_embeddings,
+            "rope": read_rope(self),
+            "dtype": self.stored_dtype(),
+            "windows": (None,) * self.num_hidden_layers,
+        }
+
+
+class LlamaFile(LlamaFields):
+    """config.json of Llama itself."""
+
+    def config(self) -> LlamaConfig:
+        """See ConfigFile."""
+        bias = self.attention_bias
+        return LlamaConfig(**self.facts("llama"), qkv_bias=bias, output_bias=bias, mlp_bias=self.mlp_bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """A Llama or a relative."""
+
+    windows: tuple[int | None, ...]
+    """Per layer: how many positions a token sees, its own included; None for all."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    normalised_heads: bool = False
+    """True if queries and keys are normalised per head."""
+
+    def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
+        """See ModelConfig."""
+        first, last = partition == 0, partition == num_partitions - 1
+        vocabulary, hidden = self.vocabulary_size, self.hidden_size
+        if first or (last and self.tied_head):
+            yield "model.embed_tokens.weight", (vocabulary, hidden)
+        if last:
+            yield "model.norm.weight", (hidden,)
+            if not self.tied_head:
+                yield "lm_head.weight", (vocabulary, hidden)
+        for layer in self.layers_of(partition, num_partitions):
+            for name, shape in self.layer_tensors():
+                yield f"model.layers.{layer}.{name}", shape
+
+    def layer_tensors(self) -> Iterator[Named]:
+        """Yields the tensors of a layer."""
+        hidden, inner, size = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_heads * size, self.num_kv_heads * size
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{name}.weight", (hidden,)
+        if self.normalised_heads:
+            for name in ("q_norm", "k_norm"):
+                yield f"self_attn.{name}.weight", (size,)
+        for name, outputs, inputs, bias in (
+            ("self_attn.q_proj", queries, hidden, self.qkv_bias),
+            ("self_attn.k_proj", keys, hidden, self.qkv_bias),
+            ("self_attn.v_proj", keys, hidden, self.qkv_bias),
+            ("self_attn.o_proj", hidden, queries, self.output_bias),
+            ("mlp.gate_proj", inner, hidden, self.mlp_bias),
+            ("mlp.up_proj", inner, hidden, self.mlp_bias),
+            ("mlp.down_proj", hidden, inner, self.mlp_bias),
+        ):
+            yield f"{name}.weight", (outputs, inputs)
+            if bias:
+                yield f"{name}.bias", (outputs,)
+
+    def build(self, parts: Parts) -> ModelPartition:
+        """See ModelConfig."""
+        return LlamaPartition(self, parts)
+
+
+class LlamaAttention:
     """Queries, keys and values of this rank's heads, and the map back."""
 
-    def __init__(
-        self, config: ModelConfig, window: int | None, scope: Scope, kernels: Kernels, ranks: IntraLayer
-    ) -> None:
-        super().__init__()
-        hidden, size = config.hidden_size, config.head_dim
+    def __init__(self, config: LlamaConfig, form: AttentionForm, parts: Parts) -> None:
+        hidden, size, ranks = config.hidden_size, config.head_dim, parts.ranks
         heads, kv_heads = ranks.part(config.num_heads), ranks.kv_heads(config.num_kv_heads)
         query_part = slice(heads.start * size, heads.stop * size)
         kv_part = slice(kv_heads.start * size, kv_heads.stop * size)
         queries, keys = config.num_heads * size, config.num_kv_heads * size
         self.head_dim = size
-        self.kernels = kernels
         self.heads = [part.stop - part.start for part in (heads, kv_heads)]
-        self.qkv = Linear.read(
-            kernels,
+        self.qkv = parts.linear(
             hidden,
             config.qkv_bias,
-            (scope["q_proj"], queries, query_part),
-            (scope["k_proj"], keys, kv_part),
-            (scope["v_proj"], keys, kv_part),
+            ("q_proj", queries, query_part),
+            ("k_proj", keys, kv_part),
+            ("v_proj", keys, kv_part),
         )
-        self.out = RowParallelLinear.read(kernels, scope["o_proj"], queries, hidden, config.output_bias, ranks)
-        self.query_norm = self.key_norm = None
+        self.out = parts.row_parallel("o_proj", queries, hidden, config.output_bias)
+        self.head_norms = None
         if config.normalised_heads:
-            self.query_norm = RmsNorm(scope["q_norm"], size, config.norm_epsilon, kernels)
-            self.key_norm = RmsNorm(scope["k_norm"], size, config.norm_epsilon, kernels)
-        self.attention = Attention(kv_heads.stop - kv_heads.start, size, window, kernels)
+            self.head_norms = [parts.rms_norm(name, size, config.norm_epsilon) for name in ("q_norm", "k_norm")]
+        self.rotate = parts.operation("rotate")
+        self.attention = parts.attention(kv_heads.stop - kv_heads.start, form)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        batch: RaggedBatch,
-        last: LastTokens | None,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+    def __call__(
+        self, x: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
     ) -> torch.Tensor:
-        """Returns residual [S, H] plus the block's output, or its `last` rows; `rotation` is cosine and sine [S, D]."""
+        """Returns this rank's attended heads [S, N x D], or those of the `last` tokens, for `out`."""
         num_queries, num_keys = self.heads
-        turned, value = self.qkv(x).unflatten(1, (-1, self.head_dim)).split((num_queries + num_keys, num_keys), dim=1)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(turned[:, :num_queries]), self.key_norm(turned[:, num_queries:])
-            turned = torch.cat((query, key), dim=1)
-        turned = self.kernels.rotate(turned, *rotation)
-        query, key = turned[:, :num_queries], turned[:, num_queries:]
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        turned, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
+        if self.head_norms is None:
+            turned = self.rotate(turned, *rotation)
+            query, key = turned[:, :num_queries], turned[:, num_queries:]
+        else:
+            parts = (turned[:, :num_queries], turned[:, num_queries:])
+            query, key = (self.rotate(norm(part), *rotation) for norm, part in zip(self.head_norms, parts, strict=True))
         if last is not None:
-            query, residual, batch = query[last.tokens], residual[last.tokens], last.ragged
-        output: torch.Tensor = self.out(self.attention(query, key, value, batch), residual)
-        return output
+            query, batch = query[last.tokens], last.ragged
+        return self.attention(query, key, value, batch)
 
 
-class LlamaMlp(nn.Module):
-    """down(silu(gate) x up), inner units spread over the ranks."""
+class LlamaMlp:
+    """down(activation(gate) x up), inner units spread over the ranks."""
 
-    def __init__(self, config: ModelConfig, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
-        super().__init__()
+    def __init__(self, config: LlamaConfig, parts: Parts, activation: str = "silu_and_multiply") -> None:
+        """`activation`: the operation of the kernels on gates and ups."""
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.kernels = kernels
-        part = ranks.part(inner)
-        gate, up = ((scope[name], inner, part) for name in ("gate_proj", "up_proj"))
-        self.gate_up = Linear.read(kernels, hidden, config.mlp_bias, gate, up)
-        self.down = RowParallelLinear.read(kernels, scope["down_proj"], inner, hidden, config.mlp_bias, ranks)
+        part = parts.ranks.part(inner)
+        self.gate_up = parts.linear(hidden, config.mlp_bias, ("gate_proj", inner, part), ("up_proj", inner, part))
+        self.activate = parts.operation(activation)
+        self.down = parts.row_parallel("down_proj", inner, hidden, config.mlp_bias)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns residual [S, H] plus the block's output."""
-        output: torch.Tensor = self.down(self.kernels.silu_and_multiply(self.gate_up(x)), residual)
-        return output
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's inner units [S, I], for `down`."""
+        return self.activate(self.gate_up(x))
 
 
-class LlamaLayer(nn.Module):
+class LlamaLayer:
     """One Transformer layer, norms before the blocks."""
 
-    def __init__(self, config: ModelConfig, layer: int, scope: Scope, kernels: Kernels, ranks: IntraLayer) -> None:
-        super().__init__()
+    def __init__(self, config: LlamaConfig, layer: int, parts: Parts) -> None:
         hidden, epsilon = config.hidden_size, config.norm_epsilon
-        self.norm_1 = RmsNorm(scope["input_layernorm"], hidden, epsilon, kernels)
-        self.attention = LlamaAttention(config, config.windows[layer], scope["self_attn"], kernels, ranks)
-        self.norm_2 = RmsNorm(scope["post_attention_layernorm"], hidden, epsilon, kernels)
-        self.mlp = LlamaMlp(config, scope["mlp"], kernels, ranks)
+        form = AttentionForm(config.head_dim, scale=config.head_dim**-0.5, window=config.windows[layer])
+        self.norm_1 = parts.rms_norm("input_layernorm", hidden, epsilon)
+        self.attention = LlamaAttention(config, form, parts["self_attn"])
+        self.norm_2 = parts.rms_norm("post_attention_layernorm", hidden, epsilon)
+        self.mlp = LlamaMlp(config, parts["mlp"])
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        batch: RaggedBatch,
-        last: LastTokens | None,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+    def __call__(
+        self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
     ) -> torch.Tensor:
-        """See ModelPartition.forward."""
-        hidden = self.attention(self.norm_1(hidden), hidden, batch, last, rotation)
-        output: torch.Tensor = self.mlp(self.norm_2(hidden), hidden)
-        return output
+        """See ModelPartition."""
+        attended = self.attention(self.norm_1(hidden), batch, last, rotation)
+        hidden = self.attention.out.add(attended, hidden if last is None else hidden[last.tokens])
+        return self.mlp.down.add(self.mlp(self.norm_2(hidden)), hidden)
 
 
 class LlamaPartition(ModelPartition):
     """One inter-layer partition."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, share: Share) -> None:
-        super().__init__()
+    def __init__(self, config: LlamaConfig, parts: Parts) -> None:
+        super().__init__(parts)
         assert config.rope is not None
-        root, vocabulary = Scope(checkpoint), config.vocabulary_size
-        scope = root["model"]
-        mine = (share.ranks.part(vocabulary),)
-        if share.first or (share.last and config.tied_head):
-            tokens = scope.read("embed_tokens.weight", vocabulary, config.hidden_size, part=mine)
-        if share.first:
-            self.token_embedding = VocabularyEmbedding(tokens, vocabulary, share.ranks)
-        self.rotary = Rotary(config.rope, config.head_dim, share.max_model_len, share.device)
-        self.layers = nn.ModuleList(
-            LlamaLayer(config, layer, scope["layers"][layer], share.kernels, share.ranks)
-            for layer in config.layers_of(share.partition, share.num_partitions)
-        )
-        if share.last:
-            self.final_norm = RmsNorm(scope["norm"], config.hidden_size, config.norm_epsilon, share.kernels)
+        scope, spec, vocabulary = parts["model"], parts.spec, config.vocabulary_size
+        if spec.first or (spec.last and config.tied_head):
+            table = scope.vocabulary_table("embed_tokens", vocabulary, config.hidden_size)
+        if spec.first:
+            self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
+        self.rotary = parts.rotary(config.rope, config.head_dim)
+        layers = config.layers_of(spec.partition, spec.num_partitions)
+        self.layers = [LlamaLayer(config, layer, scope["layers"][layer]) for layer in layers]
+        if spec.last:
+            self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon)
             if not config.tied_head:
-                tokens = root["lm_head"].read("weight", vocabulary, config.hidden_size, part=mine)
-            self.head = Head(tokens, vocabulary, share.kernels, share.ranks)
+                table = parts.vocabulary_table("lm_head", vocabulary, config.hidden_size)
+            self.head = parts.head(table, vocabulary)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
-        embedded: torch.Tensor = self.token_embedding(tokens)
-        return embedded
+        return self.token_embedding(tokens)
 
-    def forward(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
         rotation = self.rotary.at(batch.positions)
         *others, final = self.layers
         for layer in others:
             hidden = layer(hidden, batch, None, rotation)
-        output: torch.Tensor = final(hidden, batch, last, rotation)
-        return output
+        return final(hidden, batch, last, rotation)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""
-        logits: torch.Tensor = self.head(self.final_norm(hidden))
-        return logits.float()
+        return self.head(self.final_norm(hidden)).float()

@@ -1,0 +1,84 @@
+"""Mistral, Qwen2 and Qwen3: Llama with other values. Another such relative is one class here and its registry entry.
+
+Sources: Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2) and 2025 (Qwen3). Names are those of `transformers`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from orca_worker.config_schema import MAX_HEADS, MAX_LAYERS, Count, whole
+from orca_worker.errors import ModelError
+from orca_worker.models.llama import LlamaConfig, LlamaFields
+
+LayerTypes = Annotated[list[Literal["full_attention", "sliding_attention"]], Field(max_length=MAX_LAYERS)]
+
+
+class MistralFile(LlamaFields):
+    """config.json of Mistral: every layer has the window, if there is one."""
+
+    sliding_window: Count | None = None
+
+    def config(self) -> LlamaConfig:
+        """See ConfigFile."""
+        windows = (self.sliding_window,) * self.num_hidden_layers
+        return LlamaConfig(**self.facts("mistral") | {"windows": windows})
+
+
+class QwenFields(LlamaFields):
+    """Fields of Qwen2 and Qwen3 that say which layers have a window."""
+
+    use_sliding_window: bool = False
+    sliding_window: Count | None = None
+    max_window_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS), BeforeValidator(whole)] | None = None
+    layer_types: LayerTypes | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unused_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """Drops the fields that a model without windows does not use: they may hold anything."""
+        unused: tuple[str, ...] = ()
+        if raw.get("use_sliding_window", False) is False:
+            unused = ("sliding_window", "max_window_layers", "layer_types")
+        elif "sliding_window" not in raw:
+            unused = ("max_window_layers", "layer_types")
+        return {name: value for name, value in raw.items() if name not in unused}
+
+    def windows(self) -> tuple[int | None, ...]:
+        """Returns the window of each layer; raises ModelError if the fields do not agree."""
+        layers, window = self.num_hidden_layers, self.sliding_window
+        if window is None:
+            return (None,) * layers
+        if self.layer_types:
+            if len(self.layer_types) != layers:
+                raise ModelError(f"layer_types has {len(self.layer_types)} entries, but the model has {layers} layers")
+            return tuple(window if kind == "sliding_attention" else None for kind in self.layer_types)
+        if self.max_window_layers is None:
+            raise ModelError("max_window_layers is missing")
+        return tuple(window if layer >= self.max_window_layers else None for layer in range(layers))
+
+
+class Qwen2File(QwenFields):
+    """config.json of Qwen2: biases on queries, keys and values."""
+
+    def config(self) -> LlamaConfig:
+        """See ConfigFile."""
+        return LlamaConfig(**self.facts("qwen2") | {"windows": self.windows()}, qkv_bias=True)
+
+
+class Qwen3File(QwenFields):
+    """config.json of Qwen3: queries and keys are normalised per head."""
+
+    head_dim: Annotated[int, Field(ge=2, le=MAX_HEADS, multiple_of=2)] = 128
+
+    def config(self) -> LlamaConfig:
+        """See ConfigFile."""
+        bias = self.attention_bias
+        return LlamaConfig(
+            **self.facts("qwen3") | {"windows": self.windows()},
+            qkv_bias=bias,
+            output_bias=bias,
+            normalised_heads=True,
+        )

@@ -1,0 +1,139 @@
+"""`Parts`: reads weights below a name of a checkpoint and makes the blocks of a model from them; `build`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from orca_kernels.fallback import Operations
+from orca_kernels.interface import AttentionForm, LinearMap
+from torch.nn import functional
+
+from orca_worker.checkpoint import Checkpoint, Scope
+from orca_worker.layers import Head, PagedAttention, Rotary, RowParallelLinear, VocabularyEmbedding
+from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
+from orca_worker.rope import Rope
+
+logger = logging.getLogger(__name__)
+
+ALL = slice(None)
+Block = Callable[[torch.Tensor], torch.Tensor]
+"""A function of rows [S, ...]."""
+
+
+def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> ModelPartition:
+    """Reads the weights of one partition and returns its model; raises ModelError.
+
+    Logs one line if the kernels lack an operation of the model, which plain torch then computes.
+    """
+    operations = Operations(spec.kernels)
+    model = config.build(Parts(Scope(checkpoint), spec, operations, []))
+    if operations.missing:
+        logger.warning(
+            "plain torch computes what the kernels of device %s do not have: %s",
+            spec.device.type, ", ".join(sorted(operations.missing)),
+        )  # fmt: skip
+    return model
+
+
+class Parts:
+    """The tensors below a name, `parts["attn"]["c_proj"]`-style, and the blocks that are made of them."""
+
+    def __init__(
+        self, scope: Scope, spec: PartitionSpec, operations: Operations, attentions: list[PagedAttention]
+    ) -> None:
+        self.spec = spec
+        self.ranks = spec.ranks
+        self.attentions = attentions
+        """Of all layers made so far."""
+        self._scope = scope
+        self._operations = operations
+
+    def __getitem__(self, name: str | int) -> Parts:
+        return Parts(self._scope[name], self.spec, self._operations, self.attentions)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._scope
+
+    def operation(self, name: str) -> Callable[..., torch.Tensor]:
+        """Returns the operation `name` of `orca_kernels.interface.Kernels`."""
+        return self._operations.operation(name)
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        """Returns a whole tensor."""
+        return self._scope.read(name, *shape)
+
+    def layer_norm(self, name: str, size: int, epsilon: float) -> Block:
+        """Returns LayerNorm with weight and bias [size]."""
+        weight, bias = self._scope[name].read("weight", size), self._scope[name].read("bias", size)
+        return partial(self.operation("layer_norm"), weight=weight, bias=bias, epsilon=epsilon)
+
+    def rms_norm(self, name: str, size: int, epsilon: float, operation: str = "rms_norm") -> Block:
+        """Returns a root mean square norm with weight [size], by the `operation` of the kernels."""
+        return partial(self.operation(operation), weight=self._scope[name].read("weight", size), epsilon=epsilon)
+
+    def linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
+        """Reads maps of the same input as one: of each (name, outputs, part) the rows `part` of weight and bias."""
+        scopes = [(self._scope[name], outputs, part) for name, outputs, part in maps]
+        biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in scopes if bias]
+        sizes = [len(range(*part.indices(outputs))) for _, outputs, part in scopes]
+        weight = self._scope.empty(sum(sizes), inputs)
+        # One after the other, to bound peak memory.
+        for (scope, outputs, part), rows in zip(scopes, torch.split(weight, sizes), strict=True):
+            rows.copy_(scope.read("weight", outputs, inputs, part=(part,)))
+        return self.spec.kernels.linear(weight, torch.cat(biases) if biases else None)
+
+    def linear_transposed(self, name: str, inputs: int, outputs: int, parts: list[slice]) -> LinearMap:
+        """Reads columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
+        scope = self._scope[name]
+        biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
+        sizes = [len(bias) for bias in biases]
+        weight = scope.empty(sum(sizes), inputs)
+        for part, rows in zip(parts, torch.split(weight, sizes), strict=True):
+            rows.copy_(scope.read("weight", inputs, outputs, part=(ALL, part)).t())
+        return self.spec.kernels.linear(weight, torch.cat(biases))
+
+    def row_parallel(self, name: str, inputs: int, outputs: int, bias: bool) -> RowParallelLinear:
+        """Reads this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
+        scope = self._scope[name]
+        weight = scope.read("weight", outputs, inputs, part=(ALL, self.ranks.part(inputs))).contiguous()
+        return self._row_parallel(weight, scope.read("bias", outputs) if bias else None)
+
+    def row_parallel_transposed(self, name: str, inputs: int, outputs: int) -> RowParallelLinear:
+        """Reads this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
+        scope = self._scope[name]
+        weight = scope.read("weight", inputs, outputs, part=(self.ranks.part(inputs),)).t().contiguous()
+        return self._row_parallel(weight, scope.read("bias", outputs))
+
+    def _row_parallel(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowParallelLinear:
+        alone = self.ranks.size == 1
+        linear_map = self.spec.kernels.linear(weight, bias if alone else None)
+        return RowParallelLinear(linear_map, None if alone else bias, self.ranks)
+
+    def embedding(self, name: str, entries: int, size: int) -> Block:
+        """Returns rows [S, size] of a table [entries, size] for indices [S]."""
+        return partial(functional.embedding, weight=self._scope[name].read("weight", entries, size))
+
+    def vocabulary_table(self, name: str, vocabulary: int, size: int) -> torch.Tensor:
+        """Returns this rank's rows of a table [vocabulary, size], for `vocabulary_embedding` and `head`."""
+        return self._scope[name].read("weight", vocabulary, size, part=(self.ranks.part(vocabulary),))
+
+    def vocabulary_embedding(self, table: torch.Tensor, vocabulary: int) -> VocabularyEmbedding:
+        """Returns the embedding of token ids."""
+        return VocabularyEmbedding(table, self.ranks.part(vocabulary).start, self.ranks)
+
+    def head(self, table: torch.Tensor, vocabulary: int) -> Head:
+        """Returns the map to logits."""
+        return Head(self.spec.kernels.linear(table, None), vocabulary, self.ranks)
+
+    def rotary(self, rope: Rope, head_dim: int) -> Rotary:
+        """Returns cosines and sines for every position of the longest sequence."""
+        return Rotary(rope, head_dim, self.spec.max_model_len, self.spec.device)
+
+    def attention(self, num_kv_heads: int, form: AttentionForm) -> PagedAttention:
+        """Returns the attention of the next layer, with `num_kv_heads` heads on this rank."""
+        attention = self._operations.attention(form, self._scope.dtype)
+        self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention))
+        return self.attentions[-1]
