@@ -80,6 +80,8 @@ class AttentionForm:
     """Factor on the products of queries and keys."""
     window: int | None = None
     """How many positions a token sees at most, its own included; None for all before it."""
+    softcap: float | None = None
+    """Scores x are capped before the softmax: softcap x tanh(x / softcap)."""
 
     def options(self) -> set[str]:
         """Names of the options that are in use."""
@@ -110,6 +112,12 @@ class Kernels(Protocol):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Root mean square norm over the last dimension of x, computed in float32."""
+
+    def rms_norm_plus_one(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Root mean square norm times 1 + weight over the last dimension of x, computed in float32 and rounded once."""
+
+    def gelu_tanh_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gelu(gate) x up [S, I] (tanh approximation), for rows [S, 2 I] of gates and then ups."""
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) x up [S, I], for rows [S, 2 I] of gates and then ups."""

@@ -45,7 +45,7 @@ class ReferenceAttention:
 
     def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention. Split, attend request by request, merge (the paper, Figure 5)."""
-        window = self._form.window
+        window, softcap = self._form.window, self._form.softcap
         output = torch.empty_like(query)
         spans = pairwise(batch.query_start.tolist())
         for index, (context, (start, end)) in enumerate(zip(batch.context_length.tolist(), spans, strict=True)):
@@ -58,12 +58,15 @@ class ReferenceAttention:
             key = pools.keys.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
             value = pools.values.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
             # Row i of the mask is the token at position context + i: it sees itself and all before it.
-            whole_prompt = context == 0 and window is None
+            whole_prompt = context == 0 and window is None and softcap is None
             mask = None
             if window is not None or (end - start > 1 and not whole_prompt):
                 mask = torch.ones(end - start, length, dtype=torch.bool, device=query.device).tril(context)
                 if window is not None:
                     mask = mask.triu(context - window + 1)
+            if softcap is not None:
+                output[start:end] = self._capped(query[start:end], key, value, mask, softcap)
+                continue
             attended = functional.scaled_dot_product_attention(
                 query[start:end].to(working).transpose(0, 1).unsqueeze(0),
                 key.unsqueeze(0),
@@ -75,6 +78,19 @@ class ReferenceAttention:
             )
             output[start:end] = attended.squeeze(0).transpose(0, 1)
         return output
+
+    def _capped(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, softcap: float
+    ) -> torch.Tensor:
+        """Returns attended [L, N, D] for query [L, N, D] and key, value [G, T, D], scores in float32."""
+        # [G, N / G, L, D]
+        of_head = query.float().reshape(len(query), len(key), -1, query.shape[2]).permute(1, 2, 0, 3)
+        scores = of_head @ key.float().unsqueeze(1).transpose(2, 3) * self._form.scale
+        scores = (scores / softcap).tanh() * softcap
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        attended: torch.Tensor = scores.softmax(-1) @ value.float().unsqueeze(1)
+        return attended.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
 
 
 class ReferenceKernels:
@@ -93,6 +109,17 @@ class ReferenceKernels:
         wide = x.float()
         normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         return weight * normalised.to(x.dtype)
+
+    def rms_norm_plus_one(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.rms_norm_plus_one."""
+        wide = x.float()
+        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        return (normalised * (1 + weight.float())).to(x.dtype)
+
+    def gelu_tanh_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Kernels.gelu_tanh_and_multiply."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * up
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See Kernels.silu_and_multiply."""

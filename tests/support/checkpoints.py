@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -83,8 +84,21 @@ def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options:
     )
 
 
-CONFIGURATIONS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGURATIONS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma2": Gemma2Config,
+}
 SOME_LAYERS_SLIDE = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 3}
+CAPPED = {
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 40,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
+"""Caps that many scores and logits of these small models reach."""
 VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2-head64-tied": lambda: _gpt2(64, tied=True),
     "gpt2-head80-untied": lambda: _gpt2(80, tied=False),
@@ -96,6 +110,8 @@ VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-head80": lambda: llama_like("qwen2", 4, 80, tied=False),
     "qwen3-gqa-tied": lambda: llama_like("qwen3", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
     "qwen3-head80": lambda: llama_like("qwen3", 4, 80, tied=False, attention_bias=True),
+    "gemma2-gqa-tied": lambda: llama_like("gemma2", 2, 64, tied=True, **CAPPED),
+    "gemma2-head80": lambda: llama_like("gemma2", 4, 80, tied=False, attention_bias=True, **CAPPED),
 }
 """Two of each family: GQA 8/2 and MHA, head dimension 64 and 80, head tied and untied, 5 layers; 211 is prime."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orca_worker.config_schema import ConfigFile
+from orca_worker.models.gemma2 import Gemma2File
 from orca_worker.models.gpt2 import Gpt2File
 from orca_worker.models.llama import LlamaFile
 from orca_worker.models.llama_relatives import MistralFile, Qwen2File, Qwen3File
@@ -13,5 +14,6 @@ FAMILIES: dict[str, type[ConfigFile]] = {
     "MistralForCausalLM": MistralFile,
     "Qwen2ForCausalLM": Qwen2File,
     "Qwen3ForCausalLM": Qwen3File,
+    "Gemma2ForCausalLM": Gemma2File,
 }
 """Architecture → schema of the family's config.json, from which everything else of the family follows."""

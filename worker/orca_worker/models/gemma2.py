@@ -1,0 +1,151 @@
+"""Gemma-2 (Gemma Team, 2024; `Gemma2ForCausalLM` in transformers): Llama's maps, other norms, caps and windows.
+
+Norms stand before and after the attention and the MLP, with 1 + weight as their factor; scores of the attention and
+logits are capped by c tanh(x / c); every second layer has a window; embeddings are scaled; the gate is a GeLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from orca_kernels.interface import AttentionForm
+from pydantic import Field
+
+from orca_worker.config_schema import MAX_HEADS, Count, Heads, Positive
+from orca_worker.errors import ModelError
+from orca_worker.models.family import ModelPartition, Named
+from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp
+from orca_worker.models.llama_relatives import LayerTypes
+
+if TYPE_CHECKING:
+    import torch
+    from orca_kernels.interface import RaggedBatch
+
+    from orca_worker.models.llama import Rotation
+    from orca_worker.models.parts import Parts
+    from orca_worker.rows import LastTokens
+
+NORM = "rms_norm_plus_one"
+Cap = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Gemma2File(LlamaFields):
+    """config.json. 0 and null turn a cap off."""
+
+    num_key_value_heads: Heads = 4
+    head_dim: Annotated[int, Field(ge=2, le=MAX_HEADS, multiple_of=2)] = 256
+    tie_word_embeddings: bool = True
+    hidden_activation: str = "gelu_pytorch_tanh"
+    query_pre_attn_scalar: Positive = 256.0
+    sliding_window: Count = 4096
+    layer_types: LayerTypes | None = None
+    attn_logit_softcapping: Cap = 50.0
+    final_logit_softcapping: Cap = 30.0
+    use_bidirectional_attention: bool = False
+    activation: ClassVar[tuple[str, str]] = ("hidden_activation", "gelu_pytorch_tanh")
+    off_if_null: ClassVar[frozenset[str]] = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+
+    def config(self) -> Gemma2Config:
+        """See ConfigFile."""
+        self.require("use_bidirectional_attention", False)
+        layers = self.num_hidden_layers
+        kinds = self.layer_types or [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
+        if len(kinds) != layers:
+            raise ModelError(f"layer_types has {len(kinds)} entries, but the model has {layers} layers")
+        windows = tuple(self.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+        return Gemma2Config(
+            **self.facts("gemma2") | {"windows": windows},
+            qkv_bias=self.attention_bias,
+            output_bias=self.attention_bias,
+            attention_scale=self.query_pre_attn_scalar**-0.5,
+            score_cap=self.attn_logit_softcapping or None,
+            logit_cap=self.final_logit_softcapping or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma2Config(LlamaConfig):
+    """A Gemma-2."""
+
+    attention_scale: float
+    score_cap: float | None
+    logit_cap: float | None
+
+    def layer_tensors(self) -> Iterator[Named]:
+        """See LlamaConfig."""
+        yield from LlamaConfig.layer_tensors(self)
+        for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            yield f"{name}.weight", (self.hidden_size,)
+
+    def build(self, parts: Parts) -> ModelPartition:
+        """See ModelConfig."""
+        return Gemma2Partition(self, parts)
+
+
+class Gemma2Layer:
+    """One Transformer layer, norms before and after the blocks."""
+
+    def __init__(self, config: Gemma2Config, layer: int, parts: Parts) -> None:
+        hidden, epsilon = config.hidden_size, config.norm_epsilon
+        form = AttentionForm(
+            config.head_dim, scale=config.attention_scale, window=config.windows[layer], softcap=config.score_cap
+        )
+        self.before_attention = parts.rms_norm("input_layernorm", hidden, epsilon, NORM)
+        self.attention = LlamaAttention(config, form, parts["self_attn"])
+        self.after_attention = parts.rms_norm("post_attention_layernorm", hidden, epsilon, NORM)
+        self.before_mlp = parts.rms_norm("pre_feedforward_layernorm", hidden, epsilon, NORM)
+        self.mlp = LlamaMlp(config, parts["mlp"], "gelu_tanh_and_multiply")
+        self.after_mlp = parts.rms_norm("post_feedforward_layernorm", hidden, epsilon, NORM)
+
+    def __call__(
+        self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
+    ) -> torch.Tensor:
+        """See ModelPartition."""
+        attended = self.attention(self.before_attention(hidden), batch, last, rotation)
+        if last is not None:
+            hidden = hidden[last.tokens]
+        hidden = hidden + self.after_attention(self.attention.out(attended))
+        return hidden + self.after_mlp(self.mlp.down(self.mlp(self.before_mlp(hidden))))
+
+
+class Gemma2Partition(ModelPartition):
+    """One inter-layer partition."""
+
+    def __init__(self, config: Gemma2Config, parts: Parts) -> None:
+        super().__init__(parts)
+        assert config.rope is not None
+        scope, spec, vocabulary = parts["model"], parts.spec, config.vocabulary_size
+        if spec.first or (spec.last and config.tied_head):
+            table = scope.vocabulary_table("embed_tokens", vocabulary, config.hidden_size)
+        if spec.first:
+            self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
+            # Rounded to the dtype of the weights, as transformers does: 55.5 in bfloat16, where the root is 55.4256.
+            self.embedding_scale = table.new_tensor(config.hidden_size**0.5)
+        self.rotary = parts.rotary(config.rope, config.head_dim)
+        layers = config.layers_of(spec.partition, spec.num_partitions)
+        self.layers = [Gemma2Layer(config, layer, scope["layers"][layer]) for layer in layers]
+        self.logit_cap = config.logit_cap
+        if spec.last:
+            self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon, NORM)
+            if not config.tied_head:
+                table = parts.vocabulary_table("lm_head", vocabulary, config.hidden_size)
+            self.head = parts.head(table, vocabulary)
+
+    def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """See ModelPartition."""
+        return self.token_embedding(tokens) * self.embedding_scale
+
+    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+        """See ModelPartition."""
+        rotation = self.rotary.at(batch.positions)
+        *others, final = self.layers
+        for layer in others:
+            hidden = layer(hidden, batch, None, rotation)
+        return final(hidden, batch, last, rotation)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ModelPartition."""
+        logits = self.head(self.final_norm(hidden)).float()
+        return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap
