@@ -102,3 +102,33 @@ def test_light_processes_stay_light(modules, absent):
     script = f"import sys, {', '.join(modules)}; print([name for name in {absent} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+# -- a test file for every module --------------------------------------------------------------------------------------
+
+TESTS_OF = {
+    "operator/orca_operator": "operator",
+    "protos/orca_contract": "contract",
+    "protos/orca_protos": "protos",
+}
+WITHOUT_TEST_FILE = {
+    "engine_pb2": "generated; test_fresh.py and test_generated.py",
+    "engine_pb2_grpc": "generated",
+    "engine_link_pb2": "generated",
+}
+
+
+@pytest.mark.parametrize("package", TESTS_OF)
+def test_every_module_has_its_test_file(package):
+    """Modules of a folder below have one test file together, by the folder's name: manifests/ has test_manifests.py."""
+    folder = ROOT / package
+    names = {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+    wanted = names - {"__init__", *WITHOUT_TEST_FILE}
+    present = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / TESTS_OF[package]).glob("test_*.py")}
+    assert sorted(wanted - present) == []
+    assert len(wanted) >= 8
+
+
+def test_every_exception_is_a_module():
+    modules = {path.stem for package in TESTS_OF for path in (ROOT / package).rglob("*.py")}
+    assert set(WITHOUT_TEST_FILE) <= modules

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import pytest
 from orca_contract.message import LONGEST_NAME, MOST_UNKNOWN_FIELDS, VERSION, Message, Since, UnknownFields, read
-from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import EngineState, StateReport
 
 
 class Part(Message):
@@ -105,30 +103,3 @@ def test_a_sender_cannot_fill_the_memory_with_names():
         fields.log("sender", [f"{number}{'x' * 1000}" for number in range(start, start + 10)])
     assert len(fields._known) <= MOST_UNKNOWN_FIELDS
     assert max(map(len, fields._known)) == LONGEST_NAME
-
-
-def test_a_state_of_a_newer_master_stays_text():
-    for state in ("serving", "meditating"):
-        report, _ = read(StateReport, encoded({**REPORT, "state": state}))
-        assert report.state == state
-        assert isinstance(report.state, EngineState) == (state == "serving")
-        assert report.contract_version == 0
-
-
-def test_no_knob_has_a_default_of_its_own():
-    """A newer field is left out while it has its default, and a knob that is left out keeps its value."""
-    assert {field.default for field in SchedulerKnobs.model_fields.values()} == {None}
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("topology", {"model": {"path": "m", "servedName": "m", "dtype": "float4"}, "pipelines": []}),
-        ("scheduler", {"maxBatchSize": 0}),
-    ],
-)
-def test_a_report_with_values_that_this_version_refuses_is_read_without_them(part, value):
-    """Else an operator that is rolled back would call a master lost that serves."""
-    report, _ = read(StateReport, encoded({**REPORT, part: value}))
-    assert getattr(report, part) is None
-    assert report.state is EngineState.SERVING

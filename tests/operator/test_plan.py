@@ -1,8 +1,7 @@
-"""Properties of names and plan, and the passes of a rollout, a scaling and a deletion by hand."""
+"""Properties of plan, and the passes of a rollout, a scaling and a deletion by hand."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,40 +10,7 @@ from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.observe import Observed, label
 from orca_operator.plan import Apply, Delete, PutScheduler, PutTopology, plan
-from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
-from orca_operator.validation import NAME
-from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report
-
-DNS_LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
-deployment_names = st.from_regex(NAME, fullmatch=True).filter(lambda name: len(name) <= names.LONGEST_NAME)
-shapes = st.fixed_dictionaries(
-    {"pipelineParallelSize": st.integers(1, 64), "tensorParallelSize": st.sampled_from([1, 2, 8])}
-)
-
-
-@settings(deadline=None)
-@given(deployment_names, shapes, st.integers(0, 1000))
-def test_every_name_fits(name, shape, replicas):
-    spec = merged(MINIMAL, parallelism=shape, replicas=replicas)
-    found = context(spec, name)
-    for action in plan(found, Observed()):
-        metadata = action.manifest["metadata"]
-        assert DNS_LABEL.match(metadata["name"]), metadata["name"]
-        for value in metadata["labels"].values():
-            assert len(value) <= 63
-    last = names.partition(name, found.revision, shape["pipelineParallelSize"] - 1)
-    assert len(f"{last}-{max(0, replicas - 1)}") <= 63
-    assert len(f"{last}-0123456789") <= 63, "the label controller-revision-hash of its pods"
-
-
-@settings(deadline=None)
-@given(deployment_names, deployment_names, st.integers(0, 63), st.integers(0, 63))
-def test_names_of_children_are_distinct(one, other, left, right):
-    children = {names.partition(one, "abcdef", left), names.master(one, "abcdef"), names.boot(one, "abcdef"), one,
-                names.control(one), names.admin(one), names.revision(one, "abcdef")}  # fmt: skip
-    assert len(children) == 7
-    if (one, left) != (other, right):
-        assert names.partition(one, "abcdef", left) != names.partition(other, "abcdef", right)
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
 
 
 def manifests(actions) -> dict:
@@ -143,55 +109,6 @@ def test_the_stored_rendering_wins_over_a_new_one():
     newer = replace(old, images=replace(old.images, worker="orca-worker:next", master="orca-master:next"))
     assert manifests(plan(newer, observed)) == manifests(plan(old, observed))
     assert "orca-worker:next" in str(manifests(plan(newer, Observed())))
-
-
-def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
-    base = revision_hash(context(MINIMAL).spec)
-    live_changes = [
-        {"replicas": 5}, {"suspend": True}, {"drainTimeoutSeconds": 5}, {"service": {"type": "NodePort"}},
-        {"scheduler": {"maxBatchSize": 4}}, {"monitoring": {"enabled": True}}, {"networkPolicy": {"enabled": False}},
-        {"recoveryPolicy": {"maxRestarts": 3}}, {"autoscaling": {"maxReplicas": 3}}, {"replicas": 1},
-        {"model": {"uri": "file:///models/demo", "dtype": "auto"}},
-    ]  # fmt: skip
-    for change in live_changes:
-        assert revision_hash(context({**MINIMAL, **change}).spec) == base, change
-    pod_changes = [
-        {"model": {"uri": "file:///models/other"}}, {"parallelism": {"tensorParallelSize": 2}},
-        {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"admission": "paged"}},
-        {"communication": {"backend": "gloo"}}, {"imagePullPolicy": "Always"},
-        {"master": {"apiProcesses": 2}},
-    ]  # fmt: skip
-    hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
-    assert len(hashes) == len(pod_changes)
-    assert base not in hashes
-
-
-def test_old_revisions_are_kept_up_to_a_limit():
-    found = context(MINIMAL)
-    stored = []
-    for number in range(8):
-        other = context(merged(MINIMAL, restart={"id": str(number)}))
-        (revision,) = (m for (kind, _), m in manifests(plan(other, Observed(tuple(stored)))).items()
-                       if kind == "ControllerRevision")  # fmt: skip
-        assert revision["revision"] == number + 1
-        stored.append(live(revision))
-    gone = surplus(Observed(tuple(stored)), label(stored[0], names.REVISION_LABEL))
-    assert [revision["revision"] for revision in gone] == [2, 3, 4]
-    assert len(stored) - len(gone) == KEPT_REVISIONS
-    assert found.revision not in {label(revision, names.REVISION_LABEL) for revision in stored}
-
-
-def test_revisions_of_stateful_sets_are_not_ours():
-    found = context(MINIMAL)
-    foreign = {
-        "kind": "ControllerRevision", "revision": 7, "data": {},
-        "metadata": {"name": "demo-x-p0-123", "labels": names.labels("demo"),
-                     "ownerReferences": [{"kind": "StatefulSet", "uid": "x", "controller": True}]},
-    }  # fmt: skip
-    actions = plan(found, Observed((foreign,)))
-    assert not [action for action in actions if isinstance(action, Delete)]
-    (revision,) = (m for (kind, _), m in manifests(actions).items() if kind == "ControllerRevision")
-    assert revision["revision"] == 1
 
 
 def test_a_pod_of_another_revision_holds_the_new_one_back():

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from orca_operator import names
-from orca_operator.certificate_keeper import CHECK_INTERVAL, CertificateKeeper
-from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority, problem
-from orca_operator.cluster import ClusterError
 from orca_operator.conditions import Situation, find_condition
-from orca_operator.execute import Executor
-from orca_operator.manifests.context import Context, Owner
+from orca_operator.manifests.context import Context
 from orca_operator.observe import Observed, certificate_secret
 from orca_operator.plan import Apply, plan
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import make_status
-from support.orcadeployments import MINIMAL, UID, context, everything, live, merged, pod, report
+from support.orcadeployments import MINIMAL, UID, context, everything, live, merged
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PROPAGATION = timedelta(minutes=5)
@@ -157,161 +151,3 @@ def test_certificates_of_cert_manager():
     assert (spec["duration"], spec["renewBefore"]) == ("2160h", "720h")
     switched = plan(tls(mode="off"), Observed(tuple(live(found) for found in made)))
     assert sum(not isinstance(action, Apply) and action.child["kind"] == "Certificate" for action in switched) == 3
-
-
-class Server:
-    """Secrets by name; counts calls, notes writes."""
-
-    def __init__(self) -> None:
-        self.secrets: dict[str, dict[str, Any]] = {}
-        self.reads = 0
-        self.written: list[str] = []
-        self.refusal: ClusterError | None = None
-
-    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        assert (kind, namespace) == ("Secret", "default")
-        self.reads += 1
-        return self.secrets.get(name)
-
-    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        if self.refusal is not None:
-            raise self.refusal
-        kubernetes_validate.validate(manifest, "1.36", strict=True)
-        self.secrets[manifest["metadata"]["name"]] = {**manifest, "metadata": {**manifest["metadata"], "uid": "x"}}
-        self.written.append(manifest["metadata"]["name"])
-        return manifest
-
-    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        del self.secrets[name]
-
-    def put(self, name: str, **data: bytes) -> None:
-        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        self.secrets[name] = {"kind": "Secret", "metadata": {"name": name, "uid": "theirs"}, "data": encoded}
-
-    def content(self, name: str) -> dict[str, bytes]:
-        return {key: base64.b64decode(value) for key, value in self.secrets[name]["data"].items()}
-
-
-def keeper(server: Server) -> CertificateKeeper:
-    return CertificateKeeper(Executor(server), Owner("demo", "default", UID), PROPAGATION)  # type: ignore[arg-type]
-
-
-def dns_name(role: str) -> str:
-    return names.dns_name(role, "demo", "default")
-
-
-def test_self_signed_secrets_are_made_and_the_operators_key_is_in_none():
-    server = Server()
-    kept = keeper(server)
-    kept.refresh({OWN}, "", NOW)
-    assert server.written == ["demo-tls-ca", "demo-tls-master", "demo-tls-worker"]
-    for role in (names.MASTER, names.WORKER):
-        secret = server.secrets[f"demo-tls-{role}"]
-        assert secret["type"] == "kubernetes.io/tls"
-        assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
-        assert problem(server.content(f"demo-tls-{role}"), [dns_name(role)], NOW) == ""
-    assert kept.problems == {OWN: ""}
-    mine = kept.credentials[OWN]
-    assert mine.server_name == dns_name(names.MASTER)
-    data = {CERTIFICATE: mine.certificate, KEY: mine.key, AUTHORITIES: mine.authorities}
-    assert problem(data, [dns_name(names.OPERATOR)], NOW) == ""
-    assert mine.key.decode() not in str([server.content(name) for name in server.secrets])
-
-
-def test_secrets_are_read_once_a_minute_and_the_operators_certificate_is_kept():
-    server = Server()
-    kept = keeper(server)
-    for second in range(0, 300, 5):
-        kept.refresh({OWN}, "", NOW + timedelta(seconds=second))
-    assert len(server.written) == 3
-    assert server.reads == 3 * (1 + 5)
-    first = kept.credentials[OWN]
-    kept.refresh({OWN}, "", NOW + timedelta(days=50))
-    assert kept.credentials[OWN] == first
-    kept.refresh({OWN}, "", NOW + timedelta(days=61))
-    assert kept.credentials[OWN].certificate != first.certificate
-    assert kept.credentials[OWN].authorities == first.authorities
-
-
-def test_a_request_is_acted_on_at_once():
-    server = Server()
-    kept = keeper(server)
-    kept.refresh({OWN}, "", NOW)
-    kept.refresh({OWN}, "", NOW)
-    server.written.clear()
-    kept.refresh({OWN}, "now", NOW + timedelta(seconds=5))
-    assert server.written == ["demo-tls-ca", "demo-tls-master", "demo-tls-worker"]
-    assert kept.credentials[OWN].authorities == server.content("demo-tls-worker")[AUTHORITIES]
-
-
-def test_another_operator_goes_on_where_one_stopped():
-    server = Server()
-    keeper(server).refresh({OWN}, "", NOW)
-    server.written.clear()
-    keeper(server).refresh({OWN}, "", NOW + CHECK_INTERVAL)
-    assert server.written == []
-
-
-def test_secrets_of_somebody_else_are_left_alone_and_named():
-    server = Server()
-    server.put("demo-tls-ca", token=b"theirs")
-    kept = keeper(server)
-    kept.refresh({OWN}, "", NOW)
-    assert "a Secret named demo-tls-ca exists and is not ORCA's" in kept.problems[OWN]
-    assert server.content("demo-tls-ca") == {"token": b"theirs"}
-    server.secrets.clear()
-    server.refusal = ClusterError(403, "may not patch secrets")
-    kept.refresh({OWN}, "", NOW + timedelta(seconds=5))
-    assert kept.problems[OWN] == "Secret demo-tls-ca: may not patch secrets"
-    server.refusal = None
-    kept.refresh({OWN}, "", NOW + timedelta(seconds=10))
-    assert kept.problems[OWN] == ""
-
-
-def test_the_users_own_secret_is_checked_and_used():
-    server, authority = Server(), make_authority(NOW)
-    kept = keeper(server)
-    roles = (names.MASTER, names.WORKER, names.OPERATOR)
-    wanted = [dns_name(role) for role in roles]
-    kept.refresh({"mine"}, "", NOW)
-    assert kept.problems["mine"] == "Secret mine: does not exist"
-    half, whole = issue(authority, wanted[:1], NOW), issue(authority, wanted, NOW)
-    server.put("mine", **{CERTIFICATE: half.certificate, KEY: half.key, AUTHORITIES: authority.certificate})
-    kept.refresh({"mine"}, "", NOW)
-    assert kept.problems["mine"] == f"Secret mine: tls.crt lacks the DNS name {wanted[1]}, {wanted[2]}"
-    assert "mine" not in kept.credentials
-    server.put("mine", **{CERTIFICATE: whole.certificate, KEY: whole.key, AUTHORITIES: authority.certificate})
-    kept.refresh({"mine"}, "", NOW)
-    assert kept.problems["mine"] == ""
-    assert kept.credentials["mine"].certificate == whole.certificate
-    assert server.written == []
-
-
-def test_cert_managers_secrets_each_carry_their_role():
-    server, authority = Server(), make_authority(NOW)
-    kept = keeper(server)
-    for role in (names.MASTER, names.OPERATOR):
-        pair = issue(authority, [dns_name(role)], NOW)
-        data = {CERTIFICATE: pair.certificate, KEY: pair.key}
-        server.put(names.issued("demo", role), **data, **{AUTHORITIES: authority.certificate})
-    kept.refresh({ISSUED}, "", NOW)
-    assert kept.problems[ISSUED] == "Secret demo-issued-worker: does not exist"
-    pair = issue(authority, [dns_name(names.WORKER)], NOW)
-    server.put("demo-issued-worker", **{CERTIFICATE: pair.certificate, KEY: pair.key})
-    kept.refresh({ISSUED}, "", NOW)
-    assert kept.problems[ISSUED] == "Secret demo-issued-worker: has no ca.crt"
-    server.put(
-        "demo-issued-worker", **{CERTIFICATE: pair.certificate, KEY: pair.key, AUTHORITIES: authority.certificate}
-    )
-    kept.refresh({ISSUED}, "", NOW)
-    assert kept.problems[ISSUED] == ""
-    assert kept.credentials[ISSUED].authorities == authority.certificate
-
-
-def test_how_a_master_is_reached_is_read_from_its_pod():
-    found = tls()
-    master = pod(found, names.MASTER, ready=True)
-    master["spec"] = master["spec"] | {"volumes": [{"name": "orca-tls", "secret": {"secretName": OWN}}]}
-    observed = Observed((master,), {found.revision: report(found)})
-    port = observed.admin_port(found.revision)
-    assert (port.address, port.secret) == ("10.0.0.1:8082", OWN)

@@ -1,0 +1,56 @@
+"""The topology as a message: what is refused, and by which field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from orca_contract.message import read
+from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+
+MODEL = ModelSpec(path="/models/demo", served_name="demo")
+
+
+def topology(**changes) -> Topology:
+    values = {"model": MODEL, "pipelines": [PipelineSpec(id="a", workers=["w:1"])], **changes}
+    return Topology(**values)
+
+
+def test_a_topology_of_defaults_is_one_worker_on_cpus():
+    made = topology()
+    assert (made.pipeline_parallel_size, made.tensor_parallel_size, made.communication.backend) == (1, 1, "gloo")
+    assert made.refusal() == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipelines.0.workers: pipeline a names 1 workers, pipelineParallelSize is 2"),
+        ({"communication": Communication(env={"LD_PRELOAD": "x"})}, "communication.env: "),
+    ],
+)
+def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
+    assert topology(**changes).refusal().startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": {"path": "", "servedName": "m"}}, "model.path"),
+        ({"model": {"path": "a\0b", "servedName": "m"}}, "model.path"),
+        ({"model": {"path": "a" * 5000, "servedName": "m"}}, "model.path"),
+        ({"pipelines": []}, "pipelines"),
+        ({"pipelines": [{"id": "a", "workers": []}]}, "pipelines.0.workers"),
+        ({"tensorParallelSize": 0}, "tensorParallelSize"),
+        ({"communication": {"backend": "mpi"}}, "communication.backend"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_the_field(changes, field):
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        read(Topology, json.dumps({**topology().wire(), **changes}).encode())
+
+
+def test_the_wire_is_camel_case_and_reads_back():
+    made = topology(communication=Communication(socket_interface="eth0"))
+    assert made.wire()["communication"]["socketInterface"] == "eth0"
+    assert read(Topology, json.dumps(made.wire()).encode()) == (made, frozenset())

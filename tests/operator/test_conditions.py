@@ -1,0 +1,78 @@
+"""Single conditions; test_status.py has whole statuses, scenarios/ their course."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from orca_operator import names
+from orca_operator.conditions import CONDITIONS, Situation, find_condition, make_conditions, rfc3339
+from orca_operator.observe import Observed
+from support.orcadeployments import MINIMAL, context, everything, merged, pod
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def conditions(situation: Situation, wanted: int = 1, available: int = 1, previous=None, now=NOW) -> dict:
+    """Conditions by type."""
+    made = make_conditions(situation, wanted, available, available > 0, situation.revision or "", previous or {}, now)
+    assert [entry["type"] for entry in made] == list(CONDITIONS)
+    return {entry["type"]: entry for entry in made}
+
+
+def situation(observed: Observed | None = None, **changes) -> Situation:
+    demo = context(merged(MINIMAL, progressDeadlineSeconds=2000))
+    values = {"spec": demo.spec, "revision": demo.revision, "observed": observed or everything(demo), **changes}
+    return Situation("demo", "default", 7, **values)
+
+
+def test_every_condition_speaks_of_the_generation():
+    assert {entry["observedGeneration"] for entry in conditions(situation()).values()} == {7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"skipped": ["b", "a"]}, "KindNotServed", "this cluster does not serve: a, b"),
+        ({"not_applied": ["one", "two"]}, "NotApplied", "one; two"),
+        ({"not_applied": ["x" * 5000]}, "NotApplied", "x" * 800),
+        ({"skipped": ["a"], "not_applied": ["one"]}, "KindNotServed", "this cluster does not serve: a"),
+    ],
+)
+def test_what_is_not_applied_is_named(changes, reason, words):
+    entry = conditions(situation(**changes))["FullyApplied"]
+    assert (entry["status"], entry["reason"], entry["message"]) == ("False", reason, words)
+
+
+def test_a_worker_without_a_node_is_counted():
+    demo = context(MINIMAL)
+    waiting = pod(demo, conditions=[{"type": "PodScheduled", "status": "False", "message": "no room"}])
+    entry = conditions(situation(Observed((waiting,))), available=0)["WorkersScheduled"]
+    assert (entry["status"], entry["message"]) == ("False", "1 without a node")
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(2000, "True"), (2001, "False")])
+def test_the_deadline_counts_from_the_begin_of_progressing(seconds, status):
+    empty = situation(Observed())
+    before = {"conditions": list(conditions(empty, available=0).values())}
+    later = conditions(empty, available=0, previous=before, now=NOW + timedelta(seconds=seconds))
+    assert later["Progressing"]["status"] == status
+    assert (later["Failed"]["status"] == "True") == (status == "False")
+
+
+def test_a_certificate_that_lacks_is_the_reason_only_before_the_revision_runs():
+    own = names.own_secret("demo", names.MASTER)
+    lacking = {"certificates": own, "certificate_problems": {own: "does not exist"}}
+    assert conditions(situation(Observed(), **lacking), available=0)["Ready"]["reason"] == "CertificateNotReady"
+    assert conditions(situation(**lacking))["Ready"]["reason"] == "Serving"
+
+
+def test_times_are_written_in_utc():
+    eastern = NOW.astimezone(UTC) + timedelta(microseconds=5)
+    assert rfc3339(eastern) == "2026-01-01T12:00:00Z"
+    assert datetime.fromisoformat(rfc3339(eastern)) == NOW
+
+
+def test_a_condition_that_is_absent_is_empty():
+    assert find_condition({}, "Ready") == {}
+    assert find_condition({"conditions": [{"type": "Ready", "status": "True"}]}, "Ready")["status"] == "True"

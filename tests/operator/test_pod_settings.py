@@ -1,0 +1,29 @@
+"""Settings of pods: what a user leaves out is left to ORCA."""
+
+from __future__ import annotations
+
+import pytest
+from orca_operator.pod_settings import MasterSettings, PodSettings, WorkerSettings
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize("model", [MasterSettings, WorkerSettings])
+def test_every_setting_can_be_left_out(model):
+    assert model().model_dump(by_alias=True, exclude_defaults=True) == {}
+
+
+def test_both_kinds_of_pods_have_the_same_settings_beside_their_own():
+    shared = set(PodSettings.model_fields)
+    assert set(MasterSettings.model_fields) - shared == {"api_processes"}
+    assert set(WorkerSettings.model_fields) - shared == {"shared_memory_size"}
+
+
+@pytest.mark.parametrize("size", ["8 GB", "", "-1Gi"])
+def test_a_size_of_shared_memory_is_a_quantity(size):
+    with pytest.raises(ValidationError):
+        WorkerSettings.model_validate({"sharedMemorySize": size})
+
+
+def test_overrides_of_pods_are_passed_on_as_they_are():
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    assert WorkerSettings.model_validate({"env": env}).env == env

@@ -1,0 +1,62 @@
+"""Which edits make a revision, and which stored revisions are kept."""
+
+from __future__ import annotations
+
+from orca_operator import names
+from orca_operator.observe import Observed, label
+from orca_operator.plan import Apply, Delete, plan
+from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
+from support.orcadeployments import MINIMAL, context, live, merged
+
+
+def manifests(actions) -> dict:
+    return {(a.manifest["kind"], a.manifest["metadata"]["name"]): a.manifest for a in actions if isinstance(a, Apply)}
+
+
+def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
+    base = revision_hash(context(MINIMAL).spec)
+    live_changes = [
+        {"replicas": 5}, {"suspend": True}, {"drainTimeoutSeconds": 5}, {"service": {"type": "NodePort"}},
+        {"scheduler": {"maxBatchSize": 4}}, {"monitoring": {"enabled": True}}, {"networkPolicy": {"enabled": False}},
+        {"recoveryPolicy": {"maxRestarts": 3}}, {"autoscaling": {"maxReplicas": 3}}, {"replicas": 1},
+        {"model": {"uri": "file:///models/demo", "dtype": "auto"}},
+    ]  # fmt: skip
+    for change in live_changes:
+        assert revision_hash(context({**MINIMAL, **change}).spec) == base, change
+    pod_changes = [
+        {"model": {"uri": "file:///models/other"}}, {"parallelism": {"tensorParallelSize": 2}},
+        {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"admission": "paged"}},
+        {"communication": {"backend": "gloo"}}, {"imagePullPolicy": "Always"},
+        {"master": {"apiProcesses": 2}},
+    ]  # fmt: skip
+    hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
+    assert len(hashes) == len(pod_changes)
+    assert base not in hashes
+
+
+def test_old_revisions_are_kept_up_to_a_limit():
+    found = context(MINIMAL)
+    stored = []
+    for number in range(8):
+        other = context(merged(MINIMAL, restart={"id": str(number)}))
+        (revision,) = (m for (kind, _), m in manifests(plan(other, Observed(tuple(stored)))).items()
+                       if kind == "ControllerRevision")  # fmt: skip
+        assert revision["revision"] == number + 1
+        stored.append(live(revision))
+    gone = surplus(Observed(tuple(stored)), label(stored[0], names.REVISION_LABEL))
+    assert [revision["revision"] for revision in gone] == [2, 3, 4]
+    assert len(stored) - len(gone) == KEPT_REVISIONS
+    assert found.revision not in {label(revision, names.REVISION_LABEL) for revision in stored}
+
+
+def test_revisions_of_stateful_sets_are_not_ours():
+    found = context(MINIMAL)
+    foreign = {
+        "kind": "ControllerRevision", "revision": 7, "data": {},
+        "metadata": {"name": "demo-x-p0-123", "labels": names.labels("demo"),
+                     "ownerReferences": [{"kind": "StatefulSet", "uid": "x", "controller": True}]},
+    }  # fmt: skip
+    actions = plan(found, Observed((foreign,)))
+    assert not [action for action in actions if isinstance(action, Delete)]
+    (revision,) = (m for (kind, _), m in manifests(actions).items() if kind == "ControllerRevision")
+    assert revision["revision"] == 1

@@ -1,0 +1,26 @@
+"""What the commands share: errors of one line, and ports."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from orca_protos.command_line import OneLineParser, port
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        OneLineParser(prog="orca test").parse_args(["--unknown"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "orca test: error: unrecognized arguments: --unknown\n"
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("8000", 8000), ("65535", 65535)])
+def test_ports(text, value):
+    assert port(text) == value
+
+
+@pytest.mark.parametrize("text", ["65536", "-1", "", "1e3", " 80", "9" * 5000, "0x50"])
+def test_what_is_no_port(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a port from 0 to 65535"):
+        port(text)
