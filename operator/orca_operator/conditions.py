@@ -15,10 +15,10 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, diagnose, diagnose_pod
+from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported, not_supported
-from orca_operator.observe import Observed, pod_condition
+from orca_operator.observe import name_of, pod_condition
 
 CONDITIONS: Mapping[str, str] = {
     "Ready": "every pipeline that is wanted serves, at the wanted revision",
@@ -51,7 +51,7 @@ class Situation:
     generation: int
     spec: Spec | None
     revision: str | None
-    observed: Observed
+    view: View
     problem: str = ""
     skipped: Sequence[str] = ()
     not_applied: Sequence[str] = ()
@@ -66,9 +66,9 @@ def make_conditions(
     master_ready: bool,
     serving_revision: str,
     previous: Mapping[str, Any],
-    now: datetime,
 ) -> list[dict[str, Any]]:
     """Returns all conditions. `wanted` and `available` count pipelines; `previous` is the whole previous status."""
+    now = situation.view.now
     verdict = _verdict(situation, wanted, available, serving_revision)
     states = _states(situation, verdict, wanted, available, master_ready, serving_revision, previous, now)
     return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
@@ -83,13 +83,13 @@ def _verdict(situation: Situation, wanted: int, available: int, serving_revision
     if not wanted:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
     lacking = situation.certificate_problems.get(situation.certificates, "")
-    if lacking and situation.revision not in situation.observed.revisions():
+    if lacking and situation.revision not in situation.view.observed.revisions():
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     if serving_revision != situation.revision:
         return Diagnosis(Reason.ROLLING_UPDATE, f"revision {serving_revision} ends, {situation.revision} follows")
     if available >= wanted:
         return Diagnosis(Reason.SERVING, f"{available} of {wanted} pipelines serve")
-    return diagnose(situation.observed, situation.revision)
+    return diagnose(situation.view, situation.revision)
 
 
 def _states(
@@ -103,7 +103,7 @@ def _states(
     now: datetime,
 ) -> dict[str, tuple[bool, str, str]]:
     """Returns (status, reason, message) of every condition."""
-    spec, observed = situation.spec, situation.observed
+    spec, observed = situation.spec, situation.view.observed
     ready = verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
@@ -152,8 +152,8 @@ def _model_ready(situation: Situation) -> tuple[bool, str, str]:
     if not is_supported(spec.model):
         return False, "NotSupported", not_supported(spec.model)
     fetching = (Reason.MODEL_DOWNLOADING, Reason.MODEL_DOWNLOAD_FAILED)
-    for pod in situation.observed.pods(revision=situation.revision):
-        diagnosis = diagnose_pod(pod)
+    for pod in situation.view.observed.pods(revision=situation.revision):
+        diagnosis = situation.view.diagnoses.get(name_of(pod))
         if diagnosis is not None and diagnosis.reason in fetching:
             return False, diagnosis.reason.value, diagnosis.message
     return True, "Present", spec.model.uri
@@ -169,7 +169,7 @@ def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
 
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     """Read from the pods, not from the spec: a revision keeps the rendering that it began with."""
-    spec, secrets = situation.spec, situation.observed.certificate_secrets()
+    spec, secrets = situation.spec, situation.view.observed.certificate_secrets()
     if spec is None and revision not in secrets:
         return False, Reason.INVALID_SPEC.value, situation.problem
     secret = secrets.get(revision, situation.certificates)

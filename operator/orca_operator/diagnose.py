@@ -1,13 +1,14 @@
 """Why an OrcaDeployment is not ready: the worst cause first, in the words of the pod that has it. Pure.
 
-Each pod is read by itself (`diagnose_pod`), then the masters' reports; the causes are ranked by how much a person has
-to do about them. The reasons are the closed list of orca_contract.
+`look` diagnoses every pod once per pass; plan.py and status.py read the same `View`. `diagnose` adds the masters'
+reports and ranks the causes by how much a person has to do about them. Reasons are the closed list of orca_contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, StateReport
@@ -53,22 +54,42 @@ class Diagnosis:
     pod: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """The deployment as one pass sees it.
+
+    `diagnoses` has the cause for each pod that does not do its work, by the name of the pod. `now` is the time of the
+    pass: no decision of the pass reads a clock.
+    """
+
+    observed: Observed
+    diagnoses: Mapping[str, Diagnosis]
+    now: datetime
+
+
+def look(observed: Observed, now: datetime) -> View:
+    """Return the view of a pass that begins at `now`."""
+    diagnoses = {name_of(pod): cause for pod in observed.pods() if (cause := diagnose_pod(pod)) is not None}
+    return View(observed, diagnoses, now)
+
+
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
     """The cause that a person has to see first; among equals the first."""
     return min(diagnoses, key=lambda diagnosis: SEVERITY[diagnosis.reason], default=None)
 
 
-def diagnose(observed: Observed, revision: str) -> Diagnosis:
-    """Returns the worst cause why `revision` does not serve yet."""
+def diagnose(view: View, revision: str) -> Diagnosis:
+    """Return the worst cause why `revision` does not serve yet."""
+    observed = view.observed
     # Workers first: among equal causes a master's is the less telling one, as it waits for them.
     pods = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
-    found = [diagnosis for pod in pods if (diagnosis := diagnose_pod(pod)) is not None]
+    causes = [view.diagnoses[name_of(pod)] for pod in pods if name_of(pod) in view.diagnoses]
     report = observed.reports.get(revision)
     reported = diagnose_report(report) if report is not None else []
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which is not there yet is no cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
-    return worst(found + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being made")
+    return worst(causes + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being made")
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause

@@ -1,4 +1,5 @@
 """What to do next, from what is wanted and what is there. Pure: `plan` returns actions, execute.py carries them out.
+The view has the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans everything anew; nothing depends on which event started it. Order within a pass:
 1. what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
@@ -19,6 +20,7 @@ from orca_contract.state import StateReport
 from orca_contract.topology import Topology
 
 from orca_operator import names
+from orca_operator.diagnose import View
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of
@@ -83,12 +85,12 @@ Put = PutTopology | PutScheduler
 Action = Apply | Delete | Put
 
 
-def plan(context: Context, observed: Observed, has_certificates: bool = True) -> list[Action]:
-    """Returns the actions of one pass, in order.
+def plan(context: Context, view: View, has_certificates: bool = True) -> list[Action]:
+    """Return the actions of one pass, in order.
 
     A new revision waits for its certificates, and what ran before goes on meanwhile.
     """
-    pipelines = context.spec.num_pipelines
+    observed, pipelines = view.observed, context.spec.num_pipelines
     surroundings = _surroundings(context, observed, pipelines)
     if pipelines and not has_certificates and context.revision not in observed.revisions():
         return [Apply(manifest) for manifest in surroundings]

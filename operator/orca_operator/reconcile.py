@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,7 @@ from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation
+from orca_operator.diagnose import look
 from orca_operator.events import Announcer
 from orca_operator.execute import Executor, Outcome
 from orca_operator.manifests.context import Context, Images, Owner
@@ -163,7 +164,7 @@ class Reconciler:
             self.store.replace(key, await asyncio.to_thread(self._list, key))
             deployment.listed_at = time.monotonic()
         previous: Mapping[str, Any] = resource.get("status") or {}
-        children = self.store.children(key)
+        children, now = self.store.children(key), self._clock()
         spec: Spec | None = None
         context: Context | None = None
         problem = source = ""
@@ -173,33 +174,33 @@ class Reconciler:
             spec = parse(name, resource.get("spec") or {})
             context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
-            await self._certify(keeper, children, source, request)
-            observed = await self._observe(key, deployment, children, context)
+            await self._certify(keeper, children, source, request, now)
+            view = look(await self._observe(key, deployment, children, context), now)
             if is_supported(spec.model):
-                actions = plan(context, observed, has_certificates=not keeper.problems.get(source))
-                outcome = await asyncio.to_thread(deployment.executor.run, actions, context, observed)
-                observed = await self._tell_masters(outcome, deployment, observed, context)
+                actions = plan(context, view, has_certificates=not keeper.problems.get(source))
+                outcome = await asyncio.to_thread(deployment.executor.run, actions, context, view.observed)
+                view = replace(view, observed=await self._tell_masters(outcome, deployment, view.observed, context))
                 await self._announce_skipped(resource, deployment, outcome)
             else:
                 problem = not_supported(spec.model)
         except InvalidSpecError as error:
             problem = str(error)
-            await self._certify(keeper, children, source, request)
-            observed = await self._observe(key, deployment, children, None)
+            await self._certify(keeper, children, source, request, now)
+            view = look(await self._observe(key, deployment, children, None), now)
         situation = Situation(
             name,
             namespace,
             int(metadata["generation"]),
             spec,
             context.revision if context else None,
-            observed,
+            view,
             problem,
             deployment.skipped,
             deployment.not_applied,
             source,
             keeper.problems,
         )
-        await self._write_status(resource, deployment, make_status(situation, previous, self._clock()), previous)
+        await self._write_status(resource, deployment, make_status(situation, previous), previous)
         return True
 
     def _list(self, key: Key) -> list[Object]:
@@ -209,12 +210,13 @@ class Reconciler:
                 found += self._cluster.children(kind, *key)
         return found
 
+    @staticmethod
     async def _certify(
-        self, keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str
+        keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str, now: datetime
     ) -> None:
         """Checks and renews the certificates of the wanted revision and of revisions that run."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
-        await asyncio.to_thread(keeper.refresh, sources, request, self._clock())
+        await asyncio.to_thread(keeper.refresh, sources, request, now)
 
     async def _observe(
         self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None

@@ -17,9 +17,9 @@ from orca_operator.conditions import Situation, make_conditions, rfc3339
 from orca_operator.observe import is_ready, ordinal, restarts
 
 
-def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the whole status."""
-    spec, observed = situation.spec, situation.observed
+    spec, observed = situation.spec, situation.view.observed
     serving_revision = _serving_revision(situation, previous)
     pipelines = _pipelines(situation, serving_revision)
     wanted = spec.num_pipelines if spec is not None else 0
@@ -43,7 +43,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any], now: datetime
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
-    status["conditions"] = make_conditions(situation, wanted, available, master_ready, serving_revision, previous, now)
+    status["conditions"] = make_conditions(situation, wanted, available, master_ready, serving_revision, previous)
     found: dict[str, Any] = _without_empty(status)
     return found
 
@@ -57,7 +57,7 @@ def _without_empty(value: Any) -> Any:
 
 def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
     """The revision whose pods are there: the wanted one, or the one that it replaces."""
-    there = situation.observed.revisions()
+    there = situation.view.observed.revisions()
     current = str(previous.get("currentRevision", ""))
     if situation.revision is not None and (situation.revision in there or current not in there):
         return situation.revision
@@ -65,7 +65,7 @@ def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
 
 
 def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
-    observed = situation.observed
+    observed = situation.view.observed
     master = observed.reports.get(revision)
     reported = {report.id: report for report in master.pipelines} if master is not None else {}
     indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)}

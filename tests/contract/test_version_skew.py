@@ -30,7 +30,7 @@ from orca_operator.plan import PutScheduler, PutTopology, plan, unknown_to_maste
 from orca_operator.reconcile import Reconciler
 from support import version_0
 from support.api_server import Api
-from support.orcadeployments import IMAGES, MINIMAL, context, everything, merged, report
+from support.orcadeployments import IMAGES, MINIMAL, context, everything, merged, report, view
 
 SPEC = version_0.message("spec")
 TOKEN = {"Authorization": "Bearer token"}
@@ -39,7 +39,7 @@ TOKEN = {"Authorization": "Bearer token"}
 def puts(deployment: Any, said: StateReport) -> list[Any]:
     """What today's operator sends to a master with this report."""
     children = everything(deployment, 2).children
-    actions = plan(deployment, Observed(children, {deployment.revision: said}))
+    actions = plan(deployment, view(Observed(children, {deployment.revision: said})))
     return [action for action in actions if isinstance(action, PutTopology | PutScheduler)]
 
 

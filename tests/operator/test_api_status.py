@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from orca_contract.state import PipelinePhase
 from orca_operator.api_status import Status
 from orca_operator.conditions import Situation
 from orca_operator.observe import Observed
 from orca_operator.status import make_status
-from support.orcadeployments import context, everything, report
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+from support.orcadeployments import context, everything, report, view
 
 
 def test_what_is_written_is_what_the_model_knows():
@@ -19,7 +15,7 @@ def test_what_is_written_is_what_the_model_knows():
     failure = {"reason": "NodeLost", "message": "m", "worker": "w", "recovery_seconds": 3.0}
     said = report(demo, PipelinePhase.RECOVERING, **failure)
     observed = Observed(everything(demo).children, {demo.revision: said})
-    written = make_status(Situation("demo", "default", 1, demo.spec, demo.revision, observed), {}, NOW)
+    written = make_status(Situation("demo", "default", 1, demo.spec, demo.revision, view(observed)), {})
     understood = Status.model_validate(written).model_dump(by_alias=True, exclude_unset=True)
     assert understood == written
     assert written["pipelines"][0]["lastFailure"]["recoverySeconds"] == 3

@@ -8,21 +8,21 @@ import pytest
 from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition, make_conditions, rfc3339
 from orca_operator.observe import Observed
-from support.orcadeployments import MINIMAL, context, everything, merged, pod
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, view
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def conditions(situation: Situation, wanted: int = 1, available: int = 1, previous=None, now=NOW) -> dict:
+def conditions(situation: Situation, wanted: int = 1, available: int = 1, previous=None) -> dict:
     """Conditions by type."""
-    made = make_conditions(situation, wanted, available, available > 0, situation.revision or "", previous or {}, now)
+    made = make_conditions(situation, wanted, available, available > 0, situation.revision or "", previous or {})
     assert [entry["type"] for entry in made] == list(CONDITIONS)
     return {entry["type"]: entry for entry in made}
 
 
-def situation(observed: Observed | None = None, **changes) -> Situation:
+def situation(observed: Observed | None = None, now: datetime = NOW, **changes) -> Situation:
     demo = context(merged(MINIMAL, progressDeadlineSeconds=2000))
-    values = {"spec": demo.spec, "revision": demo.revision, "observed": observed or everything(demo), **changes}
+    values = {"spec": demo.spec, "revision": demo.revision, "view": view(observed or everything(demo), now), **changes}
     return Situation("demo", "default", 7, **values)
 
 
@@ -55,7 +55,8 @@ def test_a_worker_without_a_node_is_counted():
 def test_the_deadline_counts_from_the_begin_of_progressing(seconds, status):
     empty = situation(Observed())
     before = {"conditions": list(conditions(empty, available=0).values())}
-    later = conditions(empty, available=0, previous=before, now=NOW + timedelta(seconds=seconds))
+    late = situation(Observed(), NOW + timedelta(seconds=seconds))
+    later = conditions(late, available=0, previous=before)
     assert later["Progressing"]["status"] == status
     assert (later["Failed"]["status"] == "True") == (status == "False")
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 from orca_contract.reasons import DESCRIPTIONS, Reason
 from orca_contract.state import PipelinePhase
-from orca_operator import names
+from orca_operator import conditions, names, observe, status
+from orca_operator import diagnose as diagnose_module
+from orca_operator import plan as plan_module
 from orca_operator.diagnose import SEVERITY, Diagnosis, diagnose, diagnose_pod, worst
 from orca_operator.observe import Observed
-from support.orcadeployments import context, pod, report
+from support.orcadeployments import NOW, context, pod, report, view
 
 DEMO = context()
 
@@ -122,25 +127,25 @@ def test_a_ready_or_ending_pod_has_no_cause():
 )  # fmt: skip
 def test_what_the_master_says(reason):
     said = report(DEMO, PipelinePhase.RECOVERING, reason=reason.value, message="in its own words")
-    found = diagnose(Observed((pod(DEMO, ready=True),), {DEMO.revision: said}), DEMO.revision)
+    found = diagnose(view(Observed((pod(DEMO, ready=True),), {DEMO.revision: said})), DEMO.revision)
     assert found.reason is reason
     assert "in its own words" in found.message
 
 
 def test_a_reason_of_a_newer_master_is_no_crash():
     said = report(DEMO, PipelinePhase.RECOVERING, reason="SomethingNew", message="x")
-    assert diagnose(Observed((), {DEMO.revision: said}), DEMO.revision).reason is Reason.RECOVERING
+    assert diagnose(view(Observed((), {DEMO.revision: said})), DEMO.revision).reason is Reason.RECOVERING
 
 
 def test_a_master_that_waits_for_a_pod_which_is_not_there_is_no_cause():
     said = report(DEMO, PipelinePhase.RECOVERING, reason="RendezvousTimeout", message="x")
     observed = Observed((pod(DEMO, **waiting("ContainerCreating")),), {DEMO.revision: said})
-    assert diagnose(observed, DEMO.revision).reason is Reason.LOADING_WEIGHTS
+    assert diagnose(view(observed), DEMO.revision).reason is Reason.LOADING_WEIGHTS
 
 
 def test_the_worst_pod_is_named():
     fine, bad = pod(DEMO, partition=0), pod(DEMO, partition=1, **crashed(137, "OOMKilled"))
-    found = diagnose(Observed((fine, bad), {}), DEMO.revision)
+    found = diagnose(view(Observed((fine, bad), {})), DEMO.revision)
     assert (found.reason, found.pod) == (Reason.WORKER_OOM_KILLED, bad["metadata"]["name"])
 
 
@@ -150,3 +155,25 @@ def test_every_reason_is_documented_and_ranked():
     ranked = [Diagnosis(reason, "") for reason in SEVERITY]
     assert worst(list(reversed(ranked))).reason is Reason.INVALID_SPEC
     assert worst([]) is None
+
+
+def test_a_view_has_a_cause_for_each_pod_that_does_not_do_its_work():
+    """Plan and status of a pass read these; masters' reports of later in the pass change no diagnosis of a pod."""
+    fine, loading, ending = pod(DEMO, ready=True), pod(DEMO, pipeline=1), pod(DEMO, pipeline=2)
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    seen = view(Observed((fine, loading, ending)))
+    assert {name: cause.reason for name, cause in seen.diagnoses.items()} == {
+        loading["metadata"]["name"]: Reason.LOADING_WEIGHTS
+    }
+    assert seen.now == NOW
+
+
+@pytest.mark.parametrize(
+    "module", [conditions, diagnose_module, observe, plan_module, status], ids=lambda m: m.__name__
+)
+def test_decisions_read_no_clock(module):
+    """The time of a pass comes with its view, so that a pass can be repeated."""
+    source = inspect.getsource(module)
+    assert not re.search(
+        r"\.(now|today|utcnow|monotonic|time|perf_counter)\(|^import time|from time", source, re.MULTILINE
+    )

@@ -14,7 +14,7 @@ from orca_operator.execute import Executor
 from orca_operator.observe import Observed
 from orca_operator.plan import Apply, Delete, plan
 from orca_operator.validation import InvalidSpecError
-from support.orcadeployments import MINIMAL, UID, context, merged
+from support.orcadeployments import MINIMAL, UID, context, merged, view
 
 
 class Server:
@@ -68,7 +68,7 @@ def observed(server: Server) -> Observed:
 
 def run(executor: Executor, server: Server, found=FULL):
     seen = observed(server)
-    return executor.run(plan(found, seen), found, seen)
+    return executor.run(plan(found, view(seen)), found, seen)
 
 
 def test_a_second_pass_writes_nothing_also_where_events_are_late():
@@ -159,4 +159,4 @@ def test_deletions_are_of_that_very_object():
     policy["metadata"] = {**policy["metadata"], "uid": "another"}
     executor.run([Delete(policy)], FULL, observed(server))
     assert ("NetworkPolicy", "demo-master") in server.objects
-    assert isinstance(plan(FULL, observed(server))[0], Apply)
+    assert isinstance(plan(FULL, view(observed(server)))[0], Apply)

@@ -14,7 +14,7 @@ from orca_operator import names
 from orca_operator.manifests import access, boot
 from orca_operator.observe import Observed
 from orca_operator.plan import Apply, plan
-from support.orcadeployments import MINIMAL, UID, context, example, merged
+from support.orcadeployments import MINIMAL, UID, context, example, merged, view
 from support.pod_security import CONTROLS, violations
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -50,7 +50,7 @@ EVERYTHING = {
 
 
 def manifests(spec: dict, name: str = "demo") -> list[dict]:
-    return [action.manifest for action in plan(context(spec, name), Observed()) if isinstance(action, Apply)]
+    return [action.manifest for action in plan(context(spec, name), view(Observed())) if isinstance(action, Apply)]
 
 
 @pytest.mark.parametrize(("spec", "count"), [(MINIMAL, None), (EVERYTHING, 2)], ids=["minimal", "all"])

@@ -10,7 +10,7 @@ from orca_operator import names
 from orca_operator.observe import Observed
 from orca_operator.plan import plan
 from orca_operator.validation import NAME
-from support.orcadeployments import MINIMAL, context, merged
+from support.orcadeployments import MINIMAL, context, merged, view
 
 DNS_LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 deployment_names = st.from_regex(NAME, fullmatch=True).filter(lambda name: len(name) <= names.LONGEST_NAME)
@@ -24,7 +24,7 @@ shapes = st.fixed_dictionaries(
 def test_every_name_fits(name, shape, replicas):
     spec = merged(MINIMAL, parallelism=shape, replicas=replicas)
     found = context(spec, name)
-    for action in plan(found, Observed()):
+    for action in plan(found, view(Observed())):
         metadata = action.manifest["metadata"]
         assert DNS_LABEL.match(metadata["name"]), metadata["name"]
         for value in metadata["labels"].values():

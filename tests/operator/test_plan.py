@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.observe import Observed, label
 from orca_operator.plan import Apply, Delete, PutScheduler, PutTopology, plan
-from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
 
 
 def manifests(actions) -> dict:
@@ -34,9 +34,9 @@ def test_a_steady_state_is_left_alone(spec):
     found = context(spec)
     pipelines = 0 if spec["suspend"] else spec["replicas"]
     observed = everything(found, pipelines) if pipelines else Observed(everything(found, 0).children[:-1])
-    actions = plan(found, observed)
+    actions = plan(found, view(observed))
     assert all(isinstance(action, Apply) for action in actions)
-    assert manifests(actions) == manifests(plan(found, Observed()))
+    assert manifests(actions) == manifests(plan(found, view(Observed())))
 
 
 @settings(deadline=None)
@@ -45,9 +45,11 @@ def test_from_any_state_to_any_other(before, after):
     """After the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""
     old, new = context(before), context(after)
     observed = everything(old, 0 if before["suspend"] else before["replicas"])
-    deleted = {(a.child["kind"], a.child["metadata"]["name"]) for a in plan(new, observed) if isinstance(a, Delete)}
+    deleted = {
+        (a.child["kind"], a.child["metadata"]["name"]) for a in plan(new, view(observed)) if isinstance(a, Delete)
+    }
     if old.revision != new.revision:
-        applied = manifests(plan(new, observed))
+        applied = manifests(plan(new, view(observed)))
         assert not {kind for kind, _ in applied} & {"StatefulSet", "Deployment"}, "the old revision ends first"
     remaining = [
         child
@@ -55,8 +57,8 @@ def test_from_any_state_to_any_other(before, after):
         if (child["kind"], child["metadata"]["name"]) not in deleted
         and not (child["kind"] == "Pod" and label(child, names.REVISION_LABEL) != new.revision)
     ]
-    final = plan(new, Observed(tuple(remaining)))
-    wanted = manifests(plan(new, Observed()))
+    final = plan(new, view(Observed(tuple(remaining))))
+    wanted = manifests(plan(new, view(Observed())))
     assert {key for key in manifests(final) if key[0] != "ControllerRevision"} == {
         key for key in wanted if key[0] != "ControllerRevision"
     }
@@ -67,13 +69,13 @@ def test_scaling_down_the_master_lets_go_first():
     two, one = context(merged(MINIMAL, replicas=2)), context(merged(MINIMAL, replicas=1))
     assert two.revision == one.revision
     observed = everything(two, pipelines=2)
-    actions = plan(one, observed)
+    actions = plan(one, view(observed))
     (put,) = (action for action in actions if isinstance(action, PutTopology))
     assert [pipeline.id for pipeline in put.body.pipelines] == [f"{one.revision}-0"]
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 2, "its pods stay until the master has answered"
     answered = Observed(observed.children, {one.revision: report(one, pipelines=1)})
-    (stateful_set,) = (m for (kind, _), m in manifests(plan(one, answered)).items() if kind == "StatefulSet")
+    (stateful_set,) = (m for (kind, _), m in manifests(plan(one, view(answered))).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 1
 
 
@@ -83,7 +85,7 @@ def test_scaling_down_waits_for_a_master_that_runs_and_does_not_answer(address, 
     observed = everything(two, pipelines=2)
     children = [child for child in observed.children if label(child, names.ROLE_LABEL) != names.MASTER]
     children.append(pod(two, names.MASTER, ready=True, podIP=address))
-    actions = plan(one, Observed(tuple(children)))
+    actions = plan(one, view(Observed(tuple(children))))
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == replicas
     assert not [action for action in actions if isinstance(action, PutTopology)]
@@ -93,7 +95,7 @@ def test_scaling_up_and_live_knobs():
     one = context(MINIMAL)
     three = context(merged(MINIMAL, replicas=3, scheduler={"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}))
     assert one.revision == three.revision
-    actions = plan(three, everything(one))
+    actions = plan(three, view(everything(one)))
     (topology,) = (action for action in actions if isinstance(action, PutTopology))
     assert len(topology.body.pipelines) == 3
     (knobs,) = (action for action in actions if isinstance(action, PutScheduler))
@@ -107,12 +109,12 @@ def test_the_stored_rendering_wins_over_a_new_one():
     old = context(MINIMAL)
     observed = everything(old)
     newer = replace(old, images=replace(old.images, worker="orca-worker:next", master="orca-master:next"))
-    assert manifests(plan(newer, observed)) == manifests(plan(old, observed))
-    assert "orca-worker:next" in str(manifests(plan(newer, Observed())))
+    assert manifests(plan(newer, view(observed))) == manifests(plan(old, view(observed)))
+    assert "orca-worker:next" in str(manifests(plan(newer, view(Observed()))))
 
 
 def test_a_pod_of_another_revision_holds_the_new_one_back():
     found = context(MINIMAL)
     stray = pod(found, revision="abcdef")
-    kinds = {kind for kind, _ in manifests(plan(found, Observed((stray,))))}
+    kinds = {kind for kind, _ in manifests(plan(found, view(Observed((stray,)))))}
     assert "StatefulSet" not in kinds

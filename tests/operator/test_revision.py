@@ -6,7 +6,7 @@ from orca_operator import names
 from orca_operator.observe import Observed, label
 from orca_operator.plan import Apply, Delete, plan
 from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
-from support.orcadeployments import MINIMAL, context, live, merged
+from support.orcadeployments import MINIMAL, context, live, merged, view
 
 
 def manifests(actions) -> dict:
@@ -39,7 +39,7 @@ def test_old_revisions_are_kept_up_to_a_limit():
     stored = []
     for number in range(8):
         other = context(merged(MINIMAL, restart={"id": str(number)}))
-        (revision,) = (m for (kind, _), m in manifests(plan(other, Observed(tuple(stored)))).items()
+        (revision,) = (m for (kind, _), m in manifests(plan(other, view(Observed(tuple(stored))))).items()
                        if kind == "ControllerRevision")  # fmt: skip
         assert revision["revision"] == number + 1
         stored.append(live(revision))
@@ -56,7 +56,7 @@ def test_revisions_of_stateful_sets_are_not_ours():
         "metadata": {"name": "demo-x-p0-123", "labels": names.labels("demo"),
                      "ownerReferences": [{"kind": "StatefulSet", "uid": "x", "controller": True}]},
     }  # fmt: skip
-    actions = plan(found, Observed((foreign,)))
+    actions = plan(found, view(Observed((foreign,))))
     assert not [action for action in actions if isinstance(action, Delete)]
     (revision,) = (m for (kind, _), m in manifests(actions).items() if kind == "ControllerRevision")
     assert revision["revision"] == 1

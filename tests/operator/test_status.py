@@ -10,7 +10,7 @@ from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition
 from orca_operator.observe import Observed
 from orca_operator.status import make_status
-from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -18,9 +18,9 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 def status(found, observed, previous=None, now=NOW, problem="", skipped=(), generation=1) -> dict:
     situation = Situation(
         found.name, found.namespace, generation, None if problem else found.spec, None if problem else found.revision,
-        observed, problem, skipped,
+        view(observed, now), problem, skipped,
     )  # fmt: skip
-    return make_status(situation, previous or {}, now)
+    return make_status(situation, previous or {})
 
 
 def reason(found: dict, kind: str = "Ready") -> tuple[str, str]:

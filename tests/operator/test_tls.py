@@ -13,7 +13,7 @@ from orca_operator.observe import Observed, certificate_secret
 from orca_operator.plan import Apply, plan
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import make_status
-from support.orcadeployments import MINIMAL, UID, context, everything, live, merged
+from support.orcadeployments import MINIMAL, UID, context, everything, live, merged, view
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PROPAGATION = timedelta(minutes=5)
@@ -30,7 +30,7 @@ def pods(found: Context) -> dict[str, dict[str, Any]]:
     """Pod specs of a new revision by the name of their container."""
     templates = [
         action.manifest["spec"]["template"]["spec"]
-        for action in plan(found, Observed())
+        for action in plan(found, view(Observed()))
         if isinstance(action, Apply) and action.manifest["kind"] in ("Deployment", "StatefulSet")
     ]
     return {template["containers"][0]["name"]: template for template in templates}
@@ -87,7 +87,7 @@ def test_a_revision_that_began_with_plaintext_keeps_it():
     found = tls()
     observed = plaintext(found)
     assert certificate_source(found, observed) == ""
-    for action in plan(found, observed):
+    for action in plan(found, view(observed)):
         assert not isinstance(action, Apply) or "orca-tls" not in str(action.manifest)
     assert observed.admin_port(found.revision).secret == ""
     assert certificate_source(found, Observed()) == OWN
@@ -97,8 +97,8 @@ def condition(
     found: Context, observed: Observed, kind: str, current: str = "", **situation: Any
 ) -> tuple[str, str, str]:
     """One condition of a deployment; `current` is the revision that served before."""
-    made = Situation(found.name, found.namespace, 1, found.spec, found.revision, observed, **situation)
-    entry = find_condition(make_status(made, {"currentRevision": current}, NOW), kind)
+    made = Situation(found.name, found.namespace, 1, found.spec, found.revision, view(observed, NOW), **situation)
+    entry = find_condition(make_status(made, {"currentRevision": current}), kind)
     return entry["status"], entry["reason"], entry["message"]
 
 
@@ -122,7 +122,7 @@ def test_the_status_says_how_the_revision_that_serves_speaks():
 def test_a_new_revision_waits_for_its_certificates_and_the_old_one_serves_on():
     old, new = tls(), tls(**CERT_MANAGER)
     observed = everything(old)
-    waiting = plan(new, observed, has_certificates=False)
+    waiting = plan(new, view(observed), has_certificates=False)
     kinds = [action.manifest["kind"] for action in waiting if isinstance(action, Apply)]
     assert len(kinds) == len(waiting), "nothing is deleted"
     assert "Certificate" in kinds
@@ -134,13 +134,15 @@ def test_a_new_revision_waits_for_its_certificates_and_the_old_one_serves_on():
     assert condition(new, observed, "Available", **known)[0] == "True"
     running = everything(new)
     later = {
-        action.manifest["kind"] for action in plan(new, running, has_certificates=False) if hasattr(action, "manifest")
+        action.manifest["kind"]
+        for action in plan(new, view(running), has_certificates=False)
+        if hasattr(action, "manifest")
     }
     assert "StatefulSet" in later, "a certificate that goes bad takes no running pod away"
 
 
 def test_certificates_of_cert_manager():
-    made = [action.manifest for action in plan(tls(**CERT_MANAGER), Observed()) if isinstance(action, Apply)]
+    made = [action.manifest for action in plan(tls(**CERT_MANAGER), view(Observed())) if isinstance(action, Apply)]
     certificates = {found["metadata"]["name"]: found["spec"] for found in made if found["kind"] == "Certificate"}
     assert sorted(certificates) == ["demo-issued-master", "demo-issued-operator", "demo-issued-worker"]
     spec = certificates["demo-issued-worker"]
@@ -149,5 +151,5 @@ def test_certificates_of_cert_manager():
     assert spec["issuerRef"] == {"name": "ours", "kind": "ClusterIssuer", "group": "cert-manager.io"}
     assert spec["usages"][1:] == ["server auth", "client auth"]
     assert (spec["duration"], spec["renewBefore"]) == ("2160h", "720h")
-    switched = plan(tls(mode="off"), Observed(tuple(live(found) for found in made)))
+    switched = plan(tls(mode="off"), view(Observed(tuple(live(found) for found in made))))
     assert sum(not isinstance(action, Apply) and action.child["kind"] == "Certificate" for action in switched) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from orca_contract.message import VERSION
 from orca_contract.state import EngineState, FailureReport, PipelinePhase, PipelineReport, StateReport
 from orca_operator import names
+from orca_operator.diagnose import View, look
 from orca_operator.manifests import boot
 from orca_operator.manifests.context import Context, Images
 from orca_operator.observe import Observed
@@ -19,6 +21,7 @@ from orca_operator.validation import parse
 ROOT = Path(__file__).parents[2]
 UID = "11111111-2222-3333-4444-555555555555"
 IMAGES = Images("orca-master:test", "orca-worker:test")
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINIMAL = {"model": {"uri": "file:///models/demo"}}
 
 
@@ -104,9 +107,14 @@ def report(
     )
 
 
+def view(observed: Observed, now: datetime = NOW) -> View:
+    """The view of a pass."""
+    return look(observed, now)
+
+
 def everything(deployment: Context, pipelines: int = 1) -> Observed:
     """A deployment in steady state, made from its own plan."""
-    children = [live(action.manifest) for action in plan(deployment, Observed()) if isinstance(action, Apply)]
+    children = [live(action.manifest) for action in plan(deployment, view(Observed())) if isinstance(action, Apply)]
     partitions = range(deployment.spec.parallelism.pipeline_parallel_size)
     children += [
         pod(deployment, partition=partition, pipeline=pipeline, ready=True)
