@@ -1,4 +1,4 @@
-"""kopf's side: watches become keys in the reconciler's queue, nothing else. No finalizers, no annotations."""
+"""kopf handlers: turn watch events into keys of the reconciler's queue. They set no finalizers and no annotations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orca_operator.reconcile import Reconciler
 from orca_operator.store import WATCHED
 
 LOST_SECONDS = 300.0
-"""The liveness probe fails when the event loop has taken no turn for so long."""
+"""The liveness probe fails when the event loop has taken no turn for this long."""
 
 
 def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
-    """Returns the handlers around one reconciler."""
+    """Return the kopf handlers of one reconciler."""
     registry = kopf.OperatorRegistry()
     background: list[asyncio.Task[None]] = []
 
@@ -67,12 +67,12 @@ def _watch(registry: kopf.OperatorRegistry, reconciler: Reconciler, kind: str) -
 
 
 def _plain(body: Any) -> dict[str, Any]:
-    """kopf's read-only views as plain dictionaries."""
+    """Copy kopf's read-only view into a dictionary."""
     return {key: body[key] for key in body}
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Bounds on everything that waits, and nothing of kopf's own in the cluster."""
+    """Bound every wait, and keep kopf from writing to the cluster."""
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10

@@ -1,7 +1,7 @@
-"""`Reconciler`: one task per OrcaDeployment that brings it, pass by pass, to what its spec says.
+"""`Reconciler`: one task per OrcaDeployment, which runs passes until the cluster is as the spec says.
 
-A pass: read the spec → observe children and masters → plan → execute → status. It is triggered by any event about the
-deployment or its children and by a timer, and never relies on which: `enqueue` carries a key, nothing else.
+A pass: read the spec → observe children and masters → plan → execute → status. Any event about the OrcaDeployment or
+its children triggers a pass, and so does a timer. A pass is level-triggered: `enqueue` carries a key and no event.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from orca_operator.validation import InvalidSpecError, parse
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.2
-"""Events come in bursts: a pass waits this long for more."""
+"""Delay between an event and its pass, because events come in bursts."""
 POLL_SECONDS = 5.0
-"""Between passes without an event: masters report only when asked."""
+"""Interval of passes without an event: masters are polled for their state."""
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
 PROPAGATION = timedelta(minutes=5)
-"""Until every pod has the content of a Secret that was written: the kubelet's sync takes up to two minutes."""
+"""Time until every pod has the new content of a Secret: the kubelet's sync takes up to two minutes."""
 
 
 def utc_now() -> datetime:
@@ -56,7 +56,7 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class _Deployment:
-    """What is remembered of one OrcaDeployment between passes; all of it can be lost."""
+    """State of one OrcaDeployment between passes: caches only, a restart may lose all of it."""
 
     executor: Executor
     keeper: CertificateKeeper | None = None
@@ -103,13 +103,13 @@ class Reconciler:
         return await self._pass(key, self._deployment(key))
 
     async def watch_loop(self) -> None:
-        """Notes that the event loop takes turns, for the liveness probe."""
+        """Record the time of each turn of the event loop, for the liveness probe."""
         while True:
             self.last_turn = time.monotonic()
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        """Ends all tasks."""
+        """Cancel all tasks and close the connections to masters."""
         tasks = [deployment.task for deployment in self._deployments.values() if deployment.task is not None]
         for task in tasks:
             task.cancel()
@@ -141,19 +141,19 @@ class Reconciler:
             except Exception:
                 logger.exception("%s/%s: unexpected error; next pass in %.0f s", *key, retry)
                 delay, retry = retry, min(2 * retry, longest)
-        # Before anything is awaited: a deployment of this name that is created meanwhile gets a task of its own.
+        # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]
         self.store.forget(key)
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
-        """One pass; returns whether the deployment is still there."""
+        """Run one pass; returns whether the OrcaDeployment still exists."""
         namespace, name = key
         resource = await asyncio.to_thread(self._cluster.get, names.KIND, namespace, name)
         if resource is None:
             return False
         metadata = resource["metadata"]
-        if metadata["uid"] != deployment.uid:  # another one of the same name
+        if metadata["uid"] != deployment.uid:  # a new OrcaDeployment of the same name
             deployment.executor, deployment.uid = Executor(self._cluster), metadata["uid"]
             deployment.attempts, deployment.not_applied = Attempts(), ()
             owner = Owner(name, namespace, metadata["uid"])
@@ -214,14 +214,14 @@ class Reconciler:
     async def _certify(
         keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str, now: datetime
     ) -> None:
-        """Checks and renews the certificates of the wanted revision and of revisions that run."""
+        """Check and renew the certificates of the wanted revision and of running revisions."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, now)
 
     async def _observe(
         self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None
     ) -> Observed:
-        """Children, and the reports of the masters that run."""
+        """Return the children and the reports of running masters."""
         observed = Observed(children)
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         executor, reports = deployment.executor, {}
@@ -247,7 +247,7 @@ class Reconciler:
     async def _tell_masters(
         self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
     ) -> Observed:
-        """Sends topology and knobs, and notes what is not in effect; returns the masters' latest reports."""
+        """Send topology and scheduler knobs, record changes without effect; returns the latest reports."""
         reports, attempts, problems = dict(observed.reports), deployment.attempts, []
         attempts.prune(outcome.puts, reports)
         token = await asyncio.to_thread(deployment.executor.admin_token, context)
@@ -268,7 +268,7 @@ class Reconciler:
         return Observed(observed.children, reports)
 
     async def _put(self, door: Door, put: Put, before: StateReport, attempts: Attempts) -> tuple[str, StateReport]:
-        """Sends one change; returns why it is not in effect ("" if it is), and the master's latest report."""
+        """Send one change; returns why the change is not in effect ("" if it is), and the master's latest report."""
         try:
             after = await self._masters.put(door, put.route, put.body)
         except MasterError as error:
@@ -287,10 +287,10 @@ class Reconciler:
     async def _write_status(
         self, resource: Object, deployment: _Deployment, status: dict[str, Any], previous: Mapping[str, Any]
     ) -> None:
-        """Patches the status if it changed, and announces a change of the reason of Ready.
+        """Patch the status if it changed, and write an Event if the reason of Ready changed.
 
-        Servers before 1.30 refuse any status (422) while the stored spec is invalid under a newer CRD: then the Event,
-        once per generation, is the only place that says why.
+        Servers before 1.30 refuse every status (422) while the stored spec is invalid under a newer CRD. Then only the
+        Event says why; one Event per generation is written.
         """
         if status == previous:
             return
@@ -311,7 +311,7 @@ class Reconciler:
 
 
 def _door(port: AdminPort | None, token: str, deployment: _Deployment) -> Door | None:
-    """How to reach a master; None without a master, or without credentials for a master that speaks TLS."""
+    """Return address and credentials of a master; None without a master, or without credentials for TLS."""
     if port is None:
         return None
     if not port.secret:
