@@ -43,7 +43,7 @@ def _link_seeds() -> list[bytes]:
     from orca_master.api_processes.link_codec import encode_to_master
     from orca_master.api_processes.link_messages import AskMetrics, Release, Submit
     from orca_master.engine.messages import Submission
-    from orca_master.scheduling.request import SamplingParameters
+    from orca_master.scheduling.sampling_parameters import SamplingParameters
 
     submission = Submission("a", (1, 2), 4, SamplingParameters(logit_bias=((1, 0.5),)), frozenset({0}))
     return [encode_to_master(message) for message in (Submit(1, submission), Release("a", "stop"), AskMetrics(2))]

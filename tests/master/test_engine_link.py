@@ -25,7 +25,8 @@ from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_protos import engine_pb2 as pb
 
 MODEL = Path("/models/m")

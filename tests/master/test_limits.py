@@ -7,7 +7,8 @@ import math
 import pytest
 from orca_master.engine.request_limits import check_values
 from orca_master.errors import RequestError
-from orca_master.scheduling.request import Request, SamplingParameters
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 VOCABULARY = 100
 

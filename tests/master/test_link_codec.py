@@ -29,14 +29,14 @@ from orca_master.api_processes.link_messages import (
     Outputs,
     Release,
     Submit,
-    ValueOutOfRangeError,
 )
 from orca_master.api_processes.link_requests import MAX_TEXT
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 from orca_protos.http_limits import HttpLimits
@@ -164,7 +164,7 @@ CARRIED = {
     Release: pb.Release,
     AskMetrics: pb.AskMetrics,
     Submission: pb.Submission,
-    SamplingParameters: pb.SamplingParameters,
+    SamplingParameters: engine_pb2.Sampling,
     Hello: pb.Hello,
     EndpointConfig: pb.EndpointConfig,
     HttpLimits: pb.HttpLimits,
@@ -295,7 +295,7 @@ def test_an_api_process_takes_any_bytes(data):
         pb.ToMaster(),
         pb.ToMaster(release=pb.Release(request_id="a", ended_as=77)),
         pb.ToMaster(
-            submit=pb.Submit(submission=pb.Submission(sampling=pb.SamplingParameters(logit_bias={"token": [1]})))
+            submit=pb.Submit(submission=pb.Submission(sampling=engine_pb2.Sampling(logit_bias={"token": [1]})))
         ),
     ],
     ids=["empty", "unknown end", "bias without value"],

@@ -17,7 +17,8 @@ from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topol
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import Output, Submission
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 

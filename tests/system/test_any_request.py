@@ -26,7 +26,7 @@ from orca_master.bodies.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
 )
-from orca_master.scheduling.request import MAX_LOGPROBS
+from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_protos import engine_pb2 as pb
 from orca_worker.logit_processing import LogitProcessors
-from orca_worker.rows import SamplingRows
-from orca_worker.sampling import _least_kept, logprobs, sample, uniform
+from orca_worker.sampling import SamplingRows, _least_kept, logprobs, sample, uniform
 
 
 def rows(temperature, top_p, seed, position, choice=None, top_k=None, min_p=None, wanted=None):
@@ -166,8 +165,8 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
     vocabulary = 12
     sampling = pb.Sampling(
         presence_penalty=generator.uniform(-2, 2), frequency_penalty=generator.uniform(-2, 2),
-        repetition_penalty=generator.uniform(0.5, 2), logit_bias={3: 4.5, 7: -100.0},
-        min_tokens=5, banned_token=[1, 2],
+        repetition_penalty=generator.uniform(0.5, 2), logit_bias=pb.LogitBias(token=[3, 7], value=[4.5, -100.0]),
+        min_tokens=5,
     )  # fmt: skip
     tokens = generator.integers(0, vocabulary, prompt_length + generated).tolist()
     processors = LogitProcessors(vocabulary, torch.device("cpu"))
@@ -179,7 +178,7 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
             sample=[True, True],
         )  # fmt: skip
         if context == 0:
-            iteration.admission.add(row=9, sampling=sampling, prompt_length=prompt_length)
+            iteration.admission.add(row=9, sampling=sampling, prompt_length=prompt_length, banned_token=[1, 2])
             iteration.admission.add(row=4)
         processors.observe(iteration, torch.tensor(iteration.token))
     logits = torch.from_numpy(generator.normal(size=(2, vocabulary)).astype(np.float32))
@@ -194,7 +193,7 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
             factor = sampling.repetition_penalty
             value = value / factor if value > 0 else value * factor
         value -= output.count(token) * sampling.frequency_penalty + (token in output) * sampling.presence_penalty
-        value += dict(sampling.logit_bias).get(token, 0.0)
+        value += {3: 4.5, 7: -100.0}.get(token, 0.0)
         if token in (1, 2) and generated < 5:
             value = -np.inf
         assert processed[1, token].item() == pytest.approx(value, abs=1e-4)

@@ -16,7 +16,7 @@ SAMPLINGS = {
     "greedy": pb.Sampling(),
     "drawn": pb.Sampling(temperature=0.9, top_p=0.95, seed=5, logprobs=2),
     "penalised": pb.Sampling(presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.3),
-    "kept back": pb.Sampling(min_tokens=5, banned_token=[3, 8], logit_bias={9: 2.0}),
+    "kept back": pb.Sampling(min_tokens=5, logit_bias=pb.LogitBias(token=[9], value=[2.0])),
 }
 
 
@@ -32,7 +32,11 @@ def iteration(sequence: int, sampling: pb.Sampling, tokens: list[list[int]], con
         num_new_blocks=[BLOCKS if begins else 0] * len(rows),
         new_block=range(BLOCKS * len(rows)) if begins else [],
         sample=[True] * len(rows),
-        admission=[pb.Admission(row=row, sampling=sampling, prompt_length=len(tokens[row])) for row in rows] * begins,
+        admission=[
+            pb.Admission(row=row, sampling=sampling, prompt_length=len(tokens[row]), banned_token=[3, 8])
+            for row in rows
+        ]
+        * begins,
     )
 
 

@@ -39,7 +39,7 @@ class LogitProcessors:
         """Takes note of rows that begin and of the tokens [S] that an iteration computes."""
         for admission in iteration.admission:
             self._rows.pop(admission.row, None)
-            if _asks_for_processing(admission.sampling):
+            if _asks_for_processing(admission):
                 self._rows[admission.row] = self._begin(admission)
         if not self._rows:
             return
@@ -87,9 +87,9 @@ class LogitProcessors:
     def _begin(self, admission: pb.Admission) -> _Row:
         sampling = admission.sampling
         bias = None
-        if sampling.logit_bias:
+        if sampling.logit_bias.token:
             bias = torch.zeros(self._vocabulary, device=self._device)
-            for token, value in sampling.logit_bias.items():
+            for token, value in zip(sampling.logit_bias.token, sampling.logit_bias.value, strict=True):
                 bias[token] = value
         return _Row(
             sampling,
@@ -97,15 +97,16 @@ class LogitProcessors:
             torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device),
             torch.zeros(self._vocabulary, device=self._device),
             bias,
-            torch.tensor(sampling.banned_token, dtype=torch.int64, device=self._device),
+            torch.tensor(admission.banned_token, dtype=torch.int64, device=self._device),
         )
 
 
-def _asks_for_processing(sampling: pb.Sampling) -> bool:
+def _asks_for_processing(admission: pb.Admission) -> bool:
+    sampling = admission.sampling
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
         or sampling.repetition_penalty not in (0.0, 1.0)
-        or sampling.logit_bias
-        or (sampling.min_tokens and sampling.banned_token)
+        or sampling.logit_bias.token
+        or (sampling.min_tokens and admission.banned_token)
     )

@@ -15,29 +15,9 @@ from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
+from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
+
 INITIAL_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How each sampling request of one iteration draws its token; K = requests that sample."""
-
-    temperature: np.ndarray
-    """[K] float32."""
-    top_p: np.ndarray
-    """[K] float32."""
-    top_k: np.ndarray
-    """[K] int64, 0 for all."""
-    min_p: np.ndarray
-    """[K] float32."""
-    seed: np.ndarray
-    """[K] uint64."""
-    choice: np.ndarray
-    """[K] uint64."""
-    position: np.ndarray
-    """[K] uint64 position that the sampled token will have."""
-    logprobs: np.ndarray
-    """[K] int64 log probabilities wanted beside the sampled token's, -1 for none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +53,7 @@ class RowTable:
             [
                 ("blocks", np.int64, (-(-max_model_len // BLOCK_SIZE),)),
                 ("num_blocks", np.int64),
-                ("temperature", np.float32),
-                ("top_p", np.float32),
-                ("top_k", np.int64),
-                ("min_p", np.float32),
-                ("logprobs", np.int64),
-                ("seed", np.uint64),
-                ("choice", np.uint64),
+                ("sampling", SAMPLING_ROW),
             ]
         )
         self._rows = np.zeros(INITIAL_ROWS, layout)
@@ -108,7 +82,6 @@ class RowTable:
         block = self._rows["blocks"][row[request], position // BLOCK_SIZE]
         longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
         samples = np.fromiter(iteration.sample, np.bool_)
-        sampling = self._rows[row[samples]]
         known = np.fromiter(iteration.token, np.int64)
         pending = np.flatnonzero(known == PENDING_TOKEN)
         tokens, positions, slots, block_table, sampled, pending_places, pending_rows = self._tensors(
@@ -133,16 +106,7 @@ class RowTable:
             tokens=tokens,
             ragged=ragged,
             last=self._last(ragged, end - 1, context + num_tokens - 1, samples),
-            sampling=SamplingRows(
-                temperature=sampling["temperature"],
-                top_p=sampling["top_p"],
-                top_k=sampling["top_k"],
-                min_p=sampling["min_p"],
-                logprobs=sampling["logprobs"],
-                seed=sampling["seed"],
-                choice=sampling["choice"],
-                position=(context + num_tokens)[samples].astype(np.uint64),
-            ),
+            sampling=sampling_rows(self._rows["sampling"][row[samples]], (context + num_tokens)[samples]),
             rows=sampled,
         )
 
@@ -167,12 +131,9 @@ class RowTable:
             while admission.row >= len(self._rows):
                 self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
                 self._sampled = torch.cat((self._sampled, torch.zeros_like(self._sampled)))
-            sampling, row = admission.sampling, self._rows[admission.row]
+            row = self._rows[admission.row]
             row["num_blocks"] = 0
-            row["temperature"] = sampling.temperature
-            row["top_p"], row["top_k"], row["min_p"] = sampling.top_p, sampling.top_k, sampling.min_p
-            row["logprobs"] = sampling.logprobs if sampling.HasField("logprobs") else -1
-            row["seed"], row["choice"] = sampling.seed, sampling.choice
+            row["sampling"] = sampling_row(admission.sampling)
 
     def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> None:
         if not iteration.new_block:

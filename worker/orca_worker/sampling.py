@@ -6,15 +6,58 @@ the row, the worker or a restart (docs/contracts.md, section 5). So a replay dra
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.rows import SamplingRows
-
 FEW = (128, 4096)
 """Likeliest tokens among which the kept ones are looked for, before all are sorted."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+SAMPLING_ROW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
+        ("min_p", np.float32),
+        ("logprobs", np.int64),
+        ("seed", np.uint64),
+        ("choice", np.uint64),
+    ]
+)
+"""What a row keeps from its admission, under the names of `Sampling` in protos/engine.proto."""
+_NAMES = SAMPLING_ROW.names or ()
+_OPTIONAL = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.has_presence and field.message_type is None}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each sampling request of one iteration draws its token; arrays [K], K = requests that sample."""
+
+    temperature: np.ndarray
+    top_p: np.ndarray
+    top_k: np.ndarray
+    """0 for all."""
+    min_p: np.ndarray
+    logprobs: np.ndarray
+    """Log probabilities wanted beside the sampled token's, -1 for none at all."""
+    seed: np.ndarray
+    choice: np.ndarray
+    position: np.ndarray
+    """uint64 position that the sampled token will have."""
+
+
+def sampling_row(sampling: pb.Sampling) -> tuple[float, ...]:
+    """Returns the values of SAMPLING_ROW in a request's message; an optional number that is absent is -1."""
+    return tuple(getattr(sampling, name) if name not in _OPTIONAL or sampling.HasField(name) else -1 for name in _NAMES)
+
+
+def sampling_rows(rows: np.ndarray, position: np.ndarray) -> SamplingRows:
+    """Returns the parameters of requests: `rows` [K] of SAMPLING_ROW, and the positions [K] of their next tokens."""
+    return SamplingRows(**{name: rows[name] for name in _NAMES}, position=position.astype(np.uint64))
 
 
 def uniform(seed: np.ndarray, choice: np.ndarray, position: np.ndarray) -> np.ndarray:

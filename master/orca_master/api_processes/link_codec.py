@@ -27,7 +27,6 @@ from orca_master.api_processes.link_messages import (
     Release,
     Submit,
     ToMaster,
-    ValueOutOfRangeError,
 )
 from orca_master.api_processes.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
 from orca_master.endpoint.config import EndpointConfig
@@ -41,6 +40,7 @@ from orca_master.errors import (
     RequestError,
     RequestTimeoutError,
 )
+from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError
 
 ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
     pb.ERROR_KIND_ENGINE: EngineError,

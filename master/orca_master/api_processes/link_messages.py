@@ -15,14 +15,6 @@ class LinkError(Exception):
     """The other end broke the protocol: nothing more is read from it or sent to it."""
 
 
-class ValueOutOfRangeError(ValueError):
-    """A value that the link cannot carry; `field` is the parameter of the request that holds it."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-
-
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Hands a request over. The Answer of the same number carries no value, or the reason for a refusal."""

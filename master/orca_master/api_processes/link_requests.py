@@ -8,9 +8,10 @@ from itertools import repeat
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 
-from orca_master.api_processes.link_messages import LinkError, ValueOutOfRangeError
+from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.messages import Output, Submission
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
 MAX_TEXT = 16_384
 """Characters of an error message on the link; the rest is cut off."""
@@ -26,7 +27,9 @@ _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number 
 def fill_submission(message: pb.Submission, submission: Submission) -> None:
     """Writes a submission into an empty message; raises ValueOutOfRangeError."""
     message.request_id = submission.request_id
-    message.max_gen_tokens = _unsigned("max_tokens", submission.max_gen_tokens, 64)
+    if not 0 <= submission.max_gen_tokens < 1 << 64:
+        raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
+    message.max_gen_tokens = submission.max_gen_tokens
     try:
         message.prompt.extend(submission.prompt)
     except ValueError as error:
@@ -35,61 +38,21 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         message.stop_token_ids.extend(submission.stop_token_ids)
     except ValueError as error:
         raise ValueOutOfRangeError("stop_token_ids", "a token id does not fit into 64 bits") from error
-    _fill_sampling(message.sampling, submission.sampling)
-
-
-def _fill_sampling(message: pb.SamplingParameters, sampling: SamplingParameters) -> None:
-    message.temperature = sampling.temperature
-    message.top_p = sampling.top_p
-    message.seed = _unsigned("seed", sampling.seed, 64)
-    message.choice = _unsigned("n", sampling.choice, 32)
-    message.top_k = _unsigned("top_k", sampling.top_k, 32)
-    message.min_p = sampling.min_p
-    message.presence_penalty = sampling.presence_penalty
-    message.frequency_penalty = sampling.frequency_penalty
-    message.repetition_penalty = sampling.repetition_penalty
-    for token, value in sampling.logit_bias:
-        message.logit_bias.token.append(_unsigned("logit_bias", token, 32))
-        message.logit_bias.value.append(value)
-    message.min_tokens = _unsigned("min_tokens", sampling.min_tokens, 32)
-    if sampling.logprobs is not None:
-        message.logprobs = _unsigned("logprobs", sampling.logprobs, 32)
-
-
-def _unsigned(field: str, value: int, bits: int) -> int:
-    if not 0 <= value < 1 << bits:
-        raise ValueOutOfRangeError(field, f"{value} is not between 0 and {(1 << bits) - 1}")
-    return value
+    submission.sampling.fill(message.sampling)
 
 
 def submission_of(message: pb.Submission) -> Submission:
     """Returns the submission; raises LinkError. Its values are as the sender chose them: see limits.check_values."""
+    try:
+        sampling = sampling_of(message.sampling)
+    except ValueError as error:
+        raise LinkError(str(error)) from error
     return Submission(
         request_id=message.request_id,
         prompt=array("I", message.prompt),
         max_gen_tokens=message.max_gen_tokens,
-        sampling=_sampling_of(message.sampling),
+        sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
-    )
-
-
-def _sampling_of(message: pb.SamplingParameters) -> SamplingParameters:
-    bias = message.logit_bias
-    if len(bias.token) != len(bias.value):
-        raise LinkError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
-    return SamplingParameters(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        seed=message.seed,
-        choice=message.choice,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        logit_bias=tuple(zip(bias.token, bias.value, strict=True)),
-        min_tokens=message.min_tokens,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 

@@ -23,13 +23,13 @@ from orca_master.api_processes.link_messages import (
     Outputs,
     Release,
     Submit,
-    ValueOutOfRangeError,
 )
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.request_limits import check_fits
 from orca_master.errors import EngineError, EngineUnavailableError, RequestError
 from orca_master.scheduling.request import FinishReason, Request
+from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError
 
 logger = logging.getLogger(__name__)
 

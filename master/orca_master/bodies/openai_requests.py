@@ -32,7 +32,7 @@ from orca_master.bodies.lengths import (
     check_text,
     within_context,
 )
-from orca_master.scheduling.request import MAX_LOGPROBS
+from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 MAX_COUNT = 10**9
 """Of tokens: longer than any sequence, and below what the protocol's 32 bits hold."""

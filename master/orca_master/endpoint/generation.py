@@ -14,7 +14,7 @@ import time
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
 
@@ -25,11 +25,14 @@ from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.request_limits import check_choices
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
 
 PIECE_BYTES = 256
 """Memory of a piece without its text, its place in the queue included."""
+_OF_THE_SAME_NAME = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
+"""Sampling parameters that a body has as they are."""
 SUBMITTED_AT_ONCE = 16
 """Choices that are handed to the engine before the event loops, the engine's as well, turn to other requests."""
 
@@ -127,22 +130,11 @@ class Generator:
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         choices = []
         shared = [array("I", prompt) for prompt in prompts]
+        shared_parameters = {name: getattr(body, name) for name in _OF_THE_SAME_NAME}
+        shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(len(prompts) * body.n):
             prompt_index, choice = divmod(index, body.n)
-            sampling = SamplingParameters(
-                temperature=body.temperature,
-                top_p=body.top_p,
-                seed=seed,
-                choice=choice,
-                top_k=max(0, body.top_k),
-                min_p=body.min_p,
-                presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty,
-                repetition_penalty=body.repetition_penalty,
-                logit_bias=bias,
-                min_tokens=body.min_tokens,
-                logprobs=logprobs,
-            )
+            sampling = SamplingParameters(**shared_parameters, choice=choice)
             submission = Submission(f"{request_id}-{index}", shared[prompt_index], max_tokens, sampling, stop)
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))

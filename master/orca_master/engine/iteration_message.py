@@ -25,7 +25,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.sample.append(scheduled.samples)
         if scheduled.admitted:
             request = scheduled.request
-            iteration.admission.add(row=scheduled.row, sampling=_sampling(request), prompt_length=len(request.prompt))
+            _fill(iteration.admission.add(row=scheduled.row), request)
     return iteration
 
 
@@ -35,26 +35,15 @@ def check_encodes(request: Request) -> None:
     An iteration holds many requests: one that cannot be encoded must be refused before it is in a batch.
     """
     try:
-        _sampling(request)
+        _fill(pb.Admission(), request)
         pb.Iteration(token=request.prompt)
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"a number of this request is out of range: {error}") from error
 
 
-def _sampling(request: Request) -> pb.Sampling:
-    sampling = request.sampling
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        min_tokens=sampling.min_tokens,
-        banned_token=request.stop_token_ids if sampling.min_tokens else (),
-        logprobs=sampling.logprobs,
-    )
+def _fill(admission: pb.Admission, request: Request) -> None:
+    """Writes what the workers need to know of a request that begins."""
+    admission.prompt_length = len(request.prompt)
+    request.sampling.fill(admission.sampling)
+    if request.sampling.min_tokens:
+        admission.banned_token.extend(request.stop_token_ids)

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from orca_protos import engine_pb2 as pb
 
-from orca_master.scheduling.request import FinishReason, SamplingParameters
+from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Batch
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -10,10 +9,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import blocks_for
-from orca_master.scheduling.request import MAX_LOGPROBS, Request
-
-SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
-"""Positive normal numbers of 32 bits, in which the workers compute."""
+from orca_master.scheduling.request import Request
 
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
@@ -73,23 +69,9 @@ def check_values(request: Request, vocabulary_size: int) -> None:
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
     if not request.prompt:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
-    for field, value, least, most in (
-        ("max_tokens", request.max_gen_tokens, 1, math.inf),
-        ("temperature", sampling.temperature, 0, LARGEST_FLOAT),
-        ("top_p", sampling.top_p, SMALLEST_FLOAT, 1),
-        ("min_p", sampling.min_p, 0, 1),
-        ("presence_penalty", sampling.presence_penalty, -LARGEST_FLOAT, LARGEST_FLOAT),
-        ("frequency_penalty", sampling.frequency_penalty, -LARGEST_FLOAT, LARGEST_FLOAT),
-        ("repetition_penalty", sampling.repetition_penalty, SMALLEST_FLOAT, LARGEST_FLOAT),
-        *(("logit_bias", value, -LARGEST_FLOAT, LARGEST_FLOAT) for _, value in sampling.logit_bias),
-        ("seed", sampling.seed, 0, 2**64 - 1),
-        ("n", sampling.choice, 0, 2**32 - 1),
-        ("top_k", sampling.top_k, 0, 2**32 - 1),
-        ("min_tokens", sampling.min_tokens, 0, 2**32 - 1),
-        ("logprobs", sampling.logprobs or 0, 0, MAX_LOGPROBS),
-    ):
-        if not least <= value <= most:  # nor is NaN
-            raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
+    if request.max_gen_tokens < 1:
+        raise RequestError(f"max_tokens: {request.max_gen_tokens} is not between 1 and inf", "max_tokens")
+    sampling.check()
 
 
 def _check_tokens(field: str, tokens: Collection[int], vocabulary_size: int) -> None:

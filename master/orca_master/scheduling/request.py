@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-MAX_LOGPROBS = 20
-"""Alternatives per token that a request may ask for."""
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
 class RequestState(enum.Enum):
@@ -32,27 +31,6 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
-    """How tokens are drawn; the fields of `Sampling` in protos/engine.proto.
-
-    `temperature` 0 is greedy; noise is a function of (seed, choice, position). `logprobs` None asks for none.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    choice: int = 0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    logprobs: int | None = None
 
 
 @dataclass(slots=True, eq=False)

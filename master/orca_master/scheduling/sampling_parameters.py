@@ -1,0 +1,97 @@
+"""`SamplingParameters`: how the tokens of a request are drawn, their bounds, and the message that carries them.
+
+The values come from the endpoint (generation.py copies fields of the same name) and go as `Sampling` of
+protos/engine.proto to the rows of the workers (orca_worker/sampling.py). A new parameter is a field of the request's
+body, of `SamplingParams` (llm.py), of this class and of that message, and what the workers do with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from orca_protos import engine_pb2 as pb
+
+from orca_master.errors import RequestError
+
+SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
+"""Positive normal numbers of 32 bits, in which the workers compute."""
+MAX_LOGPROBS = 20
+
+
+class ValueOutOfRangeError(ValueError):
+    """A value that no message can carry; `field` is the parameter of the request that holds it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def _bounded(default: Any, least: float, most: float, name: str = "") -> Any:
+    """Returns a field with bounds that `check` applies; `name` is the API's, if it is another one."""
+    return dataclasses.field(default=default, metadata={"bounds": (least, most), "name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """See `Sampling` in protos/engine.proto. `logprobs` None asks for none."""
+
+    temperature: float = _bounded(0.0, 0, LARGEST_FLOAT)
+    top_p: float = _bounded(1.0, SMALLEST_FLOAT, 1)
+    min_p: float = _bounded(0.0, 0, 1)
+    presence_penalty: float = _bounded(0.0, -LARGEST_FLOAT, LARGEST_FLOAT)
+    frequency_penalty: float = _bounded(0.0, -LARGEST_FLOAT, LARGEST_FLOAT)
+    repetition_penalty: float = _bounded(1.0, SMALLEST_FLOAT, LARGEST_FLOAT)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = _bounded(0, 0, 2**64 - 1)
+    choice: int = _bounded(0, 0, 2**32 - 1, "n")
+    top_k: int = _bounded(0, 0, 2**32 - 1)
+    min_tokens: int = _bounded(0, 0, 2**32 - 1)
+    logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
+
+    def check(self) -> None:
+        """Raises RequestError for a value that no worker can compute with. Token ids are not looked at."""
+        bounds = [(_FIELDS[name], getattr(self, name), *_BOUNDS[name]) for name in _BOUNDS]
+        bounds += [("logit_bias", value, -LARGEST_FLOAT, LARGEST_FLOAT) for _, value in self.logit_bias]
+        for field, value, least, most in bounds:
+            if value is not None and not least <= value <= most:  # nor is NaN
+                raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
+
+    def fill(self, message: pb.Sampling) -> None:
+        """Writes the values into an empty message; raises ValueOutOfRangeError for one that its field cannot carry."""
+        name, value = "logit_bias", 0
+        try:
+            for token, bias in self.logit_bias:
+                value = token
+                message.logit_bias.token.append(token)
+                message.logit_bias.value.append(bias)
+            for name in _BOUNDS:
+                value = getattr(self, name)
+                if value is not None:
+                    setattr(message, name, value)
+        except ValueError as error:
+            most = 2**64 - 1 if name in _WIDE else 2**32 - 1
+            raise ValueOutOfRangeError(_FIELDS[name], f"{value} is not between 0 and {most}") from error
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    field.name: field.metadata["bounds"] for field in dataclasses.fields(SamplingParameters) if field.metadata
+}
+_FIELDS: dict[str, str] = {
+    field.name: field.metadata.get("name") or field.name for field in dataclasses.fields(SamplingParameters)
+}
+"""Name here → name in the API."""
+_WIDE = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_UINT64}
+
+
+def sampling_of(message: pb.Sampling) -> SamplingParameters:
+    """Returns the values of a message, as the sender chose them; raises ValueError if a bias has no value."""
+    bias = message.logit_bias
+    if len(bias.token) != len(bias.value):
+        raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
+    values = {name: getattr(message, name) for name in _BOUNDS}
+    if not message.HasField("logprobs"):
+        values["logprobs"] = None
+    return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)))
