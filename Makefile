@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test test-long moves docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -13,8 +13,18 @@ run: $(VENV)/run-installed
 # ORCA and torch in $(VENV), as `make run` installs them.
 install: $(VENV)/run-installed
 
+# Bytecode is written also where the environment forbids it: the tests start hundreds of interpreters.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist worksteal
+
+# The tests with the marker `long`, beside those of `make test`.
+test-long: $(VENV)/dev-installed
+	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal
+
+# Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.
+moves: $(VENV)/dev-installed
+	$(BIN)/python tools/compare_tests.py
 
 # The documentation as a site, in build/site. A broken link or a page outside of the navigation is an error.
 docs: $(VENV)/docs-installed

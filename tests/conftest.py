@@ -1,7 +1,8 @@
-"""Checkpoints made once per test process, and the summary of the CPU targets that a run has tried."""
+"""Checkpoints and workers that tests share, and the summary of the CPU targets that a run has tried."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,23 +13,25 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from orca_kernels.cpu.targets import processor_flags, processor_name
-from support import checkpoints, cpu_targets
+from support import cpu_targets
+from support.once import once
 from support.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="session")
-def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this test process."""
-    return tmp_path_factory.mktemp("checkpoints")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
 
 
 @pytest.fixture(scope="session")
-def checkpoint(checkpoint_folder: Path):
+def checkpoint(run_folder: Path):
     """Returns the path of a variant's checkpoint, made when first asked for."""
+    from support import checkpoints  # torch, which the process that only distributes tests does not need
 
     def path_of(name: str) -> Path:
-        path = checkpoint_folder / name
-        return path if path.exists() else checkpoints.save(name, checkpoint_folder)
+        return once(run_folder / "checkpoints" / name, checkpoints.make_model(name).save_pretrained)
 
     return path_of
 
@@ -42,18 +45,17 @@ def worker_pool() -> Iterator[WorkerPool]:
 
 
 @pytest.fixture(scope="session")
-def references(checkpoint):
+def references(run_folder: Path):
     """Returns transformers' answers of a variant to prompts of given lengths, computed once."""
-    known: dict[tuple[str, tuple[int, ...], int], list[checkpoints.Reference]] = {}
+    from support import checkpoints
 
+    @functools.cache
     def references_of(name: str, lengths: tuple[int, ...], num_tokens: int) -> list[checkpoints.Reference]:
-        key = (name, lengths, num_tokens)
-        if key not in known:
-            model = checkpoints.make_model(name)
-            known[key] = [
-                checkpoints.reference(model, prompt, num_tokens) for prompt in checkpoints.make_prompts(lengths)
-            ]
-        return known[key]
+        prompts = checkpoints.make_prompts(lengths)
+        path = run_folder / "references" / f"{name}-{'-'.join(map(str, lengths))}-{num_tokens}.safetensors"
+        return checkpoints.read_references(
+            once(path, lambda part: checkpoints.write_references(part, name, prompts, num_tokens)), prompts
+        )
 
     return references_of
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
-from importlib.metadata import files
+from importlib.metadata import files, version
+from pathlib import Path
 
 import pytest
 from orca_kernels.cuda.modules import ELEMENTS, TENSOR_CORES, Kernel, attention_source, program
+from support.once import cache_folder, once
 
 ROWS = [Kernel("rows.cu", "orca_layer_norm", dtype) for dtype in ELEMENTS]
 SHAPES = [(dtype, head_dim) for dtype in ELEMENTS for head_dim in (32, 64, 80, 128, 256)]
@@ -23,8 +26,22 @@ def nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(libraries["libnvrtc"])
 
 
+def compiled(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple[bytes, str]:
+    """Returns the cubin and the compiler's log, which this machine keeps for the next run."""
+
+    def compile_to(folder: Path) -> None:
+        cubin, log = compile_to_cubin(nvrtc, text, options)
+        folder.mkdir()
+        (folder / "cubin").write_bytes(cubin)
+        (folder / "log").write_text(log)
+
+    digest = hashlib.sha256("\n".join([version("nvidia-cuda-nvrtc"), *options, text]).encode()).hexdigest()[:16]
+    folder = once(cache_folder() / "cubins" / digest, compile_to)
+    return (folder / "cubin").read_bytes(), (folder / "log").read_text()
+
+
 def compile_to_cubin(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple[bytes, str]:
-    """Returns the cubin and the compiler's log; see NVRTC's documentation."""
+    """See NVRTC's documentation."""
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(handle), text.encode(), b"kernels.cu", 0, None, None) == 0
     encoded = [option.encode() for option in options]
@@ -44,7 +61,7 @@ def compile_to_cubin(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple
 @pytest.mark.parametrize("kernel", [*ROWS, *ATTENTION, *MERGE], ids=lambda it: it.source + "".join(it.macros))
 def test_a_cubin_comes_out(nvrtc, kernel, architecture):
     options = ["--std=c++17", f"--gpu-architecture={architecture}", "--ptxas-options=-v", *kernel.macros]
-    cubin, log = compile_to_cubin(nvrtc, program(kernel.source), options)
+    cubin, log = compiled(nvrtc, program(kernel.source), options)
     assert cubin.startswith(b"\x7fELF")
     names = re.findall(r"__global__ void (\w+)", program(kernel.source))
     assert kernel.name in names

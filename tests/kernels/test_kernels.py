@@ -34,11 +34,11 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def kernels(request, dtype, tmp_path_factory) -> Kernels:
+def kernels(request, dtype) -> Kernels:
     if request.param == "reference" or (isinstance(request.param, CpuTarget) and dtype not in NAMES):
         return ReferenceKernels()
     if request.param == "cuda-emulated":
-        return OnDevice(CudaKernels(EmulatedLauncher(tmp_path_factory.mktemp("cuda"))), CPU)
+        return OnDevice(CudaKernels(EmulatedLauncher()), CPU)
     if request.param == "cuda":
         return OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
     return CpuKernels(load(request.param), dtype)

@@ -11,7 +11,6 @@ from orca_master.bodies.openai_requests import ChatMessage
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text import chat_template
 from orca_master.text.chat_template import ChatTemplate
-from transformers import AutoTokenizer
 
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hi")]
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -33,6 +32,8 @@ def render(template, messages, prompt=True, options=None):
 
 
 def test_the_demo_models_template_renders_as_transformers_renders_it():
+    from transformers import AutoTokenizer  # seven seconds, for this test alone
+
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     messages = [{"role": message.role, "content": message.content} for message in MESSAGES]
     for prompt in (True, False):

@@ -23,9 +23,12 @@ from support.orcadeployments import MINIMAL, ROOT, example, merged
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-@pytest.mark.parametrize("name", files())
+FILES = files()
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_made_files_are_fresh(name):
-    assert (ROOT / name).read_text() == files()[name], "make crds"
+    assert (ROOT / name).read_text() == FILES[name], "make crds"
 
 
 def test_valid_for_a_current_cluster():
@@ -85,7 +88,7 @@ def test_the_crd_is_at_most_200_kib():
     assert len(json.dumps(crd())) <= 200 * 1024
 
 
-@pytest.mark.parametrize("name", [name for name in files() if name.endswith("yaml")])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith("yaml")])
 def test_a_current_server_takes_every_copy_of_the_crd_and_the_examples(name):
     """The API server evaluates rules on defaults before the defaults of fields fill them, and estimates their cost."""
     made = yaml.safe_load((ROOT / name).read_text())

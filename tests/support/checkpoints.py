@@ -7,21 +7,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+
+if TYPE_CHECKING:  # seven seconds of processor time, which many test processes do not need
+    from transformers import PreTrainedModel
 
 VOCABULARY = 211
 MAX_POSITIONS = 704
@@ -48,7 +41,9 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def _gpt2(head_dim: int, tied: bool) -> GPT2LMHeadModel:
+def _gpt2(head_dim: int, tied: bool) -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -65,8 +60,10 @@ def _gpt2(head_dim: int, tied: bool) -> GPT2LMHeadModel:
 
 def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options: Any) -> PreTrainedModel:
     """Returns a model of one of the CONFIGURATIONS: 8 heads over 2 K/V heads, or as many of both."""
-    configuration = CONFIGURATIONS[family]
-    return AutoModelForCausalLM.from_config(
+    import transformers
+
+    configuration = getattr(transformers, CONFIGURATIONS[family])
+    return transformers.AutoModelForCausalLM.from_config(
         configuration(
             vocab_size=VOCABULARY,
             hidden_size=96,
@@ -85,11 +82,11 @@ def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options:
 
 
 CONFIGURATIONS = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "gemma2": Gemma2Config,
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "gemma2": "Gemma2Config",
 }
 SOME_LAYERS_SLIDE = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 3}
 CAPPED = {
@@ -175,6 +172,26 @@ def make_prompts(lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Returns fixed random prompts of these lengths."""
     generator = torch.Generator().manual_seed(7)
     return [tuple(torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def write_references(path: Path, name: str, prompts: list[tuple[int, ...]], num_tokens: int) -> None:
+    """Writes what transformers says about prompts to a file for `read_references`."""
+    model = make_model(name)
+    tensors = {}
+    for index, prompt in enumerate(prompts):
+        said = reference(model, prompt, num_tokens)
+        tensors[f"greedy.{index}"] = torch.tensor(said.greedy)
+        tensors[f"logits.{index}"] = said.logits.contiguous()
+    save_file(tensors, path)
+
+
+def read_references(path: Path, prompts: list[tuple[int, ...]]) -> list[Reference]:
+    """Returns what `write_references` has written about these prompts."""
+    tensors = load_file(path)
+    return [
+        Reference(prompt, tensors[f"greedy.{index}"].tolist(), tensors[f"logits.{index}"])
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 @torch.inference_mode()

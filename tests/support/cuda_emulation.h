@@ -34,16 +34,23 @@ namespace emulation {
 constexpr int kWarp = 32;
 constexpr size_t kStack = 64 << 10;
 
-// A fiber is entered once by its context and goes on by longjmp, which asks nothing of the operating system.
+// A fiber is entered once by its context and goes on by longjmp, which asks nothing of the operating system. It runs one
+// thread of each thread block, until a fault leaves it in the middle of a kernel: then it is entered anew.
 struct Fiber {
   ucontext_t context;
   jmp_buf here;
   std::vector<char> stack = std::vector<char>(kStack);
-  bool begun = false, done = false, waits = false;
-  int first = 0, last = 0;  // the fibers of the barrier at which this one waits
+  bool begun = false;
+};
+
+// Where a fiber stands; apart from its context, because barriers look at the states of all fibers.
+struct State {
+  bool done = false, waits = false;
+  short first = 0, last = 0;  // the fibers of the barrier at which this one waits
 };
 
 static std::vector<Fiber> fibers;
+static State states[1024];
 static ucontext_t unused;
 static jmp_buf scheduler;
 static std::function<void()> body;
@@ -74,26 +81,28 @@ inline void on_signal(int number) {
 // Opens the barrier of [first, last) if every fiber of it waits there or has ended.
 inline bool open(int first, int last) {
   for (int i = first; i < last; ++i) {
-    const Fiber &fiber = fibers[i];
-    if (!fiber.done && !(fiber.waits && fiber.first == first && fiber.last == last)) return false;
+    const State &state = states[i];
+    if (!state.done && !(state.waits && state.first == first && state.last == last)) return false;
   }
-  for (int i = first; i < last; ++i) fibers[i].waits = false;
+  for (int i = first; i < last; ++i) states[i].waits = false;
   return true;
 }
 
 inline int warp_begin() { return current / kWarp * kWarp; }
 inline int warp_end() { return std::min(warp_begin() + kWarp, threads); }
 
-inline void enter() {
-  body();
-  fibers[current].done = true;
-  open(warp_begin(), warp_end());
-  open(0, threads);
-  _longjmp(scheduler, 1);
-}
-
 inline void leave() {
   if (!_setjmp(fibers[current].here)) _longjmp(scheduler, 1);
+}
+
+inline void enter() {
+  for (;;) {
+    body();
+    states[current].done = true;
+    open(warp_begin(), warp_end());
+    open(0, threads);
+    leave();
+  }
 }
 
 inline void resume() {
@@ -101,30 +110,28 @@ inline void resume() {
   Fiber &fiber = fibers[current];
   if (fiber.begun) _longjmp(fiber.here, 1);
   fiber.begun = true;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, enter, 0);
   swapcontext(&unused, &fiber.context);
 }
 
 // Waits until all fibers of [first, last) that have not ended wait at this barrier, too.
 inline void barrier(int first, int last) {
-  Fiber &fiber = fibers[current];
-  fiber.waits = true;
-  fiber.first = first;
-  fiber.last = last;
+  State &state = states[current];
+  state.waits = true;
+  state.first = static_cast<short>(first);
+  state.last = static_cast<short>(last);
   if (open(first, last)) return;
-  while (fiber.waits) leave();
+  while (state.waits) leave();
 }
 
 inline void run_block(int count) {
   threads = count;
   if (fibers.size() < static_cast<size_t>(count)) fibers.resize(count);
-  for (int i = 0; i < count; ++i) {
-    fibers[i].begun = fibers[i].done = fibers[i].waits = false;
-    getcontext(&fibers[i].context);
-    fibers[i].context.uc_stack.ss_sp = fibers[i].stack.data();
-    fibers[i].context.uc_stack.ss_size = kStack;
-    fibers[i].context.uc_link = nullptr;
-    makecontext(&fibers[i].context, enter, 0);
-  }
+  std::fill(states, states + count, State());
   static std::mt19937 generator;
   static std::vector<int> order;
   order.resize(count);
@@ -134,9 +141,9 @@ inline void run_block(int count) {
     std::shuffle(order.begin(), order.end(), generator);
     for (const int next : order) {
       current = next;
-      if (fibers[current].done) continue;
+      if (states[current].done) continue;
       left = true;
-      if (fibers[current].waits) continue;
+      if (states[current].waits) continue;
       moved = true;
       threadIdx = {current, 0, 0};
       resume();
@@ -169,6 +176,9 @@ const char *launch(void (*kernel)(Arguments...), int x, int y, int z, int count,
     }
   }
   for (int i = 0; i < 4; ++i) sigaction(signals[i], &before[i], nullptr);
+  if (fault[0]) {
+    for (Fiber &fiber : fibers) fiber.begun = false;
+  }
   return fault[0] ? fault : nullptr;
 }
 
@@ -189,19 +199,26 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
 // A product of tensor cores by a warp, c [16, 8] += a [16, 16] b [16, 8], each lane with its part as the PTX ISA has it
 // under "Matrix Fragments for mma.m16n8k16 with floating point type": a word is two neighbours of a row of a, or of a
 // column of b, the first in its low half.
-inline void emulated_multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], float (*widen)(uint16_t)) {
-  static unsigned held_a[1024][4], held_b[1024][2];
-  std::memcpy(held_a[emulation::current], a, sizeof a);
-  std::memcpy(held_b[emulation::current], b, sizeof b);
-  __syncwarp();
+template <typename Widen>
+__attribute__((no_sanitize("undefined"))) inline void emulated_multiply(float (&c)[4], const unsigned (&a)[4],
+                                                                        const unsigned (&b)[2], Widen widen) {
+  static float rows[1024 / 32][16][16], columns[1024 / 32][8][16];  // of each warp: a, and b transposed
   const int first = emulation::warp_begin(), lane = emulation::current - first;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + (i < 2 ? 0 : 8), column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const unsigned own_a = held_a[first + row % 8 * 4 + k % 8 / 2][(row < 8 ? 0 : 1) + (k < 8 ? 0 : 2)];
-      const unsigned own_b = held_b[first + column * 4 + k % 8 / 2][k < 8 ? 0 : 1];
-      c[i] += widen(static_cast<uint16_t>(own_a >> 16 * (k % 2))) * widen(static_cast<uint16_t>(own_b >> 16 * (k % 2)));
+  float(&own_rows)[16][16] = rows[first / 32];
+  float(&own_columns)[8][16] = columns[first / 32];
+  for (int half = 0; half < 2; ++half) {
+    const int k = lane % 4 * 2 + half;
+    for (int word = 0; word < 4; ++word) {
+      own_rows[lane / 4 + word % 2 * 8][k + word / 2 * 8] = widen(static_cast<uint16_t>(a[word] >> 16 * half));
     }
+    for (int word = 0; word < 2; ++word) {
+      own_columns[lane / 4][k + word * 8] = widen(static_cast<uint16_t>(b[word] >> 16 * half));
+    }
+  }
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) {
+    const float *row = own_rows[lane / 4 + (i < 2 ? 0 : 8)], *column = own_columns[lane % 4 * 2 + i % 2];
+    for (int k = 0; k < 16; ++k) c[i] += row[k] * column[k];
   }
   __syncwarp();
 }

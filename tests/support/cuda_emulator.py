@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from orca_kernels.cuda.modules import Grid, Kernel, program
+
+from support.once import cache_folder, once
 
 KERNELS = {
     "rows.cu": ("layer_norm", "rms_norm", "silu_and_multiply", "rotate", "store"),
@@ -30,10 +33,10 @@ class EmulationError(Exception):
 
 
 class EmulatedLauncher:
-    """Compiles each source for the CPU when it is first used."""
+    """Compiles each source for the CPU when it is first used on this machine (`folder` keeps the libraries)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder() / "emulated-kernels"
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
@@ -53,11 +56,13 @@ class EmulatedLauncher:
             raise EmulationError(f"{kernel.name}: {fault.decode()}")
 
     def _build(self, stem: str, kernel: Kernel) -> ctypes.CDLL:
-        text = self._folder / f"{stem}.cpp"
         wrappers = "\n".join(f"ORCA_EMULATE(orca_{name})" for name in KERNELS[kernel.source])
         header = Path(__file__).with_name("cuda_emulation.h").read_text()
-        text.write_text(f"{header}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", ""))
-        library = text.with_suffix(".so")
-        command = [*COMMAND, *kernel.macros, str(text), "-o", str(library)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        return ctypes.CDLL(str(library))
+        text = f"{header}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", "")
+        command = [*COMMAND, *kernel.macros, "-x", "c++", "-", "-o"]
+
+        def compile_to(path: Path) -> None:
+            subprocess.run([*command, path], input=text, check=True, capture_output=True, text=True, timeout=120)
+
+        digest = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
+        return ctypes.CDLL(str(once(self._folder / f"{stem}-{digest}.so", compile_to)))

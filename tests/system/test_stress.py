@@ -65,6 +65,7 @@ def anonymous_memory(pid: int) -> int:
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
 def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
     """Every finished request equals its solo run; nothing is held; the third round needs no more memory."""
@@ -99,6 +100,7 @@ def nothing_held(url: str) -> bool:
     return all(value(metrics, name) == 0 for name in names)
 
 
+@pytest.mark.long
 def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     """Against /openapi.json, with bodies that follow the schema and bodies that do not, mixed as schemathesis does.
 

@@ -27,8 +27,8 @@ BATCHES = ((0, 1, 2), (4, 3, 2, 1, 0), (2,), (3, 0, 1), (1, 4), (0, 1, 2, 3, 4))
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory) -> EmulatedLauncher:
-    return EmulatedLauncher(tmp_path_factory.mktemp("cuda"))
+def launcher() -> EmulatedLauncher:
+    return EmulatedLauncher()
 
 
 @pytest.fixture(params=cpu_target_params())
