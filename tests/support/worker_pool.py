@@ -12,14 +12,19 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 SCRIPT = Path(__file__).parent / "pooled_worker.py"
 
 
 class WorkerPool:
-    """Workers on Unix sockets, started when they are first asked for. One test at a time uses them."""
+    """Workers on Unix sockets, started when they are first asked for. One test at a time uses them.
 
-    def __init__(self) -> None:
+    `log` gets what they and their ranks log; None: this process's standard error.
+    """
+
+    def __init__(self, log: TextIO | None = None) -> None:
+        self._log = log
         self._folder = tempfile.TemporaryDirectory(prefix="orca-pool-")
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -28,7 +33,7 @@ class WorkerPool:
         addresses = [f"unix:{self._folder.name}/{tensor_parallel_size}-{index}.sock" for index in range(count)]
         for address in addresses:
             if address not in self._workers or self._workers[address].poll() is not None:
-                self._workers[address] = _start(address)
+                self._workers[address] = self._start(address)
         return addresses
 
     def pid(self, address: str) -> int:
@@ -48,10 +53,10 @@ class WorkerPool:
                 worker.wait()
         self._folder.cleanup()
 
-
-def _start(address: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, "--listen", address],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    def _start(self, address: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, SCRIPT, "--listen", address],
+            stdin=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
