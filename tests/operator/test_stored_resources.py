@@ -15,6 +15,7 @@ import yaml
 from orca_operator.cluster import ClusterError
 from orca_operator.conditions import find_condition
 from orca_operator.crd import crd
+from orca_operator.master_client import MasterClient
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 from orca_operator.revision import revision_hash
@@ -93,7 +94,7 @@ class FakeCluster:
 
 async def passes(cluster: FakeCluster, number: int) -> None:
     """Runs passes over the deployment until that many statuses were written, or refused."""
-    reconciler = Reconciler(cluster, IMAGES)  # type: ignore[arg-type]
+    reconciler = Reconciler(cluster, IMAGES, MasterClient())  # type: ignore[arg-type]
     metadata = cluster.resource["metadata"]
     try:
         reconciler.enqueue((metadata["namespace"], metadata["name"]))
