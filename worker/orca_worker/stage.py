@@ -1,4 +1,4 @@
-"""`Stage`: one rank's part of the engine: model partition, K/V pools, rows, data plane.
+"""`Stage`: iterations on one rank, over its loaded partition, K/V pools, rows and data plane.
 
 Per iteration: rows → input (embedding, or activations from the partition before) → layers → activations
 to the next partition, or logits and sampled tokens on the last. No stage but the last ever waits for
@@ -9,35 +9,21 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.interface import Kernels, RaggedBatch
-from orca_kernels.select import kernels_for
+from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.checkpoint import Checkpoint
 from orca_worker.data_plane import DataPlane
-from orca_worker.errors import ModelError, RankError
+from orca_worker.errors import RankError
 from orca_worker.host_copies import HostCopies
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.kv_pools import KvPools
+from orca_worker.loaded_partition import load_partition
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_memory
-from orca_worker.model_config import load_digest, read_model_config
-from orca_worker.models.family import PartitionSpec
-from orca_worker.models.parts import build
-from orca_worker.recorded_increments import (
-    CPU_SIZES,
-    CUDA_SIZES,
-    CudaGraphRecorder,
-    IdleRows,
-    Record,
-    RecordedIncrements,
-)
+from orca_worker.recorded_increments import IdleRows, RecordedIncrements
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
@@ -50,41 +36,20 @@ class Stage:
     """A loaded partition. Raises ModelError for a model that does not fit."""
 
     def __init__(self, request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> None:
-        path = Path(request.model_path)
-        config = read_model_config(path)
-        config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
+        loaded = load_partition(request, tensor_rank, on_read)
+        self._loaded = loaded
         self._request = request
-        self._ranks = IntraLayer(tensor_rank, request.tensor_parallel_size)
-        self._config = config
-        self._device = _device(request.device, request.first_device + tensor_rank)
-        self._dtype_name = config.dtype if request.dtype == "auto" else request.dtype
-        self._dtype = getattr(torch, self._dtype_name)
-        self._max_model_len = request.max_model_len or config.max_positions
-        if self._max_model_len > config.longest:
-            raise ModelError(f"max-model-len {self._max_model_len} exceeds the model's {config.longest} positions")
-        kernels = kernels_for(self._device, self._dtype)
-        self._model = build(
-            config,
-            Checkpoint(path, self._dtype, self._device, on_read),
-            PartitionSpec(
-                request.partition,
-                request.pipeline_parallel_size,
-                self._max_model_len,
-                kernels,
-                self._device,
-                self._ranks,
-            ),
-        )
+        self._ranks, self._config, self._model = loaded.ranks, loaded.config, loaded.model
+        self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._forget_rows()
-        kv_heads = self._ranks.kv_heads(config.num_kv_heads)
-        self._pools = KvPools(
-            self._model.attentions(), (kv_heads.stop - kv_heads.start, config.head_dim), self._dtype, self._device
-        )
+        kv_heads = self._ranks.kv_heads(self._config.num_kv_heads)
+        shape = (kv_heads.stop - kv_heads.start, self._config.head_dim)
+        self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
-        self._recorder = None if request.enforce_eager else _recorder(self._device, kernels, self._ranks)
+        self._recorder = loaded.recorder()
         self._recorded: RecordedIncrements | None = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
@@ -97,13 +62,7 @@ class Stage:
 
     def facts(self) -> pb.ModelFacts:
         """What the master learns about the model."""
-        return pb.ModelFacts(
-            digest=load_digest(self._request),
-            vocabulary_size=self._config.vocabulary_size,
-            max_model_len=self._max_model_len,
-            num_layers=self._config.num_layers,
-            dtype=self._dtype_name,
-        )
+        return self._loaded.facts()
 
     def prepare(self, epoch: int) -> None:
         """Leaves the groups of older epochs."""
@@ -279,23 +238,3 @@ class Stage:
         if self._last:
             logits = self._model.logits(output)
             sample(logits, batch.sampling)
-
-
-def _recorder(device: torch.device, kernels: Kernels, ranks: IntraLayer) -> tuple[Record, Sequence[int]] | None:
-    """What records iterations of increments on a device, and for which batch sizes, if anything does."""
-    if device.type == "cuda":
-        return CudaGraphRecorder(), CUDA_SIZES
-    if isinstance(kernels, CpuKernels) and ranks.size == 1:  # sums over ranks are no calls of a library alone
-        return kernels.calls, CPU_SIZES
-    return None
-
-
-def _device(name: str, index: int) -> torch.device:
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, and this worker has none: use the gloo backend on the CPU")
-    if index >= torch.cuda.device_count():
-        raise ModelError(f"CUDA device {index} was asked for, this machine has {torch.cuda.device_count()}")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)

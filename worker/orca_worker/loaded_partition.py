@@ -1,0 +1,86 @@
+"""`LoadedPartition`: what a Load request makes on one rank: device, weights and kernels of its partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.interface import Kernels
+from orca_kernels.select import kernels_for
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.checkpoint import Checkpoint
+from orca_worker.errors import ModelError
+from orca_worker.intra_layer import IntraLayer
+from orca_worker.model_config import load_digest, read_model_config
+from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
+from orca_worker.models.parts import build
+from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPartition:
+    """The model of one rank, on its device."""
+
+    request: pb.LoadRequest
+    config: ModelConfig
+    ranks: IntraLayer
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    kernels: Kernels
+    model: ModelPartition
+
+    def facts(self) -> pb.ModelFacts:
+        """Returns what the master learns about the model."""
+        return pb.ModelFacts(
+            digest=load_digest(self.request),
+            vocabulary_size=self.config.vocabulary_size,
+            max_model_len=self.max_model_len,
+            num_layers=self.config.num_layers,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+    def recorder(self) -> tuple[Record, Sequence[int]] | None:
+        """Returns what records iterations of increments, and for which batch sizes; None if nothing does."""
+        if self.request.enforce_eager:
+            return None
+        if self.device.type == "cuda":
+            return CudaGraphRecorder(), CUDA_SIZES
+        if isinstance(self.kernels, CpuKernels) and self.ranks.size == 1:  # sums over ranks are no calls of a library
+            return self.kernels.calls, CPU_SIZES
+        return None
+
+
+def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> LoadedPartition:
+    """Reads the weights of a rank; `on_read` gets the number of bytes read so far.
+
+    Raises ModelError for a model that does not fit.
+    """
+    path = Path(request.model_path)
+    config = read_model_config(path)
+    config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
+    ranks = IntraLayer(tensor_rank, request.tensor_parallel_size)
+    device = _device(request.device, request.first_device + tensor_rank)
+    dtype: torch.dtype = getattr(torch, config.dtype if request.dtype == "auto" else request.dtype)
+    max_model_len = request.max_model_len or config.max_positions
+    if max_model_len > config.longest:
+        raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
+    kernels = kernels_for(device, dtype)
+    spec = PartitionSpec(request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, ranks)
+    model = build(config, Checkpoint(path, dtype, device, on_read), spec)
+    return LoadedPartition(request, config, ranks, device, dtype, max_model_len, kernels, model)
+
+
+def _device(name: str, index: int) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, and this worker has none: use the gloo backend on the CPU")
+    if index >= torch.cuda.device_count():
+        raise ModelError(f"CUDA device {index} was asked for, this machine has {torch.cuda.device_count()}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
