@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from orca_master.engine.iteration_message import build_iteration
+from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Batch, ScheduledRequest
 
 SIZES = (1, 32, 256)
 PASSES, REPEATS = 20, 10

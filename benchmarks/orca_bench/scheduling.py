@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, blocks_for
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Batch, Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
 UNBOUNDED = 1 << 60
 

@@ -10,8 +10,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import Request
-from orca_master.scheduling.scheduler import Batch
 
 from orca_bench.cost import CostModel, Work
 from orca_bench.outcome import Fate, Run, Span

@@ -22,6 +22,7 @@ from orca_contract.state import EngineState, StateReport
 from orca_contract.topology import Topology
 from orca_master.endpoint.admin import create_admin_app
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.snapshot import EngineSnapshot
 from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
 from orca_operator.master_client import Door, MasterClient, MasterError
@@ -78,15 +79,12 @@ def engine(topology: Topology) -> Any:
     """What the admin port reads of an engine, and the two changes."""
 
     async def apply(wanted: Topology) -> None:
-        stub.engine.membership.topology = wanted
+        stub.engine.snapshot = stub.engine.snapshot._replace(topology=wanted)
 
     async def reconfigure(config: EngineConfig) -> None:
         stub.config = config
 
-    master = SimpleNamespace(
-        state=EngineState.SERVING, failure="", scheduler=SimpleNamespace(num_running=0), pool=[],
-        membership=SimpleNamespace(topology=topology, keepers={}),
-    )  # fmt: skip
+    master = SimpleNamespace(snapshot=EngineSnapshot(EngineState.SERVING, "", topology))
     stub = SimpleNamespace(
         engine=master, config=EngineConfig(), draining=False, idle=True, apply=apply, reconfigure=reconfigure
     )

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine.iteration_message import build_iteration
+from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Batch, Proposal, Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import QueueFullError
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger, PagedLedger, blocks_for
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Batch, Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
 EXAMPLES = settings(max_examples=500, deadline=None)
 STOP = 5

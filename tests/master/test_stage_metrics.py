@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from orca_master.metrics.stage_metrics import StageMetrics
-from orca_master.scheduling.scheduler import Batch
+from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
-from orca_master.engine.config import EngineConfig
+from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import Output, Submission
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Batch
 from orca_protos import engine_pb2 as pb
 
 START_SECONDS = 120
@@ -119,7 +119,7 @@ class Harness:
             assert pipeline.admitted == []
             assert pipeline.in_flight == 0
         assert len(self.engine.pool) == 0
-        assert self.engine._requests == {}
+        assert len(self.engine._requests) == 0
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +150,7 @@ def leaving_workers(config: EngineConfig) -> EngineConfig:
 
     Requests of a lost pipeline fail after a second.
     """
-    return dataclasses.replace(config, recovery_timeout=1.0)
+    return dataclasses.replace(config, worker_owner=WorkerOwner.CLUSTER, recovery_timeout=1.0)
 
 
 @contextlib.asynccontextmanager

@@ -171,7 +171,7 @@ def test_a_number_that_the_protocol_cannot_carry_is_refused_by_the_engine_too(ch
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("part", ["scheduler.select", "scheduler.dispatch", "pipeline.send"])
+@pytest.mark.parametrize("part", ["scheduler.select", "scheduler.dispatch", "workers.send"])
 def test_an_exception_in_the_engines_loop_ends_requests_with_an_error(checkpoint, monkeypatch, caplog, part):
     """Nobody waits for ever, the log has the traceback, and later requests hear why."""
 
@@ -179,7 +179,7 @@ def test_an_exception_in_the_engines_loop_ends_requests_with_an_error(checkpoint
         async with engine(checkpoint(NAME), 1) as harness:
             owner, name = part.split(".")
             (serving,) = harness.engine._serving.values()
-            target = {"scheduler": harness.engine.scheduler, "pipeline": serving.pipeline}[owner]
+            target = {"scheduler": harness.engine.scheduler, "workers": serving.workers}[owner]
 
             def fails(*_: object) -> None:
                 raise ZeroDivisionError("the test's")

@@ -41,7 +41,8 @@ def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint
                 asyncio.get_running_loop().call_soon(rewind)
 
             def rewind():
-                for request_id, request in list(harness.engine._requests.items()):
+                for request in harness.engine._requests:
+                    request_id = request.request_id
                     held = request_id in harness.engine.scheduler._pipeline_of
                     if held and request_id not in rewound and len(request.generated) == int(request_id.split("-")[1]):
                         rewound.add(request_id)

@@ -11,8 +11,8 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import Output, Submission
 from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.batch import Proposal
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Proposal
 from support.engines import leaving_workers, topology
 
 NAME = "gpt2-head64-tied"

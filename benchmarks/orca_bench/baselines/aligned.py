@@ -11,10 +11,11 @@ import abc
 from collections.abc import Hashable
 
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.scheduling.batch import Batch, Proposal, Selection
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Batch, Proposal, Scheduler, SchedulerConfig, Selection
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
 from orca_bench.scheduling import UNBOUNDED, check_fits
 

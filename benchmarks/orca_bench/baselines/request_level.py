@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.kv_ledger import blocks_for
 from orca_master.scheduling.request import Request
-from orca_master.scheduling.scheduler import Batch, ScheduledRequest
 
 from orca_bench.scheduling import MisfitError, check_fits
 

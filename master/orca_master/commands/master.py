@@ -43,7 +43,7 @@ from orca_master.endpoint.admin import create_admin_app, create_probes
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.engine.config import EngineConfig
+from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
@@ -166,7 +166,9 @@ def main(argv: list[str]) -> int:
         parser.error(str(error))
     if arguments.insecure:
         logger.warning("--insecure: calls to workers are in plain text, and workers obey whoever reaches their ports")
-    config = replace(engine_config(arguments), recovery_timeout=float(arguments.recovery_timeout), tls=tls)
+    seconds = float(arguments.recovery_timeout)
+    owner = WorkerOwner.CLUSTER if seconds else WorkerOwner.ENGINE
+    config = replace(engine_config(arguments), worker_owner=owner, recovery_timeout=seconds, tls=tls)
     return run_to_exit_code(parser.prog, topology, config, names, ports)
 
 

@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_contract import routes
 from orca_contract.message import VERSION, MessageT, UnknownFields, read
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import PipelinePhase, PipelineReport, StateReport
+from orca_contract.state import StateReport
 from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -26,7 +26,6 @@ from orca_protos.loop_watch import LoopWatch
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
-from orca_master.engine.keeper import PipelineKeeper
 from orca_master.engine.progress import progress_report
 from orca_master.errors import ConfigurationError
 
@@ -37,33 +36,22 @@ BEARER = HTTPBearer(auto_error=False)
 
 def report(engine: EngineThread) -> StateReport:
     """Returns what `GET /state` says."""
-    master, config = engine.engine, engine.config
+    snapshot, config = engine.engine.snapshot, engine.config
     return StateReport(
         contract_version=VERSION,
-        state=master.state,
-        failure=master.failure,
+        state=snapshot.state,
+        failure=snapshot.failure,
         draining=engine.draining,
         idle=engine.idle,
-        running=master.scheduler.num_running,
-        waiting=len(master.pool),
-        topology=master.membership.topology,
+        running=snapshot.num_running,
+        waiting=snapshot.num_waiting,
+        topology=snapshot.topology,
         scheduler=SchedulerKnobs(
             max_batch_size=config.max_batch_size,
             token_budget=config.token_budget,
             max_queue_depth=config.max_queued_requests,
         ),
-        pipelines=[_pipeline(keeper) for keeper in list(master.membership.keepers.values())],
-    )
-
-
-def _pipeline(keeper: PipelineKeeper) -> PipelineReport:
-    serves = keeper.pipeline.phase is PipelinePhase.SERVING
-    return PipelineReport(
-        id=keeper.spec.id,
-        phase=keeper.phase,
-        epoch=keeper.pipeline.epoch,
-        loaded_workers=len(keeper.spec.workers) if serves else keeper.pipeline.num_loaded,
-        last_failure=keeper.last_failure,
+        pipelines=list(snapshot.pipelines),
     )
 
 

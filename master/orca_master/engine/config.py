@@ -1,13 +1,25 @@
-"""`EngineConfig`: what the engine master is told beside the topology."""
+"""`EngineConfig`: the options of the engine master beside the topology."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_master.scheduling.scheduler import SchedulerConfig
+
 if TYPE_CHECKING:  # without gRPC, which an API process does not need
     from orca_protos.tls import TlsFolder
+
+
+class WorkerOwner(enum.Enum):
+    """Who starts the worker processes, and starts them again when they are lost."""
+
+    ENGINE = "engine"
+    """Nobody restarts them: a lost pipeline is given up, and the workers end with the engine."""
+    CLUSTER = "cluster"
+    """A supervisor such as a kubelet: a lost pipeline is formed again, and the workers outlive the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +27,9 @@ class EngineConfig:
     """Defaults are those of the command line (options.py). Times in seconds.
 
     `token_budget` None is no limit; `kv_slots` None: sized from free memory. `admission` is a policy of
-    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers, which a supervisor restarts; 0:
-    no supervisor, so a lost pipeline is given up, and the workers end with the engine. `lookahead`: see lookahead.py;
-    `enforce_eager`: no CUDA graphs; `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on
-    TCP, none for plain text.
+    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers while no pipeline serves, if
+    `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs; `iteration_log`: see
+    iteration_log.py. `tls`: certificates for calls to workers on TCP, none for plain text.
     """
 
     max_batch_size: int = 32
@@ -33,6 +44,11 @@ class EngineConfig:
     max_queued_tokens: int = 8 << 20
     connect_timeout: float = 60.0
     stall_timeout: float = 300.0
+    worker_owner: WorkerOwner = WorkerOwner.ENGINE
     recovery_timeout: float = 0.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
+
+    def for_scheduler(self, n_workers: int) -> SchedulerConfig:
+        """Returns the options of the scheduler; `n_workers` is the number of partitions."""
+        return SchedulerConfig(self.max_batch_size, n_workers, self.token_budget, self.balanced)

@@ -1,11 +1,18 @@
 """`EngineMaster`: drives Algorithm 1 over its pipelines, on one event loop.
 
-Per pipeline: select → dispatch → send until nothing can be selected or n_workers iterations are in
-flight; a returned result is committed, its tokens are delivered, and the selection starts again. The
-scheduler is only touched from this loop, so nothing is locked.
+Per pipeline: select → dispatch → send until nothing can be selected or n_workers iterations are in flight; a returned
+result is committed, its tokens are delivered, and the selection starts again. The scheduler is only touched from this
+loop, so nothing is locked; other threads read `snapshot`.
 
-A lost worker ends its pipeline: its requests are rewound, and continue on another pipeline if one serves. Without one
-they wait up to `recovery_timeout` for the pipeline to be formed again (keeper.py), and end with an error after that.
+| state | meanwhile | next states |
+|---|---|---|
+| loading | the first pipeline is being formed; all of them if the engine owns the workers | serving, failed, stopped |
+| serving | a pipeline serves | recovering, failed, stopped |
+| recovering | no pipeline serves; requests wait for one, up to `recovery_timeout` | serving, failed, stopped |
+| failed | no pipeline will serve, or an internal error | stopped |
+| stopped | the engine was asked to stop | |
+
+supervisor.py has the life of each pipeline. A lost pipeline's requests are rewound and continue on another pipeline.
 """
 
 from __future__ import annotations
@@ -14,46 +21,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.reasons import Reason
-from orca_contract.state import EngineState, PipelinePhase
-from orca_contract.topology import Topology
+from orca_contract.state import EngineState
+from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
-from orca_master.engine.config import EngineConfig
-from orca_master.engine.faults import Evidence, WorkerLostError, closest
-from orca_master.engine.in_flight import InFlight
-from orca_master.engine.iteration_message import check_encodes
-from orca_master.engine.membership import Membership
+from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.request_limits import check_fits, check_values
-from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
-from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
+from orca_master.engine.snapshot import EngineSnapshot
+from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.engine.workers import MakeWorkers
+from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.scheduling.batch import Batch, Proposal
+from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.lookahead import look_ahead
-from orca_master.scheduling.request import FinishReason, Request
+from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Proposal, Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Serving:
-    """A serving pipeline with its iterations in flight."""
-
-    pipeline: Pipeline
-    ledger: KvLedger
-    in_flight: InFlight = field(default_factory=InFlight)
-    broken: asyncio.Future[Exception] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Has the unexpected exception of a selection or dispatch, after which nothing is sent any more."""
-
-
 class EngineMaster:
-    """Scheduler and pipelines of one model. All methods but the properties belong to one event loop."""
+    """Scheduler and pipelines of one model. All methods belong to one event loop; `snapshot` may be read anywhere."""
 
     def __init__(
         self,
@@ -61,72 +56,77 @@ class EngineMaster:
         config: EngineConfig,
         deliver: Callable[[list[Output]], None],
         observer: EngineObserver,
+        make_workers: MakeWorkers = Pipeline,
     ) -> None:
-        self.state = EngineState.LOADING
-        self.failure = ""
-        self.num_iterations = 0
-        """Iterations that have returned."""
-        self.progressed_at = time.monotonic()
-        """When an iteration returned or a pipeline began to serve, in seconds of the monotonic clock."""
-        self.facts = pb.ModelFacts()
-        self.membership = Membership(topology, config, self._serve, self._note_failure)
-        # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
-        self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
+        self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
+        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens)
+        self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
+        self.supervisors: dict[str, PipelineSupervisor] = {}
+        self._state = EngineState.LOADING
+        self._failure = ""
+        self._topology = topology
         self._config = config
         self._deliver = deliver
         self._observer = observer
-        self._requests: dict[str, Request] = {}
-        self._num_arrived = 0
-        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens)
-        self.scheduler = Scheduler(
-            self._scheduler_config(),
-            self.pool,
-        )
-        self._serving: dict[str, _Serving] = {}
+        self._make_workers = make_workers
+        # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
+        self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
+        self._requests = LiveRequests(self.scheduler, deliver)
+        self._num_iterations = 0
+        self._progressed_at = self.snapshot.progressed_at
+        self._facts = pb.ModelFacts()
+        self._serving: dict[str, PipelineSupervisor] = {}
         self._started: asyncio.Future[None] | None = None
         self._out_of_patience: asyncio.TimerHandle | None = None
-
-    @property
-    def num_slots(self) -> int:
-        """K/V slots of the largest pipeline."""
-        return max((ledger.num_blocks for ledger in self._ledgers()), default=0) * BLOCK_SIZE
-
-    @property
-    def cache_usage(self) -> float:
-        """Held share of all K/V slots, in [0, 1]."""
-        total = sum(ledger.num_blocks for ledger in self._ledgers())
-        return 1 - sum(ledger.num_free_blocks for ledger in self._ledgers()) / total if total else 0.0
-
-    def _ledgers(self) -> list[KvLedger]:
-        # Also read by the endpoint's thread: one copy, made in one step.
-        return [serving.ledger for serving in list(self._serving.values())]
+        self._applying = asyncio.Lock()
 
     async def start(self) -> None:
         """Returns when the engine serves.
 
-        Without a recovery timeout every pipeline must be formed, else it raises ConfigurationError or WorkerLostError;
-        with one it waits for the first, however long its workers take to come.
+        If the engine owns the workers every pipeline must be formed, else ConfigurationError or WorkerLostError is
+        raised; otherwise it waits for the first pipeline, however long its workers take to come.
         """
         self._started = asyncio.get_running_loop().create_future()
-        self.membership.begin()
+        for spec in self._topology.pipelines:
+            self._supervise(spec)
         try:
             await self._started
         except Exception:
-            self.state, self.failure = EngineState.FAILED, "the engine did not start"
+            self._enter(EngineState.FAILED, "the engine did not start")
             raise
 
     async def stop(self, reason: str) -> None:
-        """Ends what runs with an error; shuts the workers down if nobody else looks after them."""
-        self.state = EngineState.STOPPED
-        await self.membership.end()
-        self._fail_requests(f"the server stops: {reason}")
-        part, keepers = self.membership.part, self.membership.keepers.values()
-        await asyncio.gather(*(part(keeper.pipeline, reason) for keeper in keepers))
+        """Ends what runs with an error; ends the workers if the engine owns them."""
+        self._enter(EngineState.STOPPED, f"the server stops: {reason}")
+        supervisors = list(self.supervisors.values())
+        await asyncio.gather(*(supervisor.end() for supervisor in supervisors))
+        self._fail_requests()
+        await asyncio.gather(*(supervisor.part(reason) for supervisor in supervisors))
+
+    async def apply(self, topology: Topology) -> None:
+        """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
+
+        Raises ConfigurationError if anything but the pipelines differs.
+        """
+        if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
+            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
+        async with self._applying:
+            self._topology = topology
+            wanted = {spec.id: spec for spec in topology.pipelines}
+            leaving = [entry for entry in self.supervisors.values() if wanted.get(entry.id) != entry.spec]
+            await asyncio.gather(*(supervisor.end() for supervisor in leaving))
+            for supervisor in leaving:
+                del self.supervisors[supervisor.id]
+                await supervisor.workers.close()
+            for spec in topology.pipelines:
+                if spec.id not in self.supervisors:
+                    self._supervise(spec)
+            self.on_change()  # also if pipelines only left
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Changes the limits of batch, iteration and queue from the next selection on."""
-        self._config = self.membership.config = config
-        self.scheduler.config = self._scheduler_config()
+        self._config = config
+        self.scheduler.config = config.for_scheduler(self._topology.pipeline_parallel_size)
         self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._dispatch()
 
@@ -136,198 +136,166 @@ class EngineMaster:
         Before `start` has returned it waits there. Raises QueueFullError, EngineUnavailableError, or
         RequestError for a request that can never fit or that the protocol cannot carry.
         """
-        if self.state in (EngineState.FAILED, EngineState.STOPPED):
-            raise EngineUnavailableError(self.failure or "the server stops")
-        request = Request(
-            submission.request_id,
-            self._num_arrived,
-            submission.prompt,
-            submission.max_gen_tokens,
-            submission.sampling,
-            submission.stop_token_ids,
-        )
-        check_encodes(request)
-        if self.state is EngineState.SERVING:
-            self._check_fits(request)
-        self.pool.add(request)
-        self._num_arrived += 1
-        self._requests[request.request_id] = request
+        if self._state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailableError(self._failure)
+        self._requests.accept(submission, self._check_fits)
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:
         """Ends a request; one that has ended already is no error."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self.scheduler.cancel(request)
+        if self._requests.cancel(request_id):
             self._dispatch()
 
-    # -- inside --------------------------------------------------------------------------------------
+    # -- the life of pipelines (PipelineListener) ----------------------------------------------------
 
-    def _check_fits(self, request: Request) -> None:
-        check_fits(request, self.facts.max_model_len, self.num_slots)
-        check_values(request, self.facts.vocabulary_size)
-
-    def _refuse_misfits(self) -> None:
-        """Ends waiting requests that exceed limits which were not known, or not in force, when they came."""
-        for request in list(self.pool):
-            try:
-                self._check_fits(request)
-            except RequestError as error:
-                self.scheduler.cancel(request, FinishReason.ERROR)
-                del self._requests[request.request_id]
-                self._deliver([Output(request.request_id, None, FinishReason.ERROR, str(error))])
-
-    def _scheduler_config(self) -> SchedulerConfig:
-        config = self._config
-        return SchedulerConfig(
-            config.max_batch_size, self.membership.topology.pipeline_parallel_size, config.token_budget, config.balanced
+    def on_change(self) -> None:
+        """Publishes a new snapshot."""
+        ledgers = self.scheduler.ledgers
+        num_blocks = sum(ledger.num_blocks for ledger in ledgers)
+        num_free = sum(ledger.num_free_blocks for ledger in ledgers)
+        self.snapshot = EngineSnapshot(
+            self._state,
+            self._failure,
+            self._topology,
+            tuple(supervisor.report for supervisor in self.supervisors.values()),
+            self._facts.vocabulary_size,
+            self._facts.max_model_len,
+            self._num_slots,
+            1 - num_free / num_blocks if num_blocks else 0.0,
+            self.scheduler.num_running,
+            len(self.pool),
+            self._num_iterations,
+            self._progressed_at,
         )
 
-    def _note_failure(self, error: BaseException) -> None:
-        """A keeper that gave up before the start fails the start."""
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
-        elif not isinstance(error, ConfigurationError | WorkerLostError):
-            logger.error("the engine fails: a pipeline is no longer kept", exc_info=error)
-            self.state, self.failure = EngineState.FAILED, f"internal error: {error!r}"
-            self._fail_requests(self.failure)
-
-    def _admit(self, pipeline: Pipeline) -> _Serving:
-        """Opens a formed pipeline; the engine serves with the first, or, before the start, with all of them."""
-        self.progressed_at = time.monotonic()
-        ledger = LEDGERS[self._config.admission](pipeline.num_blocks)
-        self.scheduler.add_pipeline(pipeline.id, ledger)
-        serving = self._serving[pipeline.id] = _Serving(pipeline, ledger)
+    def on_serving(self, supervisor: PipelineSupervisor) -> None:
+        """Opens the pipeline in the scheduler; the engine may serve now."""
+        self._progressed_at = time.monotonic()
+        self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
+        self._serving[supervisor.id] = supervisor
         assert self._started is not None
-        complete = len(self._serving) == len(self.membership.keepers) or self._started.done()
-        if self.state is not EngineState.FAILED and (complete or self._config.recovery_timeout):
-            self.facts = pipeline.facts
-            self.state, self.failure = EngineState.SERVING, ""
-            if self._out_of_patience is not None:
-                self._out_of_patience.cancel()
-            if not self._started.done():
-                self._started.set_result(None)
-            self._refuse_misfits()
-            self._dispatch()
-        return serving
-
-    async def _serve(self, pipeline: Pipeline) -> WorkerLostError:
-        """Runs a formed pipeline until it is lost, and returns why."""
-        serving = self._admit(pipeline)
-        messages = asyncio.create_task(
-            pipeline.serve(
-                lambda result: self._commit(serving, result),
-                lambda timing: self._observer.on_timing(pipeline.id, timing),
-            )
-        )
-        # Without a worker's own report of a cause the deadline is all that is known.
-        own = [
-            WorkerLostError(
-                f"an iteration did not return within {self._config.stall_timeout:.0f} s",
-                Reason.ENGINE_STALLED,
-                evidence=Evidence.GONE,
-            )
-        ]
-        try:
-            ends: set[asyncio.Future[Any]] = {messages, serving.in_flight.stalled, serving.broken}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if serving.broken.done():
-                own = [WorkerLostError(f"internal error: {serving.broken.result()!r}")]
-            elif messages.done():
-                own = []
-                if (error := messages.exception()) is not None:
-                    logger.error("pipeline %s failed on a message", pipeline.id, exc_info=error)
-                    internal = WorkerLostError(f"internal error: {error!r}")
-                    own = [error if isinstance(error, WorkerLostError) else internal]
-        except asyncio.CancelledError:
-            own = [WorkerLostError("it left the topology, or the engine stops")]
-            raise
-        finally:
-            serving.in_flight.stop()
-            messages.cancel()
-            await asyncio.gather(messages, return_exceptions=True)
-            self._close(pipeline, str(closest([*own, *pipeline.reported])))
-        # The requests are free to go on elsewhere; the cause may still be on its way.
-        lost = closest([*own, *await pipeline.reported_until_conclusive()])
-        logger.error("pipeline %s is lost: %s", pipeline.id, lost)
-        if not self._serving and self.state is EngineState.FAILED:
-            self.failure = f"pipeline {pipeline.id} is lost: {lost}"
-            self._fail_requests(self.failure)
-        await self.membership.part(pipeline, str(lost))
-        return lost
-
-    def _close(self, pipeline: Pipeline, reason: str) -> None:
-        """Takes a pipeline out of the scheduler: its requests wait again."""
-        pipeline.phase = PipelinePhase.RECOVERING
-        del self._serving[pipeline.id]
-        self.scheduler.remove_pipeline(pipeline.id)
-        if self._serving:
-            self._refuse_misfits()  # the lost one may have been the largest
-        elif self.state is EngineState.SERVING:
-            patience = self._config.recovery_timeout
-            self.state = EngineState.RECOVERING if patience else EngineState.FAILED
-            self.failure = f"pipeline {pipeline.id} is lost: {reason}"
-            if patience:
-                loop = asyncio.get_running_loop()
-                self._out_of_patience = loop.call_later(patience, lambda: self._fail_requests(self.failure))
+        complete = len(self._serving) == len(self.supervisors) or self._started.done()
+        if self._state is EngineState.FAILED or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
+            return
+        self._facts = supervisor.workers.facts
+        if self._out_of_patience is not None:
+            self._out_of_patience.cancel()
+        self._enter(EngineState.SERVING)
+        if not self._started.done():
+            self._started.set_result(None)
+        self._requests.refuse_misfits(self._check_fits)
         self._dispatch()
 
-    def _dispatch(self) -> None:
-        """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
-        while self.state is EngineState.SERVING:
-            working = [serving for serving in self._serving.values() if not serving.broken.done()]
-            for serving in sorted(working, key=lambda serving: len(serving.in_flight)):
-                if self._advance(serving, lambda serving: self.scheduler.select(serving.pipeline.id)):
-                    break
-            else:
-                for serving in working:
-                    if self._looks_ahead and len(serving.in_flight) == 1 and not serving.broken.done():
-                        self._advance(serving, lambda serving: look_ahead(self.scheduler, serving.in_flight.newest))
-                return
-
-    def _advance(self, serving: _Serving, select: Callable[[_Serving], Proposal]) -> bool:
-        """Sends what `select` proposes; whether it proposed anything.
-
-        An unexpected exception leaves the scheduler and the pipeline at odds: it ends this pipeline with a logged error
-        (`_serve`), instead of stopping the engine without a word.
-        """
-        try:
-            proposal = select(serving)
-            if proposal:
-                self._send(serving, proposal)
-        except Exception as error:
-            logger.exception("pipeline %s is given up after an internal error", serving.pipeline.id)
-            serving.broken.set_result(error)
-            return False
-        return bool(proposal)
-
-    def _send(self, serving: _Serving, proposal: Proposal) -> None:
-        batch = self.scheduler.dispatch(serving.pipeline.id, proposal)
-        sequence = serving.pipeline.send(batch)
-        serving.in_flight.add(sequence, batch, self._config.stall_timeout)
-        self._observer.on_dispatch(sequence, batch)
-        if proposal.preempted:
-            self._observer.on_preemption(len(proposal.preempted))
-
-    def _commit(self, serving: _Serving, result: pb.IterationResult) -> None:
-        batch = serving.in_flight.take(result.sequence, self._config.stall_timeout)
-        self.num_iterations += 1
-        self.progressed_at = time.monotonic()
+    def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
+        """Commits the result, sends what can be selected now, and then delivers the tokens."""
+        self._num_iterations += 1
+        self._progressed_at = time.monotonic()
         outputs = []
-        logprobs = {found.index: found for found in result.logprobs}
+        logprobs = {entry.index: entry for entry in result.logprobs}
         for index, request in self.scheduler.commit(batch, list(result.token)):
             outputs.append(
                 Output(request.request_id, request.generated[-1], request.finish_reason, logprobs=logprobs.get(index))
             )
             if request.finish_reason is not None:
-                del self._requests[request.request_id]
+                self._requests.finished(request)
         self._dispatch()
         if outputs:
             self._deliver(outputs)
 
-    def _fail_requests(self, reason: str) -> None:
-        requests = list(self._requests.values())
-        self._requests.clear()
-        self._deliver([Output(request.request_id, None, FinishReason.ERROR, reason) for request in requests])
-        for request in requests:
-            self.scheduler.cancel(request, FinishReason.ERROR)
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """See EngineObserver."""
+        self._observer.on_timing(pipeline, timing)
+
+    def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
+        """Takes the pipeline out of the scheduler: its requests wait again."""
+        del self._serving[supervisor.id]
+        self.scheduler.remove_pipeline(supervisor.id)
+        if self._serving:
+            self._requests.refuse_misfits(self._check_fits)  # the lost one may have been the largest
+        elif self._state is EngineState.SERVING:
+            failure = f"pipeline {supervisor.id} is lost: {reason}"
+            if self._config.worker_owner is WorkerOwner.ENGINE:
+                self._enter(EngineState.FAILED, failure)
+            else:
+                self._enter(EngineState.RECOVERING, failure)
+                loop = asyncio.get_running_loop()
+                self._out_of_patience = loop.call_later(self._config.recovery_timeout, self._fail_requests)
+        self._dispatch()
+
+    def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
+        """Fails the start or the engine where nothing is left to wait for."""
+        assert self._started is not None
+        expected = isinstance(error, ConfigurationError | WorkerLostError)
+        if expected and self._config.worker_owner is WorkerOwner.CLUSTER:
+            return
+        if not self._started.done():
+            self._started.set_exception(error)
+        elif not expected:
+            logger.error("the engine fails: pipeline %s is no longer supervised", supervisor.id, exc_info=error)
+            self._fail(f"internal error: {error!r}")
+        elif self._state is EngineState.FAILED and not self._serving:
+            self._fail(f"pipeline {supervisor.id} is lost: {error}")
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _supervise(self, spec: PipelineSpec) -> None:
+        supervisor = PipelineSupervisor(spec, self._topology, self._config, self, self._make_workers)
+        self.supervisors[spec.id] = supervisor
+        supervisor.begin()
+        self.on_change()
+
+    def _dispatch(self) -> None:
+        """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
+        while self._state is EngineState.SERVING:
+            working = [supervisor for supervisor in self._serving.values() if supervisor.is_open]
+            for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
+                if self._advance(supervisor, lambda entry: self.scheduler.select(entry.id)):
+                    break
+            else:
+                for supervisor in working:
+                    if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
+                        self._advance(supervisor, lambda entry: look_ahead(self.scheduler, entry.newest_batch))
+                break
+        self.on_change()
+
+    def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
+        """Sends what `select` proposes; returns whether it proposed anything.
+
+        An unexpected exception leaves the scheduler and the pipeline at odds: it ends this pipeline with a logged error
+        instead of stopping the engine without a word.
+        """
+        try:
+            proposal = select(supervisor)
+            if proposal:
+                batch = self.scheduler.dispatch(supervisor.id, proposal)
+                self._observer.on_dispatch(supervisor.send(batch), batch)
+            if proposal.preempted:
+                self._observer.on_preemption(len(proposal.preempted))
+        except Exception as error:
+            logger.exception("pipeline %s is given up after an internal error", supervisor.id)
+            supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
+            return False
+        return bool(proposal)
+
+    @property
+    def _num_slots(self) -> int:
+        return max((ledger.num_blocks for ledger in self.scheduler.ledgers), default=0) * BLOCK_SIZE
+
+    def _check_fits(self, request: Request) -> None:
+        """Raises RequestError for a request that can never be served, as far as the limits are known."""
+        if self._state is EngineState.SERVING:
+            check_fits(request, self._facts.max_model_len, self._num_slots)
+            check_values(request, self._facts.vocabulary_size)
+
+    def _fail(self, reason: str) -> None:
+        self._enter(EngineState.FAILED, reason)
+        self._fail_requests()
+
+    def _fail_requests(self) -> None:
+        """Ends all requests with the reason of the engine's state."""
+        self._requests.fail_all(self._failure)
+        self.on_change()
+
+    def _enter(self, state: EngineState, failure: str = "") -> None:
+        self._state, self._failure = state, failure
+        self.on_change()

@@ -63,29 +63,25 @@ class EngineThread(EngineClient):
     @property
     def status(self) -> EngineStatus:
         """See EngineClient."""
-        engine = self.engine
-        facts = engine.facts
+        engine = self.engine.snapshot
+        progress = Progress(
+            engine.num_iterations,
+            self._num_unfinished,
+            engine.num_running,
+            engine.num_waiting,
+            max(engine.progressed_at, self._busy_since),
+            self.config.stall_timeout,
+        )
         return EngineStatus(
             engine.state,
             engine.failure,
             self.draining,
-            facts.vocabulary_size,
-            facts.max_model_len,
+            engine.vocabulary_size,
+            engine.max_model_len,
             engine.num_slots,
-            self._progress(),
+            progress,
             self.config.max_queued_requests,
             self.config.max_queued_tokens,
-        )
-
-    def _progress(self) -> Progress:
-        engine = self.engine
-        return Progress(
-            engine.num_iterations,
-            self._num_unfinished,
-            engine.scheduler.num_running,
-            len(engine.pool),
-            max(engine.progressed_at, self._busy_since),
-            self.config.stall_timeout,
         )
 
     @property
@@ -108,8 +104,8 @@ class EngineThread(EngineClient):
         self._thread.join(timeout=5.0)
 
     async def apply(self, topology: Topology) -> None:
-        """See Membership.apply."""
-        await self._on_engine(lambda: self.engine.membership.apply(topology))
+        """See EngineMaster.apply."""
+        await self._on_engine(lambda: self.engine.apply(topology))
 
     async def reconfigure(self, config: EngineConfig) -> None:
         """See EngineMaster.reconfigure."""

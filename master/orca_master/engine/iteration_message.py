@@ -6,8 +6,8 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.errors import RequestError
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import Request
-from orca_master.scheduling.scheduler import Batch
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 from orca_protos import engine_pb2 as pb
 
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError,
 from orca_master.engine.iteration_message import build_iteration
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.errors import ConfigurationError
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import blocks_for
-from orca_master.scheduling.scheduler import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,13 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """One pipeline. `facts` and `num_blocks` are set once `form` has returned.
 
-    `phase` (RECOVERING: lost) and `num_loaded` (workers that hold their weights) may be read at any time.
+    `num_loaded` counts the workers that hold their weights.
     """
 
     def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
         self.id = spec.id
         self.facts = pb.ModelFacts()
         self.num_blocks = 0
-        self.phase = PipelinePhase.CONNECTING
         self.num_loaded = 0
         self.epoch = 0
         self._spec = spec
@@ -57,8 +56,11 @@ class Pipeline:
         self._faults = FaultCollector()
         self._over = False
 
-    async def form(self) -> None:
-        """Brings the pipeline up; raises ConfigurationError or WorkerLostError."""
+    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+        """Brings the pipeline up; raises ConfigurationError or WorkerLostError.
+
+        Calls `enter` when loading begins, when a worker has loaded, and when the pipeline is being formed.
+        """
         topology, config = self._topology, self._config
         self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
         workers = self._connections
@@ -66,10 +68,11 @@ class Pipeline:
         await self._end_exhausted(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
-        self.phase = PipelinePhase.LOADING
+        enter(PipelinePhase.LOADING)
         facts = await all_workers(
             self._load(
                 worker,
+                enter,
                 pb.LoadRequest(
                     model_path=topology.model.path,
                     partition=partition,
@@ -89,7 +92,7 @@ class Pipeline:
             for partition, worker in enumerate(workers)
         )
         self.facts = facts[0]
-        self.phase = PipelinePhase.FORMING
+        enter(PipelinePhase.FORMING)
         await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
         await all_workers(
             worker.form(
@@ -109,7 +112,6 @@ class Pipeline:
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
         self._compare_versions(described)
-        self.phase = PipelinePhase.SERVING
         logger.info(
             "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
             self.id,
@@ -141,9 +143,12 @@ class Pipeline:
                     VERSION,
                 )
 
-    async def _load(self, worker: WorkerConnection, request: pb.LoadRequest) -> pb.ModelFacts:
+    async def _load(
+        self, worker: WorkerConnection, enter: Callable[[PipelinePhase], None], request: pb.LoadRequest
+    ) -> pb.ModelFacts:
         facts = await worker.load(request)
         self.num_loaded += 1
+        enter(PipelinePhase.LOADING)
         return facts
 
     async def _allocate(self) -> None:

@@ -1,6 +1,6 @@
 """`Progress`: how far the engine has come, and whether it stands still although requests wait.
 
-A lost worker or a slow iteration ends its pipeline (in_flight.py). This check catches an engine that claims to serve
+A lost worker or a slow iteration ends its pipeline (supervisor.py). This check catches an engine that claims to serve
 and has requests, although no iteration returns. The probes and the endpoint read it.
 """
 

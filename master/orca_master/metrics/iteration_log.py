@@ -13,7 +13,7 @@ from typing import IO
 from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import ConfigurationError
-from orca_master.scheduling.scheduler import Batch
+from orca_master.scheduling.batch import Batch
 
 
 class IterationLog:

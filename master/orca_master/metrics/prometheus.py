@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.metrics.stage_metrics import StageMetrics
-from orca_master.scheduling.scheduler import Batch
+from orca_master.scheduling.batch import Batch
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -51,9 +51,11 @@ class Metrics:
 
     def watch(self, engine: EngineMaster) -> None:
         """Adds the gauges of `engine`."""
-        self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.scheduler.num_running)
-        self._gauge("num_requests_waiting", "Requests in the queue", lambda: len(engine.pool))
-        self._gauge("kv_cache_usage_perc", "Share of the K/V slots that is held, 0 to 1", lambda: engine.cache_usage)
+        self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
+        self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
+        self._gauge(
+            "kv_cache_usage_perc", "Share of the K/V slots that is held, 0 to 1", lambda: engine.snapshot.cache_usage
+        )
 
     def render(self) -> bytes:
         """Returns the text exposition format."""

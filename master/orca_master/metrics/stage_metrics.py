@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter
 
-from orca_master.scheduling.scheduler import Batch
+from orca_master.scheduling.batch import Batch
 
 REMEMBERED = 256
 """Iterations whose timings may still come: far more than can be in flight."""

@@ -8,7 +8,8 @@ before it reads, because a worker computes iterations in their order.
 
 from __future__ import annotations
 
-from orca_master.scheduling.scheduler import Batch, Proposal, Scheduler, Selection
+from orca_master.scheduling.batch import Batch, Proposal, Selection
+from orca_master.scheduling.scheduler import Scheduler
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
@@ -109,7 +108,3 @@ class Request:
         self.state = RequestState.FINISHED
         self.finish_reason = reason
         self.incarnation += 1
-
-
-by_arrival = attrgetter("arrival")
-"""Sort key of Algorithm 1's line 20."""

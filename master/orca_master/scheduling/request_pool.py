@@ -1,7 +1,7 @@
-"""`RequestPool`: the requests that wait for admission, in order of arrival, within bounds.
+"""`RequestPool`: the requests that wait for admission, in the order of the scheduling policy, within bounds.
 
-The scheduler moves a request from here into a pipeline when it admits it, and back when it is
-rewound; a rewound request takes its old place in the order.
+The scheduler moves a request out of the pool when it admits the request, and back when it rewinds the request, which
+takes its old place in the order.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import bisect
 from collections.abc import Iterator
 
 from orca_master.errors import QueueFullError
-from orca_master.scheduling.request import Request, by_arrival
+from orca_master.scheduling.policies import Order, by_arrival
+from orca_master.scheduling.request import Request
 
 
 class RequestPool:
-    """Waiting requests. `max_requests` and `max_tokens` bound what `add` accepts, not what returns."""
+    """Waiting requests, sorted by `order`. `max_requests` and `max_tokens` bound `add`, not `put_back`."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, order: Order = by_arrival) -> None:
+        self.order = order
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self._waiting: list[Request] = []
@@ -44,13 +46,13 @@ class RequestPool:
         self.put_back(request)
 
     def put_back(self, request: Request) -> None:
-        """Takes a request that was accepted before, in its place by arrival; never refused."""
-        bisect.insort(self._waiting, request, key=by_arrival)
+        """Takes a request that was accepted before, in its place by `order`; never refused."""
+        bisect.insort(self._waiting, request, key=self.order)
         self._num_tokens += request.max_tokens
 
     def remove(self, request: Request) -> None:
         """Takes `request` out; raises KeyError if it does not wait here."""
-        index = bisect.bisect_left(self._waiting, request.arrival, key=by_arrival)
+        index = bisect.bisect_left(self._waiting, self.order(request), key=self.order)
         if index == len(self._waiting) or self._waiting[index] is not request:
             raise KeyError(request.request_id)
         del self._waiting[index]

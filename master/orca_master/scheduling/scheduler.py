@@ -16,11 +16,13 @@ Four things go beyond the algorithm as printed, and each can be switched off:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
 from orca_master.scheduling.kv_ledger import KvLedger
-from orca_master.scheduling.request import FinishReason, Request, RequestState, by_arrival
+from orca_master.scheduling.policies import Order
+from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 
 
@@ -34,53 +36,65 @@ class SchedulerConfig:
     balanced: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A request that `select` proposes, with the number of its tokens to compute."""
-
-    request: Request
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What `select` proposes: a batch, empty if nothing can run, and whom to preempt to make room for it."""
-
-    selections: tuple[Selection, ...] = ()
-    preempted: tuple[Request, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.selections)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's part of a dispatched batch: the row of an Iteration (protos/engine.proto)."""
-
-    request: Request
-    incarnation: int
-    row: int
-    num_tokens: int
-    context_length: int
-    new_blocks: tuple[int, ...]
-    admitted: bool
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A dispatched batch: one iteration of one pipeline."""
-
-    pipeline: str
-    requests: tuple[ScheduledRequest, ...]
-
-
 @dataclass(slots=True)
 class _Pipeline:
     ledger: KvLedger
     in_flight: int = 0
     admitted: list[Request] = field(default_factory=list)
-    """Requests that hold slots here, by arrival."""
+    """Requests that hold slots here, in the order of the policy."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a batch may still take: free K/V blocks, and tokens of the budget (None: unlimited)."""
+
+    num_blocks: int
+    num_tokens: int | None
+    preempted: list[Request] = field(default_factory=list)
+
+    def tokens_for(self, request: Request) -> int:
+        """Returns how many tokens of `request` the batch can compute."""
+        left = request.num_uncomputed
+        return left if self.num_tokens is None else min(left, self.num_tokens)
+
+    def take(self, num_blocks: int, num_tokens: int) -> None:
+        """Takes blocks and tokens."""
+        self.num_blocks -= num_blocks
+        if self.num_tokens is not None:
+            self.num_tokens -= num_tokens
+
+
+class _Candidates:
+    """Iterates over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
+
+    The first waiting request that cannot be admitted ends admission: no request behind it is admitted (line 25, no
+    starvation). In the printed algorithm no admitted request can come behind it. After a rewind one can, and it goes
+    on, because only its end frees the slots that the earlier request waits for.
+    """
+
+    def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:
+        self._waiting = iter(waiting)
+        self._admitted = admitted
+        self._order = order
+        self._head = next(self._waiting, None)
+
+    def end_admission(self) -> None:
+        """Leaves out all waiting requests from now on."""
+        self._waiting, self._head = iter(()), None
+
+    def __iter__(self) -> Iterator[Request]:
+        order = self._order
+        for request in self._admitted:
+            while self._head is not None and order(self._head) < order(request):
+                yield self._next_waiting(self._head)
+            if request.state is RequestState.INCREMENT:
+                yield request
+        while self._head is not None:
+            yield self._next_waiting(self._head)
+
+    def _next_waiting(self, request: Request) -> Request:
+        self._head = next(self._waiting, None)
+        return request
 
 
 class Scheduler:
@@ -97,7 +111,7 @@ class Scheduler:
         self._pipelines[pipeline] = _Pipeline(ledger)
 
     def remove_pipeline(self, pipeline: str) -> list[Request]:
-        """Closes `pipeline`: returns its requests, rewound and waiting again, by arrival."""
+        """Closes `pipeline`: returns its requests, rewound and waiting again, in their order."""
         requests = list(self._pipelines[pipeline].admitted)
         for request in requests:
             self.rewind(request)
@@ -117,44 +131,42 @@ class Scheduler:
         """The ledger of one pipeline."""
         return self._pipelines[pipeline].ledger
 
+    @property
+    def ledgers(self) -> list[KvLedger]:
+        """The ledgers of all pipelines."""
+        return [state.ledger for state in self._pipelines.values()]
+
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
     def select(self, pipeline: str) -> Proposal:
-        """Proposes the next batch (lines 17 to 28). Changes nothing.
+        """Proposes the next batch (Algorithm 1, lines 17 to 28). Changes nothing.
 
-        A request that holds slots but lacks blocks (policy `paged`) takes them from the youngest holders behind
-        it, which are to be preempted.
+        An admitted request that lacks blocks (policy `paged`) takes them from the last holders behind it in the order,
+        which are to be preempted.
         """
-        state = self._pipelines[pipeline]
-        if state.in_flight >= self.config.n_workers:
+        state, config = self._pipelines[pipeline], self.config
+        if state.in_flight >= config.n_workers:
             return Proposal()
-        cap, budget, ledger = self._batch_cap(state), self.config.token_budget, state.ledger
-        free_blocks = ledger.num_free_blocks
-        selections: list[Selection] = []
-        preempted: list[Request] = []
-
-        def admissible(request: Request) -> bool:
-            return not preempted and ledger.blocks_to_admit(request) <= free_blocks
-
-        for request in self._candidates(state, admissible):
-            if len(selections) == cap or budget == 0:
+        room = _Room(state.ledger.num_free_blocks, config.token_budget)
+        batch: list[Selection] = []
+        candidates = _Candidates(self.pool, state.admitted, self.pool.order)
+        batch_cap = self._batch_cap(state)
+        for request in candidates:
+            if len(batch) == batch_cap or room.num_tokens == 0 or request in room.preempted:
                 break
-            if request in preempted:
-                break  # so is everyone behind it
-            num_tokens = request.num_uncomputed if budget is None else min(request.num_uncomputed, budget)
+            num_tokens = room.tokens_for(request)
             if request.state is RequestState.INITIATION:
-                free_blocks -= ledger.blocks_to_admit(request)
+                num_blocks = state.ledger.blocks_to_admit(request)
+                if room.preempted or num_blocks > room.num_blocks:
+                    candidates.end_admission()
+                    continue
             else:
-                lacking = ledger.blocks_to_grow(request, request.num_computed + num_tokens) - free_blocks
-                victims = self._victims(state, request, lacking, preempted)
-                if victims is None:
+                num_blocks = state.ledger.blocks_to_grow(request, request.num_computed + num_tokens)
+                if num_blocks > room.num_blocks and not self._preempt_for(request, num_blocks, state, room):
                     break
-                preempted += victims
-                free_blocks = sum((len(ledger.holding(victim).blocks) for victim in victims), -lacking)
-            if budget is not None:
-                budget -= num_tokens
-            selections.append(Selection(request, num_tokens))
-        return Proposal(tuple(selections), tuple(preempted) if selections else ())
+            room.take(num_blocks, num_tokens)
+            batch.append(Selection(request, num_tokens))
+        return Proposal(tuple(batch), tuple(room.preempted) if batch else ())
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
         """Preempts, reserves slots for those that begin and marks all RUNNING (lines 5 to 8)."""
@@ -167,7 +179,7 @@ class Scheduler:
             if admitted:
                 self.pool.remove(request)
                 new_blocks = state.ledger.admit(request).blocks
-                bisect.insort(state.admitted, request, key=by_arrival)
+                bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
                 new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_tokens)
@@ -241,42 +253,21 @@ class Scheduler:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _candidates(self, state: _Pipeline, admissible: Callable[[Request], bool]) -> Iterator[Request]:
-        """Selectable requests by arrival (lines 19 to 25).
-
-        The first waiting request that is not admissible ends admission (`break`, never skip: no starvation). In
-        the printed algorithm no admitted request can come behind it; after a rewind one can, and it goes on,
-        because only its end frees the slots that the earlier one waits for.
-        """
-        waiting = iter(self.pool)
-        head = next(waiting, None)
-        for request in state.admitted:
-            while head is not None and head.arrival < request.arrival:
-                if not admissible(head):
-                    head = None
-                    break
-                yield head
-                head = next(waiting, None)
-            if request.state is RequestState.INCREMENT:
-                yield request
-        while head is not None and admissible(head):
-            yield head
-            head = next(waiting, None)
-
-    def _victims(
-        self, state: _Pipeline, request: Request, lacking: int, preempted: list[Request]
-    ) -> list[Request] | None:
-        """The youngest holders behind `request` that free `lacking` blocks, or None if that is not enough."""
+    def _preempt_for(self, request: Request, num_blocks: int, state: _Pipeline, room: _Room) -> bool:
+        """Preempts the last holders behind `request` until `num_blocks` are free; returns whether that is possible."""
         victims: list[Request] = []
+        num_free = room.num_blocks
         for victim in reversed(state.admitted):
-            if lacking <= 0:
+            if num_free >= num_blocks or victim is request:
                 break
-            if victim is request:
-                return None
-            if victim not in preempted:
+            if victim not in room.preempted:
                 victims.append(victim)
-                lacking -= len(state.ledger.holding(victim).blocks)
-        return victims if lacking <= 0 else None
+                num_free += len(state.ledger.holding(victim).blocks)
+        if num_free < num_blocks:
+            return False
+        room.preempted += victims
+        room.num_blocks = num_free
+        return True
 
     def _batch_cap(self, state: _Pipeline) -> int:
         """`max_batch_size`, or less where that keeps every stage busy.
@@ -299,4 +290,5 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]
         state.ledger.release(request)
-        del state.admitted[bisect.bisect_left(state.admitted, request.arrival, key=by_arrival)]
+        order = self.pool.order
+        del state.admitted[bisect.bisect_left(state.admitted, order(request), key=order)]

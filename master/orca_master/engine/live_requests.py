@@ -1,0 +1,75 @@
+"""`LiveRequests`: the requests that were accepted and have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from orca_master.engine.iteration_message import check_encodes
+from orca_master.engine.messages import Output, Submission
+from orca_master.errors import RequestError
+from orca_master.scheduling.request import FinishReason, Request
+from orca_master.scheduling.scheduler import Scheduler
+
+
+class LiveRequests:
+    """Requests by id, in the pool of `scheduler` or admitted by it. `deliver` gets the errors that end requests."""
+
+    def __init__(self, scheduler: Scheduler, deliver: Callable[[list[Output]], None]) -> None:
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._requests: dict[str, Request] = {}
+        self._num_arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._requests.values()))
+
+    def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
+        """Takes a request into the pool.
+
+        Raises what `check` raises, QueueFullError, or RequestError if the protocol cannot carry the request.
+        """
+        request = Request(
+            submission.request_id,
+            self._num_arrived,
+            submission.prompt,
+            submission.max_gen_tokens,
+            submission.sampling,
+            submission.stop_token_ids,
+        )
+        check_encodes(request)
+        check(request)
+        self._scheduler.pool.add(request)
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a request; returns False for a request that has ended before."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._scheduler.cancel(request)
+        return request is not None
+
+    def finished(self, request: Request) -> None:
+        """Forgets a request that the scheduler has finished."""
+        del self._requests[request.request_id]
+
+    def refuse_misfits(self, check: Callable[[Request], None]) -> None:
+        """Ends the waiting requests that `check` refuses by a RequestError."""
+        for request in list(self._scheduler.pool):
+            try:
+                check(request)
+            except RequestError as error:
+                self._fail([request], str(error))
+
+    def fail_all(self, reason: str) -> None:
+        """Ends all requests with an error."""
+        self._fail(list(self._requests.values()), reason)
+
+    def _fail(self, requests: list[Request], reason: str) -> None:
+        self._deliver([Output(request.request_id, None, FinishReason.ERROR, reason) for request in requests])
+        for request in requests:
+            del self._requests[request.request_id]
+            self._scheduler.cancel(request, FinishReason.ERROR)

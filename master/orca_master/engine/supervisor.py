@@ -1,0 +1,273 @@
+"""`PipelineSupervisor`: the life of one pipeline of the topology.
+
+| state | meanwhile | next states |
+|---|---|---|
+| Connecting | all workers are asked to describe themselves | Loading, Recovering |
+| Loading | the workers load their weights; entered again for each worker that has | Loading, Forming, Recovering |
+| Forming | communicators, K/V blocks and streams are made | Serving, Recovering |
+| Serving | iterations go out and results come back | Recovering |
+| Recovering | the cause is asked for; then RETRY_SECONDS until the next attempt | Connecting |
+
+The supervisor ends in any state when the pipeline leaves the topology or the engine stops. It ends at the first failure
+if the engine owns the workers, because then nobody starts them again (`WorkerOwner`).
+
+An iteration that does not return within the stall timeout, a fault that a worker reports, and an unexpected exception
+end the state Serving. The listener has then to rewind the requests: the results in flight are void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from orca_contract.reasons import Reason
+from orca_contract.state import FailureReport, PipelinePhase, PipelineReport
+from orca_contract.topology import PipelineSpec, Topology
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.faults import Evidence, WorkerLostError, closest
+from orca_master.engine.pipeline import Pipeline
+from orca_master.engine.workers import MakeWorkers
+from orca_master.errors import ConfigurationError
+from orca_master.scheduling.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+
+TRANSITIONS: Mapping[PipelinePhase, frozenset[PipelinePhase]] = {
+    PipelinePhase.CONNECTING: frozenset({PipelinePhase.LOADING, PipelinePhase.RECOVERING}),
+    PipelinePhase.LOADING: frozenset({PipelinePhase.LOADING, PipelinePhase.FORMING, PipelinePhase.RECOVERING}),
+    PipelinePhase.FORMING: frozenset({PipelinePhase.SERVING, PipelinePhase.RECOVERING}),
+    PipelinePhase.SERVING: frozenset({PipelinePhase.RECOVERING}),
+    PipelinePhase.RECOVERING: frozenset({PipelinePhase.CONNECTING}),
+}
+_REASONS = {
+    PipelinePhase.CONNECTING: Reason.RENDEZVOUS_TIMEOUT,
+    PipelinePhase.LOADING: Reason.WORKER_CRASH_LOOP,
+    PipelinePhase.FORMING: Reason.RENDEZVOUS_TIMEOUT,
+    PipelinePhase.SERVING: Reason.COMMUNICATOR_ERROR,
+}
+"""The reason of a failure that has none of its own, by the state in which it came."""
+
+
+class PipelineListener(Protocol):
+    """What follows from the life of a pipeline. Called on the event loop of the supervisor."""
+
+    def on_change(self) -> None:
+        """A supervisor's report has changed."""
+
+    def on_serving(self, supervisor: PipelineSupervisor) -> None:
+        """The pipeline is formed: `send` may be called."""
+
+    def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
+        """An iteration returned."""
+
+    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
+        """A partition of the pipeline computed an iteration."""
+
+    def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
+        """The pipeline serves no longer: requests in it are to be rewound. `reason`: as far as known."""
+
+    def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
+        """The pipeline was not formed, or was lost, or its supervisor has failed; the cause is known now."""
+
+
+class PipelineSupervisor:
+    """Forms the pipeline of `spec`, sends iterations to its workers, and forms the pipeline again when it is lost."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        topology: Topology,
+        config: EngineConfig,
+        listener: PipelineListener,
+        make_workers: MakeWorkers = Pipeline,
+    ) -> None:
+        self.spec = spec
+        self.id = spec.id
+        self.state = PipelinePhase.CONNECTING
+        self.workers = make_workers(spec, topology, config)
+        self._topology = topology
+        self._config = config
+        self._make_workers = make_workers
+        self._listener = listener
+        self._last_failure: FailureReport | None = None
+        self.report = self._make_report()
+        """The pipeline as others see it: Recovering until it serves again after a failure."""
+        self._in_flight: deque[tuple[int, Batch]] = deque()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
+        """Has the error after which nothing more is sent."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether iterations can be sent."""
+        return self.state is PipelinePhase.SERVING and not self._broken.done()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Iterations that have not returned."""
+        return len(self._in_flight)
+
+    @property
+    def newest_batch(self) -> Batch:
+        """The batch that was sent last, of those in flight."""
+        return self._in_flight[-1][1]
+
+    def begin(self) -> None:
+        """Starts to form the pipeline."""
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._on_end)
+
+    async def end(self) -> None:
+        """Ends the supervision; the workers live on until `part`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def part(self, reason: str) -> None:
+        """Ends the workers if the engine owns them, or closes the connections to them."""
+        owned = self._config.worker_owner is WorkerOwner.ENGINE
+        await (self.workers.shutdown(reason) if owned else self.workers.close())
+
+    def send(self, batch: Batch) -> int:
+        """Sends one iteration and returns its sequence number. Never blocks."""
+        sequence = self.workers.send(batch)
+        self._in_flight.append((sequence, batch))
+        if self._deadline is None:
+            self._set_deadline()
+        return sequence
+
+    def give_up(self, error: WorkerLostError) -> None:
+        """Ends the state Serving: nothing more is sent."""
+        if not self._broken.done():
+            self._broken.set_result(error)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            failure = await self._form_and_serve()
+            self._listener.on_failure(self, failure)
+            await self.part(str(failure))
+            if self._config.worker_owner is WorkerOwner.ENGINE:
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+            self.workers = self._make_workers(self.spec, self._topology, self._config)
+            self._enter(PipelinePhase.CONNECTING)
+
+    async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:
+        """Returns why the pipeline was not formed, or why it was lost."""
+        try:
+            await self.workers.form(self._enter)
+        except (ConfigurationError, WorkerLostError) as error:
+            logger.warning("pipeline %s is not formed: %s", self.id, error)
+            self._note(error, _REASONS[self.state])
+            self._enter(PipelinePhase.RECOVERING)
+            return error
+        if (failure := self._last_failure) is not None:
+            self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
+        self._enter(PipelinePhase.SERVING)
+        lost = await self._serve()
+        logger.error("pipeline %s is lost: %s", self.id, lost)
+        self._note(lost, _REASONS[PipelinePhase.SERVING])
+        self._publish()
+        return lost
+
+    async def _serve(self) -> WorkerLostError:
+        """Moves iterations and results until the pipeline is lost, and returns why."""
+        self._broken = asyncio.get_running_loop().create_future()
+        own: list[WorkerLostError] = []
+        self._listener.on_serving(self)
+        messages = asyncio.create_task(
+            self.workers.serve(self._on_result, lambda timing: self._listener.on_timing(self.id, timing))
+        )
+        try:
+            ends: set[asyncio.Future[Any]] = {messages, self._broken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                own = [self._broken.result()]
+            elif (error := messages.exception()) is not None:
+                logger.error("pipeline %s failed on a message", self.id, exc_info=error)
+                internal = WorkerLostError(f"internal error: {error!r}")
+                own = [error if isinstance(error, WorkerLostError) else internal]
+        except asyncio.CancelledError:
+            own = [WorkerLostError("it left the topology, or the engine stops")]
+            raise
+        finally:
+            self._clear_deadline()
+            messages.cancel()
+            await asyncio.gather(messages, return_exceptions=True)
+            self._in_flight.clear()
+            self._enter(PipelinePhase.RECOVERING)
+            self._listener.on_lost(self, str(closest([*own, *self.workers.reported])))
+        # The requests are free to go on elsewhere; the cause may still be on its way.
+        return closest([*own, *await self.workers.reported_until_conclusive()])
+
+    def _on_result(self, result: pb.IterationResult) -> None:
+        due, batch = self._in_flight.popleft()
+        if result.sequence != due:
+            raise WorkerLostError(f"result {result.sequence} came where {due} was due")
+        self._set_deadline()
+        self._listener.on_result(self, batch, result)
+
+    def _set_deadline(self) -> None:
+        """Sets the deadline of the oldest iteration in flight, from now."""
+        self._clear_deadline()
+        if self._in_flight:
+            self._deadline = asyncio.get_running_loop().call_later(self._config.stall_timeout, self._on_stall)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_stall(self) -> None:
+        # Without a worker's own report of a cause the deadline is all that is known.
+        message = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
+        self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
+
+    def _note(self, error: ConfigurationError | WorkerLostError, reason: Reason) -> None:
+        """Keeps the time of the first failure of a series, and the message of the latest."""
+        worker = ""
+        if isinstance(error, WorkerLostError):
+            reason, worker = error.reason or reason, error.worker
+        else:
+            reason = Reason.INVALID_SPEC
+        previous = self._last_failure
+        goes_on = previous is not None and previous.recovery_seconds is None
+        at = previous.at if previous is not None and goes_on else time.time()
+        self._last_failure = FailureReport(
+            at=at, reason=reason, worker=worker, message=str(error), recovery_seconds=None
+        )
+
+    def _enter(self, state: PipelinePhase) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        self.state = state
+        self._publish()
+
+    def _publish(self) -> None:
+        self.report = self._make_report()
+        self._listener.on_change()
+
+    def _make_report(self) -> PipelineReport:
+        recovers = self.state is not PipelinePhase.SERVING and self._last_failure is not None
+        return PipelineReport(
+            id=self.id,
+            phase=PipelinePhase.RECOVERING if recovers else self.state,
+            epoch=self.workers.epoch,
+            loaded_workers=self.workers.num_loaded,
+            last_failure=self._last_failure,
+        )
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.on_failure(self, error)

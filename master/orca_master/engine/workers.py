@@ -1,0 +1,50 @@
+"""`PipelineWorkers`: what a supervisor needs of the workers of a pipeline, real or in a test's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from orca_contract.state import PipelinePhase
+from orca_contract.topology import PipelineSpec, Topology
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.faults import WorkerLostError
+from orca_master.scheduling.batch import Batch
+
+
+class PipelineWorkers(Protocol):
+    """The workers of one pipeline, for one formation: `Pipeline`, or a fake in tests."""
+
+    facts: pb.ModelFacts
+    num_blocks: int
+    epoch: int
+    num_loaded: int
+
+    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+        """See Pipeline.form."""
+
+    def send(self, batch: Batch) -> int:
+        """See Pipeline.send."""
+
+    async def serve(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        """See Pipeline.serve."""
+
+    @property
+    def reported(self) -> list[WorkerLostError]:
+        """See Pipeline.reported."""
+
+    async def reported_until_conclusive(self) -> list[WorkerLostError]:
+        """See Pipeline.reported_until_conclusive."""
+
+    async def shutdown(self, reason: str) -> None:
+        """See Pipeline.shutdown."""
+
+    async def close(self) -> None:
+        """See Pipeline.close."""
+
+
+MakeWorkers = Callable[[PipelineSpec, Topology, EngineConfig], PipelineWorkers]

@@ -1,0 +1,233 @@
+"""`EngineMaster` over workers in this process: requests, lost pipelines, and edits of the topology, in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from orca_contract.reasons import Reason
+from orca_contract.state import EngineState, PipelinePhase
+from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.faults import WorkerLostError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
+from support.fake_engine import Engine, play, topology
+from support.fake_workers import MAX_MODEL_LEN, continuation
+
+RESTARTED = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0)
+KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "RETRY_SECONDS", 0.001)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_all_requests_get_their_tokens_whatever_runs_beside_them(partitions, lookahead):
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        prompts = {f"r{index}": tuple(range(1, 2 + index % 7)) for index in range(40)}
+        for name, prompt in prompts.items():
+            made.submit(name, prompt, 20)
+        tokens = await made.collect(len(prompts))
+        assert tokens == {name: continuation(prompt, 20) for name, prompt in prompts.items()}
+        made.assert_nothing_held()
+        snapshot = made.engine.snapshot
+        assert (snapshot.state, snapshot.failure, snapshot.cache_usage) == (EngineState.SERVING, "", 0.0)
+        assert snapshot.num_iterations == len(made.batches) > 20
+
+    config = EngineConfig(max_batch_size=4, token_budget=8, lookahead=lookahead)
+    play(lambda: Engine(topology("a", "b", partitions=partitions), config), scene)
+
+
+def test_requests_of_a_lost_pipeline_continue_on_another():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        for index in range(8):
+            made.submit(f"r{index}", (index + 1,), 40)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 8)
+        made.cluster.newest("a").lose(KILLED)
+        tokens = await made.collect(8)
+        assert tokens == {f"r{index}": continuation((index + 1,), 40) for index in range(8)}
+        await made.until(lambda: made.phase("a") is PipelinePhase.SERVING)
+        (report, _) = made.engine.snapshot.pipelines
+        assert report.last_failure is not None
+        assert (report.last_failure.reason, report.last_failure.worker) == (Reason.WORKER_OOM_KILLED, "a:1")
+        assert report.last_failure.recovery_seconds is not None
+        assert made.cluster.formed["a"][0].calls == ["close"], "the workers are not the engine's to end"
+
+    play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_requests_wait_for_the_only_pipeline_to_be_formed_again():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.submit("r", (5, 6), 40)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 3)
+        made.cluster.refusals["a"] = [WorkerLostError("not yet"), WorkerLostError("nor yet")]
+        made.cluster.newest("a").lose(KILLED)
+        await made.until(lambda: made.engine.snapshot.state is EngineState.RECOVERING)
+        assert made.engine.snapshot.failure == "pipeline a is lost: worker a:1: killed"
+        assert made.phase("a") is PipelinePhase.RECOVERING
+        made.submit("late", (7,), 3)
+        assert await made.collect(2) == {"r": continuation((5, 6), 40), "late": continuation((7,), 3)}
+        assert len(made.cluster.formed["a"]) == 4
+        assert made.engine.snapshot.state is EngineState.SERVING
+
+    play(lambda: Engine(topology("a"), RESTARTED), scene)
+
+
+def test_requests_that_wait_too_long_for_a_pipeline_end_with_the_cause():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").hangs = True
+        made.submit("r", (5, 6), 40)
+        made.cluster.refusals["a"] = [WorkerLostError("not there")] * 100_000
+        made.cluster.newest("a").lose(KILLED)
+        assert await made.ended("r") == "pipeline a is lost: worker a:1: killed"
+        assert made.engine.snapshot.state is EngineState.RECOVERING, "and the engine goes on waiting"
+        made.cluster.refusals["a"].clear()
+        await made.until(lambda: made.engine.snapshot.state is EngineState.SERVING)
+        made.submit("next", (1,), 2)
+        assert await made.collect(1) == {"next": continuation((1,), 2)}
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=0.01)
+    play(lambda: Engine(topology("a"), config), scene)
+
+
+def test_without_anybody_to_restart_workers_the_last_lost_pipeline_ends_the_engine():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = True
+        made.submit("r", (5, 6), 40)
+        made.cluster.newest("a").lose(KILLED)
+        await made.until(lambda: made.phase("a") is PipelinePhase.RECOVERING)
+        assert made.engine.snapshot.state is EngineState.SERVING
+        made.cluster.newest("b").lose(WorkerLostError("worker b:1: gone", worker="b:1"))
+        assert await made.ended("r") == "pipeline b is lost: worker b:1: gone"
+        assert made.engine.snapshot.state is EngineState.FAILED
+        with pytest.raises(EngineUnavailableError, match="worker b:1: gone"):
+            made.submit("next", (1,), 2)
+        await made.until(lambda: made.cluster.newest("b").calls == ["shutdown"])
+        assert len(made.cluster.formed["a"]) == 1
+
+    play(lambda: Engine(topology("a", "b")), scene)
+
+
+def test_an_iteration_that_does_not_return_ends_its_pipeline():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").hangs = True
+        made.submit("r", (5, 6), 4)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        failure = made.engine.snapshot.pipelines[0].last_failure
+        assert failure is not None
+        assert (failure.reason, failure.message) == (Reason.ENGINE_STALLED, "an iteration did not return within 0 s")
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0, stall_timeout=0.05)
+    play(lambda: Engine(topology("a"), config), scene)
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("--kv-slots: too many"), KILLED], ids=["refused", "lost"])
+def test_a_start_fails_with_the_reason(error):
+    """Also if another pipeline serves already: with workers of the engine's own all pipelines must be formed."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["b"] = [error]
+        with pytest.raises(type(error), match=str(error)):
+            await made.engine.start()
+        assert made.engine.snapshot.state is EngineState.FAILED
+
+    play(lambda: Engine(topology("a", "b")), scene)
+
+
+def test_a_pipeline_that_is_lost_before_all_are_formed_fails_the_start():
+    async def scene(made: Engine) -> None:
+        forms = asyncio.Event()
+
+        async def form(enter: Callable[[PipelinePhase], None]) -> None:
+            await forms.wait()
+
+        starting = asyncio.create_task(made.engine.start())
+        await asyncio.sleep(0)
+        made.cluster.newest("b").form = form  # type: ignore[method-assign]
+        await made.until(lambda: made.phase("a") is PipelinePhase.SERVING)
+        made.cluster.newest("a").lose(KILLED)
+        with pytest.raises(WorkerLostError, match="killed"):
+            await starting
+
+    play(lambda: Engine(topology("a", "b")), scene)
+
+
+def test_a_start_waits_for_workers_that_somebody_else_starts():
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["a"] = [WorkerLostError("not there"), ConfigurationError("no memory yet")]
+        made.submit("early", (3,), 4)
+        await made.engine.start()
+        assert await made.collect(1) == {"early": continuation((3,), 4)}
+
+    play(lambda: Engine(topology("a"), RESTARTED), scene)
+
+
+def test_pipelines_come_and_go_while_requests_run():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        for index in range(6):
+            made.submit(f"r{index}", (index + 1,), 50)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 4)
+        await made.engine.apply(topology("b", "c"))
+        assert [report.id for report in made.engine.snapshot.pipelines] == ["b", "c"]
+        assert made.cluster.newest("a").calls == ["close"]
+        assert await made.collect(6) == {f"r{index}": continuation((index + 1,), 50) for index in range(6)}
+        with pytest.raises(ConfigurationError, match="only `pipelines` can change"):
+            await made.engine.apply(topology("b", partitions=2))
+        made.submit("moves", (9,), 3)
+        await made.engine.apply(topology("d"))
+        assert await made.collect(1) == {"moves": continuation((9,), 3)}
+        assert [entry.id for entry in made.engine.snapshot.pipelines] == ["d"]
+
+    play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_what_can_never_be_served_is_refused_and_what_waits_is_ended_once_the_limits_are_known():
+    async def scene(made: Engine) -> None:
+        made.submit("too long", (1,) * 60, 60)
+        made.submit("fits", (1,), 2)
+        await made.engine.start()
+        assert "exceed the model's context" in (await made.ended("too long") or "")
+        assert await made.collect(1) == {"fits": continuation((1,), 2)}
+        with pytest.raises(RequestError, match="exceed the model's context"):
+            made.submit("too long again", (1,) * MAX_MODEL_LEN, 1)
+
+    play(lambda: Engine(topology("a")), scene)
+
+
+def test_the_queue_is_bounded_and_the_bound_can_change():
+    async def scene(made: Engine) -> None:
+        made.submit("first", (1,), 2)
+        with pytest.raises(QueueFullError, match="the limit is 1"):
+            made.submit("second", (1,), 2)
+        made.engine.reconfigure(EngineConfig(max_queued_requests=2))
+        made.submit("second", (1,), 2)
+        made.engine.cancel("first")
+        assert made.engine.snapshot.num_waiting == 1
+        await made.engine.start()
+        assert await made.collect(1) == {"second": continuation((1,), 2)}
+
+    play(lambda: Engine(topology("a"), EngineConfig(max_queued_requests=1)), scene)
+
+
+def test_stopping_ends_requests_first_and_workers_of_the_engine_then():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").hangs = True
+        made.submit("r", (1,), 2)
+        await made.engine.stop("SIGTERM")
+        assert await made.ended("r") == "the server stops: SIGTERM"
+        assert made.cluster.newest("a").calls == ["shutdown"]
+
+    play(lambda: Engine(topology("a")), scene)

@@ -1,0 +1,65 @@
+"""An `EngineMaster` over workers in the test's own process (fake_workers.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from orca_contract.state import EngineState, PipelinePhase
+from orca_contract.topology import ModelSpec, PipelineSpec, Topology
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_master import EngineMaster
+from orca_master.scheduling.request import FinishReason
+
+from support.engines import Harness
+from support.fake_workers import Cluster
+
+
+def topology(*pipelines: str, partitions: int = 1) -> Topology:
+    workers = {name: [f"{name}:{index}" for index in range(partitions)] for name in pipelines}
+    return Topology(
+        model=ModelSpec(path="m", served_name="m"),
+        pipeline_parallel_size=partitions,
+        pipelines=[PipelineSpec(id=name, workers=addresses) for name, addresses in workers.items()],
+    )
+
+
+class Engine(Harness):
+    """An engine over a Cluster."""
+
+    def __init__(self, wanted: Topology, config: EngineConfig | None = None, num_blocks: int = 64) -> None:
+        super().__init__()
+        self.cluster = Cluster(num_blocks)
+        self.engine = EngineMaster(wanted, config or EngineConfig(), self.deliver, self, self.cluster.make)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits inside a generous bound."""
+        async with asyncio.timeout(60):
+            while not holds():
+                await asyncio.sleep(0.001)
+
+    def phase(self, pipeline: str) -> PipelinePhase | str:
+        return next(entry.phase for entry in self.engine.snapshot.pipelines if entry.id == pipeline)
+
+    async def ended(self, request_id: str) -> str | None:
+        """The error with which a request ends."""
+        async with asyncio.timeout(60):
+            while True:
+                output = await self.outputs.get()
+                if output.request_id == request_id and output.finish_reason is not None:
+                    assert output.finish_reason is FinishReason.ERROR
+                    return output.error
+
+
+def play(engine: Callable[[], Engine], scene: Callable[[Engine], Awaitable[None]]) -> None:
+    """Runs a scene; whatever it leaves behind is stopped, and nothing is held then."""
+
+    async def run() -> None:
+        made = engine()
+        async with asyncio.timeout(120):
+            await scene(made)
+            await made.engine.stop("the test ends")
+        assert made.engine.snapshot.state is EngineState.STOPPED
+        assert (made.engine.snapshot.num_running, made.engine.snapshot.num_waiting) == (0, 0)
+
+    asyncio.run(run())

@@ -1,0 +1,139 @@
+"""`FakeWorkers`: the workers of a pipeline in this process, for tests of the engine master in milliseconds.
+
+A token is a function of the tokens before it, so it is the same wherever and however often it is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from orca_contract.state import PipelinePhase
+from orca_contract.topology import PipelineSpec, Topology
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.faults import WorkerLostError
+from orca_master.scheduling.batch import Batch
+from orca_protos import engine_pb2 as pb
+
+VOCABULARY = 997
+MAX_MODEL_LEN = 64
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """Returns the token after `tokens`."""
+    return (sum(position * token for position, token in enumerate(tokens, 1)) + len(tokens)) % VOCABULARY
+
+
+def continuation(prompt: Sequence[int], length: int) -> list[int]:
+    """Returns what every request with this prompt generates."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeWorkers:
+    """See PipelineWorkers. `lose` ends them as a fault does; while `hangs` is set no iteration returns."""
+
+    def __init__(self, spec: PipelineSpec, num_blocks: int, refusal: Exception | None) -> None:
+        self.spec = spec
+        self.facts = pb.ModelFacts(max_model_len=MAX_MODEL_LEN, vocabulary_size=VOCABULARY)
+        self.num_blocks = num_blocks
+        self.epoch = 0
+        self.num_loaded = 0
+        self.hangs = False
+        self.calls: list[str] = []
+        self._refusal = refusal
+        self._sequence = 0
+        self._queue: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
+        self._lost = asyncio.Event()
+        self._reported: list[WorkerLostError] = []
+
+    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+        enter(PipelinePhase.LOADING)
+        await asyncio.sleep(0)
+        if self._refusal is not None:
+            raise self._refusal
+        self.epoch, self.num_loaded = 1, len(self.spec.workers)
+        enter(PipelinePhase.LOADING)
+        enter(PipelinePhase.FORMING)
+
+    def send(self, batch: Batch) -> int:
+        self._sequence += 1
+        self._queue.put_nowait((self._sequence, batch))
+        return self._sequence
+
+    async def serve(
+        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
+    ) -> None:
+        computing = asyncio.create_task(self._compute(on_result))
+        lost = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait({computing, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if computing.done():
+                computing.result()
+        finally:
+            computing.cancel()
+            lost.cancel()
+
+    def lose(self, error: WorkerLostError) -> None:
+        """Reports a fault."""
+        self._reported.append(error)
+        self._lost.set()
+
+    @property
+    def reported(self) -> list[WorkerLostError]:
+        return self._reported
+
+    async def reported_until_conclusive(self) -> list[WorkerLostError]:
+        await asyncio.sleep(0)
+        return self._reported
+
+    async def shutdown(self, reason: str) -> None:
+        self.calls.append("shutdown")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    async def _compute(self, on_result: Callable[[pb.IterationResult], None]) -> None:
+        pending: dict[str, list[int]] = {}
+        while True:
+            sequence, batch = await self._queue.get()
+            while self.hangs:
+                await asyncio.sleep(0.001)
+            tokens = []
+            for scheduled in batch.requests:
+                if scheduled.samples:
+                    request = scheduled.request
+                    known = [*request.prompt, *request.generated]
+                    # With look-ahead the last tokens are known here before they are known to the master.
+                    known += pending.get(request.request_id, [])[len(request.generated) :]
+                    length = scheduled.context_length + scheduled.num_tokens
+                    assert len(known) >= length, "an iteration computes tokens that nobody has sampled"
+                    tokens.append(next_token(known[:length]))
+                    pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
+            await asyncio.sleep(0)
+            on_result(pb.IterationResult(sequence=sequence, token=tokens))
+
+
+class Cluster:
+    """Makes the workers of all pipelines, and keeps every formation's for the test to reach.
+
+    `refusals` has, by pipeline, the errors of its next formations.
+    """
+
+    def __init__(self, num_blocks: int = 64) -> None:
+        self.num_blocks = num_blocks
+        self.refusals: dict[str, list[Exception]] = {}
+        self.formed: dict[str, list[FakeWorkers]] = {}
+
+    def make(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> FakeWorkers:
+        """See MakeWorkers."""
+        waiting = self.refusals.get(spec.id, [])
+        workers = FakeWorkers(spec, self.num_blocks, waiting.pop(0) if waiting else None)
+        self.formed.setdefault(spec.id, []).append(workers)
+        return workers
+
+    def newest(self, pipeline: str) -> FakeWorkers:
+        """The workers that were made last for a pipeline."""
+        return self.formed[pipeline][-1]
