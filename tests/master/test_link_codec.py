@@ -76,6 +76,7 @@ submissions = build(
     max_gen_tokens=uint64,
     sampling=sampling,
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    priority=st.integers(-(2**31), 2**31 - 1),
 )
 http_limits = build(
     HttpLimits,

@@ -10,6 +10,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger, PagedLedger, blocks_for
+from orca_master.scheduling.policies import by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -50,9 +51,11 @@ class FakeEngine:
         num_blocks: int,
         pipelines: int = 1,
         ledger: type[KvLedger] = KvLedger,
+        priorities: list[int] | None = None,
     ):
         self.config = config
-        self.scheduler = Scheduler(config, RequestPool(1000, 1 << 20))
+        order = by_arrival if priorities is None else by_priority
+        self.scheduler = Scheduler(config, RequestPool(1000, 1 << 20, order))
         self.pipelines = [f"p{index}" for index in range(pipelines)]
         for pipeline in self.pipelines:
             self.scheduler.add_pipeline(pipeline, ledger(num_blocks))
@@ -63,6 +66,8 @@ class FakeEngine:
                 tuple((arrival * 7 + index) % 90 + 6 for index in range(length)),
                 limit,
                 stop_token_ids=frozenset({STOP}),
+                priority=priorities[arrival % len(priorities)] if priorities else 0,
+                arrived_at=float(arrival),
             )
             for arrival, (length, limit) in enumerate(shapes)
         ]
@@ -119,11 +124,11 @@ class FakeEngine:
 
     def check_order(self, pipeline: str, selected: list[Request]) -> None:
         """FCFS (a): within one Select nobody is served while an earlier selectable one is left out."""
-        arrivals = [request.arrival for request in selected]
-        assert arrivals == sorted(arrivals)
+        order = self.scheduler.pool.order
+        assert selected == sorted(selected, key=order)
         for request in self.scheduler._pipelines[pipeline].admitted:
             if request.state is RequestState.INCREMENT and request not in selected:
-                assert request.arrival > arrivals[-1]
+                assert order(request) > order(selected[-1])
 
     def complete(self, pipeline: str) -> None:
         if self.in_flight[pipeline]:
@@ -233,12 +238,13 @@ def test_several_pipelines_share_one_pool_in_arrival_order(config, shapes, num_b
     st.lists(st.tuples(st.sampled_from(["arrive", "schedule", "complete", "rewind", "cancel"]), st.integers(0, 13))),
     st.integers(1, 2),
     st.sampled_from(sorted(LEDGERS)),
+    st.none() | st.lists(st.integers(-2, 2), min_size=1, max_size=5),
 )
 def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(
-    config, shapes, num_blocks, script, pipelines, policy
+    config, shapes, num_blocks, script, pipelines, policy, priorities
 ):
     """Results that were under way are stale and ignored; `FakeEngine` compares every token with the solo run."""
-    engine = FakeEngine(config, shapes, num_blocks, pipelines, LEDGERS[policy])
+    engine = FakeEngine(config, shapes, num_blocks, pipelines, LEDGERS[policy], priorities)
     for step, index in script:
         request = engine.requests[index % len(engine.requests)]
         if step == "rewind":

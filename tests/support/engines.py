@@ -87,9 +87,14 @@ class Harness:
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         self.timings.append(timing)
 
-    def submit(self, request_id: str, prompt: tuple[int, ...], max_gen_tokens: int, **sampling: float) -> None:
+    def submission(
+        self, request_id: str, prompt: tuple[int, ...], max_gen_tokens: int, priority: int = 0, **sampling: float
+    ) -> Submission:
         parameters = SamplingParameters(**sampling)  # type: ignore[arg-type]
-        self.engine.submit(Submission(request_id, prompt, max_gen_tokens, parameters, frozenset()))
+        return Submission(request_id, prompt, max_gen_tokens, parameters, frozenset(), priority)
+
+    def submit(self, request_id: str, prompt: tuple[int, ...], max_gen_tokens: int, **sampling: float) -> None:
+        self.engine.submit(self.submission(request_id, prompt, max_gen_tokens, **sampling))  # type: ignore[arg-type]
 
     async def collect(self, count: int, timeout: float = 120.0) -> dict[str, list[int]]:
         """Waits until `count` requests have ended; returns their tokens. Fails on an error."""

@@ -34,6 +34,8 @@ def url(checkpoint, tmp_path_factory):
     [
         ({"prompt": [1], "min_tokens": 4294967296}, "min_tokens"),
         ({"prompt": [1], "min_tokens": 17}, "min_tokens"),
+        ({"prompt": [1], "priority": 1}, "priority"),
+        ({"prompt": [1], "priority": 2**31}, "priority"),
         ({"prompt": [1], "max_tokens": 2**31}, "max_tokens"),
         ({"prompt": [1], "max_tokens": 10**40}, "max_tokens"),
         ({"prompt": [2**32]}, "prompt"),

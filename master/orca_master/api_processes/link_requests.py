@@ -30,6 +30,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     if not 0 <= submission.max_gen_tokens < 1 << 64:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
     message.max_gen_tokens = submission.max_gen_tokens
+    message.priority = submission.priority
     try:
         message.prompt.extend(submission.prompt)
     except ValueError as error:
@@ -53,6 +54,7 @@ def submission_of(message: pb.Submission) -> Submission:
         max_gen_tokens=message.max_gen_tokens,
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
+        priority=message.priority,
     )
 
 

@@ -135,6 +135,7 @@ class GenerationRequest(Body):
         dict[BiasToken, BiasValue], Field(max_length=MAX_BIASES), BeforeValidator(_first_wrong), at_most(MAX_BIASES)
     ] = {}
     ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     return_token_ids: bool = False

@@ -164,6 +164,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "youngest requests are preempted (reserve)",
     )
     parser.add_argument(
+        "--scheduling-policy",
+        choices=("fcfs", "priority"),
+        default="fcfs",
+        help="order of requests: by arrival, or by their field priority and how long they wait (fcfs)",
+    )
+    parser.add_argument(
         "--no-lookahead",
         action="store_true",
         help="with one partition: send no iteration before the previous one's result",
@@ -288,6 +294,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         lookahead=not arguments.no_lookahead,
         enforce_eager=arguments.enforce_eager,
         admission=arguments.admission,
+        scheduling_policy=arguments.scheduling_policy,
         kv_slots=arguments.kv_slots,
         memory_utilization=arguments.gpu_memory_utilization,
         max_queued_requests=arguments.max_queue_depth,

@@ -27,9 +27,10 @@ class EngineConfig:
     """Defaults are those of the command line (options.py). Times in seconds.
 
     `token_budget` None is no limit; `kv_slots` None: sized from free memory. `admission` is a policy of
-    kv_ledger.LEDGERS. `recovery_timeout`: how long requests wait for lost workers while no pipeline serves, if
-    `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs; `iteration_log`: see
-    iteration_log.py. `tls`: certificates for calls to workers on TCP, none for plain text.
+    kv_ledger.LEDGERS, `scheduling_policy` one of policies.POLICIES. `recovery_timeout`: how long requests wait for lost
+    workers while no pipeline serves, if `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no
+    CUDA graphs; `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, none for plain
+    text.
     """
 
     max_batch_size: int = 32
@@ -38,6 +39,7 @@ class EngineConfig:
     lookahead: bool = True
     enforce_eager: bool = False
     admission: str = "reserve"
+    scheduling_policy: str = "fcfs"
     kv_slots: int | None = None
     memory_utilization: float = 0.9
     max_queued_requests: int = 4096

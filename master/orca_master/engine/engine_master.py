@@ -36,10 +36,11 @@ from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.snapshot import EngineSnapshot
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
-from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.lookahead import look_ahead
+from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
@@ -59,7 +60,9 @@ class EngineMaster:
         make_workers: MakeWorkers = Pipeline,
     ) -> None:
         self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
-        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens)
+        self.pool = RequestPool(
+            config.max_queued_requests, config.max_queued_tokens, POLICIES[config.scheduling_policy]
+        )
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
         self.supervisors: dict[str, PipelineSupervisor] = {}
         self._state = EngineState.LOADING
@@ -138,6 +141,8 @@ class EngineMaster:
         """
         if self._state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailableError(self._failure)
+        if submission.priority and self._config.scheduling_policy != "priority":
+            raise RequestError("priority: this server needs --scheduling-policy priority for it", "priority")
         self._requests.accept(submission, self._check_fits)
         self._dispatch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from orca_master.engine.iteration_message import check_encodes
@@ -38,6 +39,8 @@ class LiveRequests:
             submission.max_gen_tokens,
             submission.sampling,
             submission.stop_token_ids,
+            submission.priority,
+            time.monotonic(),
         )
         check_encodes(request)
         check(request)

@@ -22,6 +22,7 @@ class Submission:
     max_gen_tokens: int
     sampling: SamplingParameters
     stop_token_ids: frozenset[int]
+    priority: int = 0
 
 
 class Output(NamedTuple):

@@ -5,7 +5,7 @@ The key of a request never changes while the request lives, and no two requests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -16,3 +16,19 @@ Order = Callable[[Request], Any]
 
 by_arrival: Order = attrgetter("arrival")
 """First come, first served: Algorithm 1, line 20."""
+
+AGEING_SECONDS = 30.0
+
+
+def by_priority(request: Request) -> tuple[float, int]:
+    """Smaller `priority` first, with ageing: one level of priority is worth AGEING_SECONDS of waiting.
+
+    A request of priority p takes the place of a request of priority 0 that arrived p x AGEING_SECONDS later. Two
+    requests age at the same rate, so their order never changes, and no stream of urgent requests keeps a request
+    waiting for ever.
+    """
+    return (request.arrived_at + request.priority * AGEING_SECONDS, request.arrival)
+
+
+POLICIES: Mapping[str, Order] = {"fcfs": by_arrival, "priority": by_priority}
+"""Names as in `--scheduling-policy`."""

@@ -46,6 +46,10 @@ class Request:
     max_gen_tokens: int
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    """Smaller is more urgent; only the policy `priority` reads it."""
+    arrived_at: float = 0.0
+    """Seconds of the monotonic clock."""
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0
