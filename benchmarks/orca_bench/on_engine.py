@@ -29,6 +29,9 @@ from orca_bench.scheduling import Scheduling
 from orca_bench.simulator import as_request, label
 from orca_bench.traces import TracedRequest
 
+ITERATION_SECONDS = 600.0
+"""Largest time of one iteration: the largest models on a CPU are slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
@@ -83,13 +86,15 @@ class LiveEngine:
         """Ends the workers."""
         await self._supervisor.end()
         await self._supervisor.part("the benchmark ends")
+        self._lost.cancel()
 
     def on_change(self) -> None:
         """Nobody asks for the state."""
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
         """`form` returns."""
-        self._formed.set_result(None)
+        if not self._formed.done():
+            self._formed.set_result(None)
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
         """Hands the result to the trace under way."""
@@ -106,7 +111,9 @@ class LiveEngine:
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
         """`form` or `run` raises the cause."""
-        (self._lost if self._formed.done() else self._formed).set_exception(error)
+        result = self._lost if self._formed.done() else self._formed
+        if not result.done():
+            result.set_exception(error)
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +121,12 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
     """Forms a pipeline over workers that listen (`commands.serve.local_workers`); raises ConfigurationError."""
     model = ModelSpec(path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype)
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
-    config = EngineConfig(kv_slots=spec.slots, token_budget=spec.longest_iteration, enforce_eager=spec.enforce_eager)
+    config = EngineConfig(
+        kv_slots=spec.slots,
+        token_budget=spec.longest_iteration,
+        enforce_eager=spec.enforce_eager,
+        stall_timeout=ITERATION_SECONDS,
+    )
     engine = LiveEngine(topology, config)
     try:
         await engine.form()

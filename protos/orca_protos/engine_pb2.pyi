@@ -23,7 +23,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("boot_id", "pod_uid", "version", "device", "free_memory_bytes", "loaded_digest", "highest_epoch", "last_sequence", "contract_version")
+    __slots__ = ("boot_id", "pod_uid", "version", "device", "free_memory_bytes", "loaded_digest", "highest_epoch", "last_sequence", "contract_version", "wire_version")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Description(_message.Message):
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     pod_uid: str
     version: str
@@ -42,7 +43,8 @@ class Description(_message.Message):
     highest_epoch: int
     last_sequence: int
     contract_version: int
-    def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ...) -> None: ...
+    wire_version: int
+    def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager")

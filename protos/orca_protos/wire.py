@@ -7,6 +7,9 @@ comes back under its name with another address is found again because resolution
 
 from __future__ import annotations
 
+WIRE_VERSION = 1
+"""Of engine.proto. A master refuses a worker of another version: fields may have other types there, and a request would
+be computed with values that nobody asked for. 1: sampling parameters have 64 bits."""
 EPOCH_KEY = "orca-epoch"
 """Metadata of `Run` that names the epoch the stream belongs to."""
 HIGHEST_EPOCH = 2**62

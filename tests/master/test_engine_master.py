@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from orca_contract.reasons import Reason
 from orca_contract.state import EngineState, PipelinePhase
+from orca_contract.topology import PipelineSpec
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
@@ -231,3 +232,65 @@ def test_stopping_ends_requests_first_and_workers_of_the_engine_then():
         assert made.cluster.newest("a").calls == ["shutdown"]
 
     play(lambda: Engine(topology("a")), scene)
+
+
+@pytest.mark.parametrize("turns", range(9))
+def test_a_pipeline_may_be_lost_while_it_leaves_the_topology(turns):
+    """Whatever the engine is doing about the loss when the edit comes, the requests continue."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        for index in range(4):
+            made.submit(f"r{index}", (index + 1,), 40)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 4)
+        made.cluster.newest("a").lose(KILLED)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await made.engine.apply(topology("b"))
+        await made.engine.apply(topology("a", "b"))
+        assert await made.collect(4) == {f"r{index}": continuation((index + 1,), 40) for index in range(4)}
+        made.assert_nothing_held()
+
+    play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_the_deadline_of_a_lost_pipeline_does_not_end_the_next():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").hangs = True
+        made.submit("r", (5, 6), 4)
+        await made.until(lambda: len(made.cluster.formed["a"]) == 2)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        await asyncio.sleep(0.2)  # several times the deadline, while nothing is in flight
+        assert len(made.cluster.formed["a"]) == 2
+        assert made.phase("a") is PipelinePhase.SERVING
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0, stall_timeout=0.05)
+    play(lambda: Engine(topology("a"), config), scene)
+
+
+def test_a_topology_may_come_before_the_start_but_not_after_the_stop():
+    async def scene(made: Engine) -> None:
+        await made.engine.apply(topology("a", "b"))
+        await made.engine.start()
+        await made.until(lambda: made.phase("b") is PipelinePhase.SERVING)
+        assert {name: len(formed) for name, formed in made.cluster.formed.items()} == {"a": 1, "b": 1}
+        await made.engine.stop("SIGTERM")
+        with pytest.raises(ConfigurationError, match="has stopped"):
+            await made.engine.apply(topology("a", "b", "c"))
+
+    play(lambda: Engine(topology("a")), scene)
+
+
+def test_an_entry_with_other_workers_is_another_pipeline():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.submit("r", (5, 6), 40)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        moved = topology("a")
+        moved = moved.model_copy(update={"pipelines": [PipelineSpec(id="a", workers=["elsewhere:1"])]})
+        await made.engine.apply(moved)
+        assert await made.collect(1) == {"r": continuation((5, 6), 40)}
+        assert [workers.spec.workers for workers in made.cluster.formed["a"]] == [["a:0"], ["elsewhere:1"]]
+
+    play(lambda: Engine(topology("a"), RESTARTED), scene)

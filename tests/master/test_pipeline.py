@@ -17,7 +17,7 @@ from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.errors import ConfigurationError
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
-from orca_protos.wire import HIGHEST_EPOCH
+from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 
 WORKERS = ["a:1", "b:1", "c:1"]
 KILLED = pb.Fault(message="killed", kind=pb.FAULT_KIND_CAUSE, epoch=5, partition=1, tensor_rank=0)
@@ -124,10 +124,16 @@ def test_a_worker_whose_epochs_are_used_up_is_ended():
 def test_workers_of_another_version_are_named(caplog):
     async def run() -> None:
         made = pipeline()
-        described = [pb.Description(version="0.1", contract_version=version) for version in (VERSION, 0, VERSION)]
+        described = [
+            pb.Description(version="0.1", contract_version=version, wire_version=WIRE_VERSION)
+            for version in (VERSION, 0, VERSION)
+        ]
         made._compare_versions(described)
+        described[2].wire_version = 0
+        with pytest.raises(ConfigurationError, match=f"worker c:1 .* speaks protocol 0, this master .* {WIRE_VERSION}"):
+            made._compare_versions(described)
         await made.close()
 
     asyncio.run(run())
-    (line,) = [record.getMessage() for record in caplog.records]
+    line, _ = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"worker b:1 is of version 0.1 (contract 0), this master has contract {VERSION}")

@@ -206,6 +206,58 @@ def test_a_load_of_another_model_ends_the_epoch_of_the_one_before(tmp_path):
     asyncio.run(run())
 
 
+def test_a_load_that_ends_while_another_begins_has_loaded_nothing(tmp_path):
+    """The rank answers the first load and the unloading at once, and the second load not at all."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {"hold": 2}) as (controllers, (stub,)):
+            first = asyncio.ensure_future(load(stub, load_request()))
+            while not len(controllers[0]._ranks):
+                await asyncio.sleep(0.01)
+            other = load_request()
+            other.max_model_len = 16
+            second = asyncio.ensure_future(load(stub, other))
+            with pytest.raises(grpc.aio.AioRpcError, match="another load has begun"):
+                await first
+            assert (await stub.Describe(pb.DescribeRequest())).loaded_digest == ""
+            assert not second.done()
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_an_epoch_that_forms_while_another_model_is_loaded_is_refused(tmp_path):
+    """The rank's answer to the formation comes with its answer to the unloading."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}) as (controllers, (stub,)):
+            await load(stub, load_request())
+            await stub.Prepare(pb.PrepareRequest(epoch=1))
+            (rank,) = controllers[0]._ranks._processes
+            take, held = rank._take, []
+
+            def hold(reply: pb.RankReply) -> None:
+                held.append(reply)
+                if len(held) == 2:
+                    rank._take = take
+                    for entry in held:
+                        take(entry)
+
+            rank._take = hold
+            forming = asyncio.ensure_future(stub.Form(pb.FormRequest(epoch=1, world_size=1)))
+            while not held:
+                await asyncio.sleep(0.01)
+            other = load_request()
+            other.max_model_len = 16
+            await load(stub, other)
+            with pytest.raises(grpc.aio.AioRpcError, match="another load has begun"):
+                await forming
+            assert controllers[0]._epoch is None
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_cannot_be_started_is_a_cause(tmp_path):
     async def run() -> None:
         async with workers(tmp_path, {}) as (controllers, (stub,)):

@@ -42,6 +42,9 @@ def copy(checkpoint, tmp_path):
         ("llama-gqa-tied", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ("llama-gqa-tied", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type 'longrope'"),
         ("llama-gqa-tied", {"dtype": "float64"}, "dtype 'float64' is not supported"),
+        ("gemma2-gqa-tied", {"query_pre_attn_scalar": 1e-300}, "query_pre_attn_scalar"),
+        ("gemma2-gqa-tied", {"attn_logit_softcapping": 1e-300}, "attn_logit_softcapping"),
+        ("gemma2-gqa-tied", {"sliding_window": None}, "sliding_window is 0 or null"),
     ],
 )
 def test_a_config_that_is_not_supported_is_named(copy, variant, changes, message):

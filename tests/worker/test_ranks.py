@@ -160,7 +160,7 @@ def test_one_model_serves_with_other_limits(checkpoint, references, worker_pool)
 
     (expected,) = references("gpt2-head64-tied", (33,), 12)
     for kv_slots in (1024, 64, 4096):
-        config = EngineConfig(max_batch_size=2, kv_slots=kv_slots)
+        config = EngineConfig(max_batch_size=2, kv_slots=kv_slots, token_budget=kv_slots)
         path = checkpoint("gpt2-head64-tied")
         got = asyncio.run(tokens(path, worker_pool.addresses(1), [expected.prompt], config))
         assert got == [expected.greedy]

@@ -24,7 +24,7 @@ from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
 from orca_protos.tls import TlsFolder, open_channel
-from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH
+from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH, WIRE_VERSION
 
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError, kind_of
@@ -101,6 +101,7 @@ class Controller(WorkerServicer):
             highest_epoch=self.highest_epoch,
             last_sequence=self._epoch.last_sequence if self._epoch else 0,
             contract_version=VERSION,
+            wire_version=WIRE_VERSION,
         )
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
@@ -138,11 +139,16 @@ class Controller(WorkerServicer):
         Raises EpochError if another load has taken the processes over in the meantime.
         """
         async with self._replacing_ranks:
-            await self._leave_epoch("another model is being loaded")
-            self._facts = self._load = None
-            starts = rank_starts(request, self._rank_command, self._may_pin)
-            if (kept := await self._ranks.keep(starts)) is None:
-                await self._end_ranks()
+            # Nothing else may reach the processes while they are unloaded: there are none meanwhile.
+            previous, self._ranks = self._ranks, Ranks()
+            try:
+                await self._leave_epoch("another model is being loaded")
+                self._facts = self._load = None
+                starts = rank_starts(request, self._rank_command, self._may_pin)
+                kept = await previous.keep(starts)
+            finally:
+                await asyncio.shield(previous.end())  # nothing, if `keep` has taken the processes over
+            if kept is None:
                 kept = await Ranks.spawn(starts, request.partition, self._on_reply, self._on_fault, self._answer)
             ranks = self._ranks = kept
         try:
@@ -182,8 +188,11 @@ class Controller(WorkerServicer):
         if request.rendezvous_host:
             self._rendezvous.pass_on(self._dial(request.rendezvous_host))
         seconds = deadlines.form(request.group_timeout_ms / 1000).worker
+        ranks = self._ranks
         await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
         await self._check_prepared(request.epoch, context)  # the next epoch may have begun while this one formed
+        if self._ranks is not ranks:
+            await self._abort(context, EpochError("another load has begun"))
         next_hop = None
         if request.next_hop:
             metadata = ((EPOCH_KEY, str(request.epoch)),)

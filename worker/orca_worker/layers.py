@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from orca_kernels.interface import Attention, LinearMap, Pools, RaggedBatch
+from orca_kernels.reference import ReferenceAttention
 from torch.nn import functional
 
 from orca_worker.intra_layer import IntraLayer
@@ -90,6 +91,11 @@ class PagedAttention:
         self.head_dim = head_dim
         self.pools = Pools(torch.empty(0), torch.empty(0))
         self._attention = attention
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the attention is plain torch, which reads lengths on the host."""
+        return isinstance(self._attention, ReferenceAttention)
 
     def allocate(self, pools: Pools) -> None:
         """Takes the layer's pools."""

@@ -46,8 +46,8 @@ class LoadedPartition:
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
         """Returns what records iterations of increments, and for which batch sizes; None if nothing does."""
-        if self.request.enforce_eager:
-            return None
+        if self.request.enforce_eager or any(entry.is_reference for entry in self.model.attentions()):
+            return None  # the reference's attention reads lengths on the host: a replay would keep the recording's
         if self.device.type == "cuda":
             return CudaGraphRecorder(), CUDA_SIZES
         if isinstance(self.kernels, CpuKernels) and self.ranks.size == 1:  # sums over ranks are no calls of a library

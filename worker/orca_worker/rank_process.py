@@ -135,6 +135,7 @@ class RankProcess:
         elif kind == "unload":
             self._epoch = 0
             self._last_lines.clear()
+            self._oom_kills = oom_kills()
         number = next(self._numbers)
         queue = self._waiting[number] = asyncio.Queue()
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
@@ -102,6 +103,10 @@ class Stage:
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
+        self._recorded = None  # it holds the pools of other limits, which are not to count as used
+        self._pools.allocate(0)
+        return_freed_memory()
+        torch.cuda.empty_cache()  # nothing where CUDA is not in use
         config, element = self._config, self._dtype.itemsize
         on_cpu = self._device.type == "cpu"
         num_tokens = min(request.max_tokens, self._max_model_len)

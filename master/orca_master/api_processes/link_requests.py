@@ -43,7 +43,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
 
 
 def submission_of(message: pb.Submission) -> Submission:
-    """Returns the submission; raises LinkError. Its values are as the sender chose them: see limits.check_values."""
+    """Returns the submission with the values that the sender chose (request_limits.check_values); raises LinkError."""
     try:
         sampling = sampling_of(message.sampling)
     except ValueError as error:

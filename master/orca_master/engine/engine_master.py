@@ -91,7 +91,8 @@ class EngineMaster:
         """
         self._started = asyncio.get_running_loop().create_future()
         for spec in self._topology.pipelines:
-            self._supervise(spec)
+            if spec.id not in self.supervisors:  # `apply` may have come before
+                self._supervise(spec)
         try:
             await self._started
         except Exception:
@@ -114,6 +115,8 @@ class EngineMaster:
         if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         async with self._applying:
+            if self._state is EngineState.STOPPED:
+                raise ConfigurationError("topology: the engine has stopped")
             self._topology = topology
             wanted = {spec.id: spec for spec in topology.pipelines}
             leaving = [entry for entry in self.supervisors.values() if wanted.get(entry.id) != entry.spec]
@@ -180,7 +183,9 @@ class EngineMaster:
         self._serving[supervisor.id] = supervisor
         assert self._started is not None
         complete = len(self._serving) == len(self.supervisors) or self._started.done()
-        if self._state is EngineState.FAILED or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
+        over = self._state in (EngineState.FAILED, EngineState.STOPPED)
+        if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
+            self.on_change()
             return
         self._facts = supervisor.workers.facts
         if self._out_of_patience is not None:
@@ -238,7 +243,7 @@ class EngineMaster:
         elif not expected:
             logger.error("the engine fails: pipeline %s is no longer supervised", supervisor.id, exc_info=error)
             self._fail(f"internal error: {error!r}")
-        elif self._state is EngineState.FAILED and not self._serving:
+        elif self._state is EngineState.FAILED and not self._serving and supervisor.has_served:
             self._fail(f"pipeline {supervisor.id} is lost: {error}")
 
     # -- inside --------------------------------------------------------------------------------------
@@ -302,5 +307,6 @@ class EngineMaster:
         self.on_change()
 
     def _enter(self, state: EngineState, failure: str = "") -> None:
-        self._state, self._failure = state, failure
+        if self._state is not EngineState.STOPPED:
+            self._state, self._failure = state, failure
         self.on_change()

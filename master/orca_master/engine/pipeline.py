@@ -20,7 +20,7 @@ from orca_contract.state import PipelinePhase
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
-from orca_protos.wire import HIGHEST_EPOCH
+from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
@@ -66,6 +66,7 @@ class Pipeline:
         workers = self._connections
         described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
         await self._end_exhausted(described)
+        self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
         neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         enter(PipelinePhase.LOADING)
@@ -111,7 +112,6 @@ class Pipeline:
         await self._allocate()
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
-        self._compare_versions(described)
         logger.info(
             "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
             self.id,
@@ -132,8 +132,16 @@ class Pipeline:
                 )
 
     def _compare_versions(self, described: list[pb.Description]) -> None:
-        """Logs which workers were built with another version of the contract than this master."""
+        """Logs which workers were built with another version of the contract than this master.
+
+        Raises ConfigurationError for a worker that speaks another version of engine.proto.
+        """
         for worker, description in zip(self._connections, described, strict=True):
+            if description.wire_version != WIRE_VERSION:
+                raise ConfigurationError(
+                    f"worker {worker.address} is of version {description.version} and speaks protocol "
+                    f"{description.wire_version}, this master speaks {WIRE_VERSION}: give both the same version"
+                )
             if description.contract_version != VERSION:
                 logger.warning(
                     "worker %s is of version %s (contract %d), this master has contract %d: give both the same version",

@@ -97,6 +97,7 @@ class PipelineSupervisor:
         self._config = config
         self._make_workers = make_workers
         self._listener = listener
+        self.has_served = False
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
         """The pipeline as others see it: Recovering until it serves again after a failure."""
@@ -159,8 +160,9 @@ class PipelineSupervisor:
             await self.part(str(failure))
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 return
-            await asyncio.sleep(RETRY_SECONDS)
             self.workers = self._make_workers(self.spec, self._topology, self._config)
+            self._publish()
+            await asyncio.sleep(RETRY_SECONDS)
             self._enter(PipelinePhase.CONNECTING)
 
     async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:
@@ -168,12 +170,14 @@ class PipelineSupervisor:
         try:
             await self.workers.form(self._enter)
         except (ConfigurationError, WorkerLostError) as error:
-            logger.warning("pipeline %s is not formed: %s", self.id, error)
+            if self._config.worker_owner is WorkerOwner.CLUSTER:  # else the start ends with the error
+                logger.warning("pipeline %s is not formed: %s", self.id, error)
             self._note(error, _REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
             return error
         if (failure := self._last_failure) is not None:
             self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
+        self.has_served = True
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
         logger.error("pipeline %s is lost: %s", self.id, lost)
@@ -192,7 +196,7 @@ class PipelineSupervisor:
         try:
             ends: set[asyncio.Future[Any]] = {messages, self._broken}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._broken.done():
+            if not messages.done():
                 own = [self._broken.result()]
             elif (error := messages.exception()) is not None:
                 logger.error("pipeline %s failed on a message", self.id, exc_info=error)
@@ -202,12 +206,15 @@ class PipelineSupervisor:
             own = [WorkerLostError("it left the topology, or the engine stops")]
             raise
         finally:
-            self._clear_deadline()
             messages.cancel()
-            await asyncio.gather(messages, return_exceptions=True)
-            self._in_flight.clear()
-            self._enter(PipelinePhase.RECOVERING)
-            self._listener.on_lost(self, str(closest([*own, *self.workers.reported])))
+            try:
+                await asyncio.gather(messages, return_exceptions=True)
+            finally:  # also if the engine stops just now
+                self._clear_deadline()
+                self._in_flight.clear()
+                self._enter(PipelinePhase.RECOVERING)
+                known = [*own, *self.workers.reported] or [WorkerLostError("its streams ended")]
+                self._listener.on_lost(self, str(closest(known)))
         # The requests are free to go on elsewhere; the cause may still be on its way.
         return closest([*own, *await self.workers.reported_until_conclusive()])
 

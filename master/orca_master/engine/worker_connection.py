@@ -1,7 +1,7 @@
 """`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
 
 Unary calls carry deadlines (orca_protos/deadlines.py). The kept-open streams carry none; keepalive
-(orca_protos/wire.py) and the deadline of an iteration (engine_master.py) watch them.
+(orca_protos/wire.py) and the deadline of an iteration (supervisor.py) watch them.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     head = next(iter(scheduler.pool), None)
     if head is not None:
         leaves_room = len(staying) < config.max_batch_size and ledger.blocks_to_admit(head) <= free_blocks
-        if leaves_room or len(staying) < len(requests):
+        order = scheduler.pool.order
+        goes_first = bool(staying) and order(head) < order(staying[-1])
+        goes_first = goes_first and ledger.blocks_to_admit(head) <= ledger.num_free_blocks
+        if leaves_room or goes_first or len(staying) < len(requests):
             return Proposal()
     return Proposal(tuple(Selection(request, 1) for request in staying))

@@ -18,6 +18,8 @@ by_arrival: Order = attrgetter("arrival")
 """First come, first served: Algorithm 1, line 20."""
 
 AGEING_SECONDS = 30.0
+MOST_LEVELS = 100
+"""Priorities beyond this, in either direction, count as this."""
 
 
 def by_priority(request: Request) -> tuple[float, int]:
@@ -25,9 +27,11 @@ def by_priority(request: Request) -> tuple[float, int]:
 
     A request of priority p takes the place of a request of priority 0 that arrived p x AGEING_SECONDS later. Two
     requests age at the same rate, so their order never changes, and no stream of urgent requests keeps a request
-    waiting for ever.
+    waiting for ever. The order holds in every iteration: a request that holds slots pauses while more urgent requests
+    fill the batch.
     """
-    return (request.arrived_at + request.priority * AGEING_SECONDS, request.arrival)
+    level = max(-MOST_LEVELS, min(request.priority, MOST_LEVELS))
+    return (request.arrived_at + level * AGEING_SECONDS, request.arrival)
 
 
 POLICIES: Mapping[str, Order] = {"fcfs": by_arrival, "priority": by_priority}

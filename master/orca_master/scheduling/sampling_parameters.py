@@ -63,10 +63,11 @@ class SamplingParameters:
         """Writes the values into an empty message; raises ValueOutOfRangeError for one that its field cannot carry."""
         name, value = "logit_bias", 0
         try:
-            for token, bias in self.logit_bias:
-                value = token
-                message.logit_bias.token.append(token)
-                message.logit_bias.value.append(bias)
+            if self.logit_bias:
+                tokens, biases = zip(*self.logit_bias, strict=True)
+                value = next((token for token in tokens if not 0 <= token < 2**32), 0)
+                message.logit_bias.token.extend(tokens)
+                message.logit_bias.value.extend(biases)
             for name in _BOUNDS:
                 value = getattr(self, name)
                 if value is not None:

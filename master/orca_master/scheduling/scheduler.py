@@ -68,8 +68,8 @@ class _Candidates:
     """Iterates over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
 
     The first waiting request that cannot be admitted ends admission: no request behind it is admitted (line 25, no
-    starvation). In the printed algorithm no admitted request can come behind it. After a rewind one can, and it goes
-    on, because only its end frees the slots that the earlier request waits for.
+    starvation). In the printed algorithm no admitted request can come behind it. After a rewind, or with priorities,
+    one can, and it goes on, because only its end frees the slots that the earlier request waits for.
     """
 
     def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:

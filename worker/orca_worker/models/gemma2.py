@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from orca_kernels.interface import AttentionForm
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from orca_worker.config_schema import MAX_HEADS, Count, Heads, Positive
+from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, Heads, whole
 from orca_worker.errors import ModelError
 from orca_worker.models.family import ModelPartition, Named
 from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from orca_worker.rows import LastTokens
 
 NORM = "rms_norm_plus_one"
-Cap = Annotated[float, Field(ge=0, le=1e6)]
+
+
+def _not_tiny(cap: float) -> float:
+    if 0 < cap < 1e-6:
+        raise ValueError("a cap is at least 1e-6, or 0 for none")
+    return cap
+
+
+Cap = Annotated[float, Field(ge=0, le=1e6), AfterValidator(_not_tiny)]
 
 
 class Gemma2File(LlamaFields):
@@ -38,14 +46,16 @@ class Gemma2File(LlamaFields):
     head_dim: Annotated[int, Field(ge=2, le=MAX_HEADS, multiple_of=2)] = 256
     tie_word_embeddings: bool = True
     hidden_activation: str = "gelu_pytorch_tanh"
-    query_pre_attn_scalar: Positive = 256.0
-    sliding_window: Count = 4096
+    query_pre_attn_scalar: Annotated[float, Field(ge=1e-6, le=1e12)] = 256.0
+    sliding_window: Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)] = 4096
     layer_types: LayerTypes | None = None
     attn_logit_softcapping: Cap = 50.0
     final_logit_softcapping: Cap = 30.0
     use_bidirectional_attention: bool = False
     activation: ClassVar[tuple[str, str]] = ("hidden_activation", "gelu_pytorch_tanh")
-    off_if_null: ClassVar[frozenset[str]] = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+    off_if_null: ClassVar[frozenset[str]] = frozenset(
+        {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window"}
+    )
 
     def config(self) -> Gemma2Config:
         """See ConfigFile."""
@@ -54,6 +64,8 @@ class Gemma2File(LlamaFields):
         kinds = self.layer_types or [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
         if len(kinds) != layers:
             raise ModelError(f"layer_types has {len(kinds)} entries, but the model has {layers} layers")
+        if not self.sliding_window and "sliding_attention" in kinds:
+            raise ModelError("sliding_window is 0 or null, but some of the layers have sliding_attention")
         windows = tuple(self.sliding_window if kind == "sliding_attention" else None for kind in kinds)
         return Gemma2Config(
             **self.facts("gemma2") | {"windows": windows},
