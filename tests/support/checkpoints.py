@@ -34,6 +34,8 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:  # norms and biases, which transformers starts at one and zero
                 parameter.add_(0.05 * noise)
+                if model.config.model_type == "gemma2" and ".post_" in parameter_name:
+                    parameter.add_(2)  # its embeddings are scaled: small against the layers all the same
             elif ".h." in parameter_name or ".layers." in parameter_name:
                 parameter.copy_(noise * parameter.shape[0] ** -0.5 * 2)
             else:  # embeddings and head: small against the layers, else a tied model repeats its input

@@ -33,7 +33,7 @@ def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkp
     async def run() -> None:
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
-        await pipeline.form()
+        await pipeline.form(lambda _: None)
         try:
             for folder in folders:
                 (folder / "calls.jsonl").unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint, worker_pool)
     async def run() -> None:
         spec = topology(checkpoint("gpt2-head64-tied"), addresses)
         pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
-        await pipeline.form()
+        await pipeline.form(lambda _: None)
         worker = pipeline._connections[0]
         for older in (pipeline.epoch, pipeline.epoch - 1):
             with_error = await failure(worker.prepare(pb.PrepareRequest(epoch=older)))
@@ -93,7 +93,7 @@ def test_a_new_formation_keeps_weights_and_rises_above_every_epoch_seen(checkpoi
         seen = []
         for _ in range(2):
             pipeline = Pipeline(spec.pipelines[0], spec, EngineConfig(max_batch_size=4, token_budget=None))
-            await pipeline.form()
+            await pipeline.form(lambda _: None)
             await pipeline._run.write(iteration(pipeline.epoch, 1, 0, 3))
             result = await pipeline._results.read()
             seen.append((await pipeline._connections[0].describe(10), list(result.token)))
