@@ -1,6 +1,7 @@
 """ORCA and its peers on one machine in one session: the paper's trace, offered at once, in paired runs.
 
     python benchmarks/peers/run.py --output result.json
+    python benchmarks/peers/run.py --peers orca --before main~20    # the same engine at two commits
 
 Every peer lives in a virtual environment of its own (build/peers, made on first use, from the metadata at the head of
 its file, PEP 723) and is loaded once per column; then they run in turn, so that each round is a pair for every two of
@@ -46,7 +47,7 @@ print(json.dumps([entry for name in sys.argv[1:] for entry in importlib.metadata
 class Peer:
     """A peer's process; raises RuntimeError with its last words when it ends."""
 
-    def __init__(self, name: str, python: Path, job: Path, cores: set[int]) -> None:
+    def __init__(self, name: str, program: str, python: Path, job: Path, cores: set[int]) -> None:
         self.name = name
         environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the peer
@@ -56,7 +57,7 @@ class Peer:
                 "--cpu-list",
                 ",".join(map(str, sorted(cores))),
                 str(python),
-                str(FOLDER / f"{name}.py"),
+                str(FOLDER / f"{program}.py"),
                 str(job),
             ],
             stdin=subprocess.PIPE,
@@ -101,24 +102,31 @@ def end_session(process: subprocess.Popen[str]) -> None:
             process.wait(EXIT_SECONDS)
 
 
-def environment_of(name: str) -> Path:
-    """Returns the Python of a peer's environment, which is made if it is not there."""
+def environment_of(name: str, revision: str | None = None) -> Path:
+    """Return the Python of a peer's environment, which is made if it is not there.
+
+    A peer that is this project is installed anew each time, because its files may have changed: from the working tree,
+    or from a commit.
+    """
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     block = re.search(r"^# /// script\n(.*?)^# ///$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
     metadata = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
-    home = ROOT / "build" / "peers" / name
+    home = ROOT / "build" / "peers" / (f"{name}-{revision}" if revision else name)
     python, done = home / "bin" / "python", home / "installed"
+    repository = f"git+{ROOT.as_uri()}@{revision}" if revision else ROOT.as_uri()
+    wanted = [entry.format(repository=repository) for entry in metadata["dependencies"]]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not done.exists():
-        print(f"making the environment of {name}", flush=True)
+        print(f"making the environment of {home.name}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         subprocess.run([*pip, "torch==2.13.0"], check=True)
-        wanted = [entry.format(repository=ROOT.as_uri()) for entry in metadata["dependencies"]]
         if without := metadata.get("without"):
             wanted = _without(pip, python, wanted, without)
         subprocess.run([*pip, "torch==2.13.0", *wanted], check=True)
         done.touch()
+    elif wanted != metadata["dependencies"]:
+        subprocess.run([*pip, "--no-deps", "--force-reinstall", *wanted], check=True)
     return python
 
 
@@ -149,9 +157,10 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
     speeds: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
     try:
-        for name in arguments.peers:
+        for name, revision in [(name, None) for name in arguments.peers] + [("orca", r) for r in arguments.before]:
             try:
-                peers.append(Peer(name, environment_of(name), job, cores))
+                python = environment_of(name, revision)
+                peers.append(Peer(f"{name}-{revision}" if revision else name, name, python, job, cores))
                 peers[-1].run()  # wakes the libraries
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 failed[name] = str(error)
@@ -213,6 +222,9 @@ def main() -> None:
     """Prints a line for every cell and writes the whole."""
     parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
+    parser.add_argument(
+        "--before", nargs="*", default=[], metavar="REVISION", help="ORCA at these commits is compared, too"
+    )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: vllm_cpu and openvino_genai have none"
     )
