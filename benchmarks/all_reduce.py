@@ -27,7 +27,7 @@ PASSES, REPEATS, LONGEST_WAIT = 5, 60, 60.0
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """Returns the median time of one call."""
+    """Return the median time of one call."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -62,7 +62,7 @@ def run(rank: int, size: int, store: str) -> None:
 
 
 def main() -> None:
-    """Starts the ranks and waits for them."""
+    """Start the ranks and wait for them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     ranks = parser.parse_args().ranks

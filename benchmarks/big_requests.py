@@ -28,7 +28,7 @@ SOUND = b'{"prompt": [1], "max_tokens": 1}'
 
 
 def kinds(size: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
-    """Returns route and body of each kind of request, of about `size` bytes."""
+    """Return route and body of each kind of request, of about `size` bytes."""
     completion, chat = "/v1/completions", "/v1/chat/completions"
 
     def repeated(before: bytes, unit: bytes, after: bytes) -> Callable[[], bytes]:
@@ -117,7 +117,7 @@ def watch(host: str, port: int, pid: int, results: Connection) -> None:
 
 
 def ask(host: str, port: int, route: str, body: bytes) -> str:
-    """Returns status and beginning of the answer, or why there is none."""
+    """Return status and beginning of the answer, or why there is none."""
     connection = http.client.HTTPConnection(host, port, timeout=600)
     try:
         connection.request("POST", route, body, {"Content-Type": "application/json"})
@@ -134,7 +134,7 @@ def ask(host: str, port: int, route: str, body: bytes) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     arguments, options = sys.argv[1:], []
     if "--" in arguments:
         place = arguments.index("--")

@@ -75,7 +75,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints and writes the table."""
+    """Print and write the table."""
     options = parser(__doc__ or "")
     options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
     options.add_argument("--requests", type=int, default=60)

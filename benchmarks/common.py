@@ -44,7 +44,7 @@ def model() -> Iterator[Path]:
 
 
 def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) -> Any:
-    """Runs a coroutine function on a live engine of its own, started and ended here."""
+    """Run a coroutine function on a live engine of its own, started and ended here."""
 
     async def run(addresses: list[str]) -> Any:
         async with live_engine(spec, addresses) as engine:
@@ -65,7 +65,7 @@ def baseline(spec: EngineSpec, size: int, microbatch: int) -> Scheduling:
 
 
 def save(folder: Path, name: str, seed: int, found: dict[str, Any]) -> None:
-    """Writes the numbers beside the figure, with what is needed to repeat them, and says so."""
+    """Write the numbers beside the figure, with what is needed to repeat them, and say so."""
     folder.mkdir(parents=True, exist_ok=True)
     made = circumstances(seed)
     (folder / f"{name}.json").write_text(json.dumps({**made, **found}, indent=1) + "\n")
@@ -73,7 +73,7 @@ def save(folder: Path, name: str, seed: int, found: dict[str, Any]) -> None:
 
 
 def draw(panels: list[str], width: float = 5.0, height: float = 3.6) -> tuple[Any, dict[str, Any]]:
-    """Returns a figure with one panel beside the other, by title."""
+    """Return a figure with one panel beside the other, by title."""
     mpl.use("Agg")
     figure, axes = pyplot.subplots(1, len(panels), figsize=(width * len(panels), height), squeeze=False)
     found = dict(zip(panels, axes[0], strict=True))
@@ -84,7 +84,7 @@ def draw(panels: list[str], width: float = 5.0, height: float = 3.6) -> tuple[An
 
 
 def finish(figure: Any, folder: Path, name: str) -> None:
-    """Writes the figure as SVG."""
+    """Write the figure as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

@@ -91,7 +91,7 @@ def master(path: Path, batch: int) -> float:
 
 
 def fitted(amounts: tuple[int, ...], costs: list[float]) -> dict[str, Any]:
-    """Returns a + b x amount, fitted to the relative errors."""
+    """Return a + b x amount, fitted to the relative errors."""
     rows, weights = np.array([(1.0, amount) for amount in amounts]), 1 / np.array(costs)
     (a, b), *_ = np.linalg.lstsq(rows * weights[:, None], np.ones(len(costs)), rcond=None)
     off = max(abs(a + b * amount - cost) / cost for amount, cost in zip(amounts, costs, strict=True))
@@ -99,7 +99,7 @@ def fitted(amounts: tuple[int, ...], costs: list[float]) -> dict[str, Any]:
 
 
 def show(title: str, amounts: tuple[int, ...], costs: list[float], unit: str) -> dict[str, Any]:
-    """Prints a table; returns it."""
+    """Print a table; return it."""
     law = fitted(amounts, costs)
     print(f"{title}: {unit} = {law['a']:.3g} + {law['b']:.3g} x {title}, at most {law['off']:.0%} off")
     for amount, cost in zip(amounts, costs, strict=True):
@@ -108,7 +108,7 @@ def show(title: str, amounts: tuple[int, ...], costs: list[float], unit: str) ->
 
 
 def main() -> None:
-    """Prints and writes the tables."""
+    """Print and write the tables."""
     arguments = parser(__doc__ or "").parse_args()
     found: dict[str, Any] = {"dtype": arguments.dtype, "threads": torch.get_num_threads()}
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ THREADS = re.compile(r"rank 0: (.*)")
 
 @contextlib.contextmanager
 def limited_group(quota: float) -> Iterator[Path]:
-    """Makes a control group of `quota` CPUs, removed at the end; raises OSError if this process may not."""
+    """Make a control group of `quota` CPUs, removed at the end; raise OSError if this process may not."""
     version2 = (CGROUPS / "cgroup.controllers").is_file()
     folder = (CGROUPS if version2 else CGROUPS / "cpu") / f"orca-cpu-limit-{os.getpid()}"
     folder.mkdir()
@@ -51,7 +51,7 @@ def limited_group(quota: float) -> Iterator[Path]:
 
 
 def statistic(folder: Path) -> tuple[int, int]:
-    """Returns the periods so far in which the group wanted to run, and the throttled ones among them."""
+    """Return the periods so far in which the group wanted to run, and the throttled ones among them."""
     found = dict(entry.split() for entry in (folder / "cpu.stat").read_text().splitlines())
     return int(found["nr_periods"]), int(found["nr_throttled"])
 
@@ -67,7 +67,7 @@ def generate(url: str, seed: int) -> int:
 
 
 def measure(model: Path, quota: float, threads: int | None, clients: int) -> tuple[str, float, int, int]:
-    """Returns what the worker says of its threads, tokens per second, periods and throttled periods of one load.
+    """Return what the worker says of its threads, tokens per second, periods and throttled periods of one load.
 
     `threads` sets OMP_NUM_THREADS; None leaves the number to the worker.
     """
@@ -100,7 +100,7 @@ def measure(model: Path, quota: float, threads: int | None, clients: int) -> tup
 
 
 def main() -> None:
-    """Prints a line per run, in turn, and the medians."""
+    """Print a line per run, in turn, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=Path("examples/demo-model"))
     parser.add_argument("--quota", type=float, default=1.0, help="CPUs (1.0)")

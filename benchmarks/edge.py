@@ -55,12 +55,12 @@ class Server:
     pid: int
 
     def memory(self) -> float:
-        """Returns the resident memory of its master in MiB."""
+        """Return the resident memory of its master in MiB."""
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())[0]) / 1024
 
 
 async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
-    """Opens a connection; returns after how many seconds the server closed it."""
+    """Open a connection; return after how many seconds the server closed it."""
     parts = urlsplit(address)
     async with gate:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -75,7 +75,7 @@ async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
 
 
 async def closed_within_a_second(reader: asyncio.StreamReader) -> bool:
-    """Reads for a second; returns whether the server has closed the connection."""
+    """Read for a second; return whether the server has closed the connection."""
     try:
         async with asyncio.timeout(1.0):
             while await reader.read(4096):
@@ -86,7 +86,7 @@ async def closed_within_a_second(reader: asyncio.StreamReader) -> bool:
 
 
 def attackers(address: str, idle: int, slow: int, other: Connection) -> None:
-    """Opens all connections, and sends after how many seconds each of the slow ones, then of the idle ones, was closed.
+    """Open all connections, and send after how many seconds each of the slow ones, then of the idle ones, was closed.
 
     Says first that it has started, and then waits for a message.
     """
@@ -115,7 +115,7 @@ async def neighbour(address: str, until: asyncio.Event) -> float:
 
 
 async def quiet_window(address: str) -> float:
-    """Returns the neighbour's tokens per second without an attack."""
+    """Return the neighbour's tokens per second without an attack."""
     until = asyncio.Event()
     alone = asyncio.create_task(neighbour(address, until))
     await asyncio.sleep(QUIET_SECONDS)
@@ -124,7 +124,7 @@ async def quiet_window(address: str) -> float:
 
 
 async def attacked_window(address: str, attacked: Server, idle: int, slow: int) -> float:
-    """Returns the neighbour's tokens per second while a server is attacked; prints what the attack met there."""
+    """Return the neighbour's tokens per second while a server is attacked; print what the attack met there."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked.address, idle, slow, there))
     process.start()
@@ -149,7 +149,7 @@ async def attacked_window(address: str, attacked: Server, idle: int, slow: int) 
 
 
 def compare(name: str, rates: list[float], base: list[float]) -> None:
-    """Prints the geometric mean of the ratios of two kinds of windows, of enough windows with a 95 % interval."""
+    """Print the geometric mean of the ratios of two kinds of windows, of enough windows with a 95 % interval."""
     logs = [math.log(rate / other) for rate, other in zip(rates, base, strict=True)]
     mean = statistics.fmean(logs)
     text = f"{name}: {math.expm1(mean):+.0%}"
@@ -160,7 +160,7 @@ def compare(name: str, rates: list[float], base: list[float]) -> None:
 
 
 async def measure(servers: list[Server], rounds: int, idle: int, slow: int) -> None:
-    """Prints the figures of `rounds` rounds; the neighbour is at the first of two servers."""
+    """Print the figures of `rounds` rounds; the neighbour is at the first of two servers."""
     address = servers[0].address
     quiet, elsewhere, here = [], [], []
     for _ in range(rounds):
@@ -177,7 +177,7 @@ async def measure(servers: list[Server], rounds: int, idle: int, slow: int) -> N
 
 
 def main() -> None:
-    """Prints the figures of each attack, and the comparison."""
+    """Print the figures of each attack, and the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--slow", type=int, default=1_000)

@@ -30,14 +30,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def save_tiny_model(path: Path) -> None:
-    """Writes a model of one narrow layer that speaks the demo model's tokens."""
+    """Write a model of one narrow layer that speaks the demo model's tokens."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=1, vocab_size=size)).save_pretrained(path)
 
 
 def processor_seconds(pid: int) -> dict[str, float]:
-    """Returns what the endpoint and the engine of a server have used so far."""
+    """Return what the endpoint and the engine of a server have used so far."""
     found = {"endpoint": 0.0, "engine": 0.0}
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     api = [child for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
@@ -51,7 +51,7 @@ def processor_seconds(pid: int) -> dict[str, float]:
 
 
 async def stream(address: str, tokens: int) -> int:
-    """Reads one chat stream to its end; returns the number of events with tokens."""
+    """Read one chat stream to its end; return the number of events with tokens."""
     parts = urlsplit(address)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     message = {"role": "user", "content": "json.dumps"}
@@ -68,13 +68,13 @@ async def stream(address: str, tokens: int) -> int:
 
 
 async def flood(address: str, streams: int, tokens: int) -> int:
-    """Reads all streams at once; returns their events."""
+    """Read all streams at once; return their events."""
     async with asyncio.timeout(STREAM_SECONDS):
         return sum(await asyncio.gather(*(stream(address, tokens) for _ in range(streams))))
 
 
 def main() -> None:
-    """Prints a line per round, and the medians."""
+    """Print a line per round, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64, help="at once (64)")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream (200)")

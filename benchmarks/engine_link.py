@@ -28,7 +28,7 @@ ROUND_SECONDS = 0.2
 
 
 def outputs(count: int, num_logprobs: int) -> list[Output]:
-    """Returns an iteration's outputs as the engine makes them."""
+    """Return an iteration's outputs as the engine makes them."""
     made = []
     for index in range(count):
         logprobs = None
@@ -40,7 +40,7 @@ def outputs(count: int, num_logprobs: int) -> list[Output]:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Returns the time of one call, averaged over a round."""
+    """Return the time of one call, averaged over a round."""
     calls, began = 0, time.process_time()
     while (spent := time.process_time() - began) < ROUND_SECONDS:
         for _ in range(20):
@@ -50,7 +50,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds

@@ -30,7 +30,7 @@ BASELINE_SIZES = {1: ((1, 1), (8, 8)), 2: ((1, 1), (8, 8), (8, 4))}
 async def measure(
     engine: LiveEngine, spec: EngineSpec, requests: list[TracedRequest], seed: int, loads: list[float]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns a curve for every configuration."""
+    """Return a curve for every configuration."""
     systems: dict[str, Callable[[EngineSpec], Scheduling]] = {
         f"orca({size})": functools.partial(orca, size=size) for size in ORCA_SIZES
     }
@@ -52,7 +52,7 @@ async def measure(
 
 
 def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
-    """The highest throughput within a latency, on the straight lines between the measured points."""
+    """Return the highest throughput within a latency, on the straight lines between the measured points."""
     best = 0.0
     for point, after in zip(curve, [*curve[1:], None], strict=True):
         here = point[LATENCY]

@@ -30,7 +30,7 @@ SYSTEMS: dict[str, Callable[[EngineSpec], Scheduling]] = {
 async def measure(
     engine: LiveEngine, spec: EngineSpec, requests: list[TracedRequest], seed: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns a curve for every configuration."""
+    """Return a curve for every configuration."""
 
     async def run(rate: float, name: str) -> dict[str, Any]:
         trace = with_arrivals(requests, rate, 1.0, seed)

@@ -20,7 +20,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
 
 async def measure(spec: EngineSpec, engine: LiveEngine, seed: int) -> dict[str, Run]:
-    """Runs both systems."""
+    """Run both systems."""
     trace = synthetic("homogeneous", 6, seed, (64, 4))
     await engine.run(trace, orca(spec, 2), TIME_LIMIT)  # wakes the libraries
     return {

@@ -24,7 +24,7 @@ LIMIT_SECONDS = 120.0
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Print the figures."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(line(circumstances(None)))
     seconds: dict[str, float] = {}

@@ -40,7 +40,7 @@ def seconds_of(url: str, seed: int) -> float:
 
 
 def main() -> None:
-    """Prints a row per setting: median, 90th percentile and largest of the seconds of a request."""
+    """Print a row per setting: median, 90th percentile and largest of the seconds of a request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--busy", type=int, default=2, help="programs that compute meanwhile (2)")
     parser.add_argument("--rounds", type=int, default=30, help="requests to each server (30)")

@@ -21,7 +21,7 @@ SAMPLING = SamplingParameters(temperature=0.7, top_p=0.9, seed=2**63 + 1, top_k=
 
 
 def batch(size: int, admitted: bool) -> Batch:
-    """Returns a batch of `size` requests with one token each."""
+    """Return a batch of `size` requests with one token each."""
     requests = [Request(f"{index}", index, (1, 2, 3, 4), 16, SAMPLING) for index in range(size)]
     rows = enumerate(requests)
     return Batch("", tuple(ScheduledRequest(request, 0, row, 1, 3, (), admitted, True) for row, request in rows))
@@ -39,7 +39,7 @@ def least(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Prints a line per size."""
+    """Print a line per size."""
     for size in SIZES:
         plain, admitting = batch(size, admitted=False), batch(size, admitted=True)
         print(

@@ -53,7 +53,7 @@ def least(works: Sequence[Callable[[], object]], device: torch.device) -> list[f
 
 
 def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[RaggedBatch, int]:
-    """Returns a batch of (context, new tokens) over scattered blocks, and their number."""
+    """Return a batch of (context, new tokens) over scattered blocks, and their number."""
     blocks = [-(-(context + count) // BLOCK_SIZE) for context, count in parts]
     tokens = sum(count for _, count in parts)
     iteration = pb.Iteration(
@@ -66,7 +66,7 @@ def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[Ragg
 
 @torch.inference_mode()
 def attention(dtype: torch.dtype, device: torch.device) -> None:
-    """Prints a row per batch."""
+    """Print a row per batch."""
     heads, head_dim = (12, 64) if device.type == "cpu" else (32, 128)
     fused, plain = kernels_for(device, dtype), ReferenceKernels()
     form = AttentionForm(head_dim, scale=0.125)
@@ -97,7 +97,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 
 @torch.inference_mode()
 def linear(dtype: torch.dtype) -> None:
-    """Prints a row per map and number of rows: our product, oneDNN's with packed weights, torch's."""
+    """Print a row per map and number of rows: our product, oneDNN's with packed weights, torch's."""
     for inputs, outputs in MAPS:
         copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
@@ -119,7 +119,7 @@ def linear(dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    """Prints all."""
+    """Print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     device = torch.device(parser.parse_args().device)

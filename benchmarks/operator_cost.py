@@ -28,7 +28,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:
-    """Runs kubectl in the namespace `default`; ends the program with its words if it fails."""
+    """Run kubectl in the namespace `default`; end the program with its words if it fails."""
     done = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -36,7 +36,7 @@ def kubectl(*arguments: str, stdin: str | None = None) -> str:
 
 
 def until(holds: Callable[[], bool], interval: float = 0.05) -> float:
-    """Waits, and returns the seconds it took."""
+    """Wait, and return the seconds it took."""
     begin = time.monotonic()
     while not holds():
         if time.monotonic() - begin > BOUND_SECONDS:
@@ -46,7 +46,7 @@ def until(holds: Callable[[], bool], interval: float = 0.05) -> float:
 
 
 def measure_start(runs: int) -> dict[str, Any]:
-    """Applies the demo and asks its Service from this machine (a node of the cluster) until it answers."""
+    """Apply the demo and ask its Service from this machine (a node of the cluster) until it answers."""
     times = []
     for _ in range(runs):
         kubectl("apply", "-f", str(EXAMPLE))
@@ -117,7 +117,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    """Prints one JSON object with figures and circumstances."""
+    """Print one JSON object with figures and circumstances."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("start", "rest"))
     parser.add_argument("--runs", type=int, default=5)

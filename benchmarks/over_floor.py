@@ -45,7 +45,7 @@ INCREMENTS = 30
 
 
 def parameters(config: ModelConfig) -> tuple[int, int]:
-    """Returns how many the layers have, without norms and biases, and how many the head has."""
+    """Return how many the layers have, without norms and biases, and how many the head has."""
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
     matrices = 2 if config.rope is None else 3  # GPT-2's, or gate, up and down
     layer = heads + matrices * config.hidden_size * config.intermediate_size
@@ -60,7 +60,7 @@ def timed(stage: Stage, work: pb.Iteration) -> float:
 
 
 def measure(path: Path, arguments: argparse.Namespace) -> None:
-    """Prints both tables of one model."""
+    """Print both tables of one model."""
     config, width = read_model_config(path), getattr(torch, arguments.dtype).itemsize
     layers, head = parameters(config)
     bandwidth, rate = rates(arguments.dtype, arguments.device)

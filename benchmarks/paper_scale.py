@@ -42,7 +42,7 @@ LOADS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0, 1.1)
 def sweep(
     requests: list[TracedRequest], seed: int, cost: Roofline, make: Callable[[], Scheduling]
 ) -> list[dict[str, Any]]:
-    """Runs a system over rising load."""
+    """Run a system over rising load."""
 
     def run(rate: float) -> dict[str, Any]:
         trace = with_arrivals(requests, rate, 1.0, seed)
@@ -53,7 +53,7 @@ def sweep(
 
 
 def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple[dict[str, Any], list[str]]:
-    """Returns a curve for every configuration, and the names of those that do not fit into memory."""
+    """Return a curve for every configuration, and the names of those that do not fit into memory."""
     slots, partitions = cost.kv_slots(), cost.num_partitions
     curves: dict[str, Any] = {}
     missing = []
@@ -70,14 +70,14 @@ def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple
 
 
 def within_limit(runs: list[dict[str, Any]]) -> float:
-    """The highest throughput whose median normalised latency stays within LIMIT_MS."""
+    """Return the highest throughput whose median normalised latency stays within LIMIT_MS."""
     return max(
         (run["request_throughput"] for run in runs if run["median_normalized_latency_ms"] <= LIMIT_MS), default=0.0
     )
 
 
 def summary(curves: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Returns the best configuration of a kind within the limit, and the kind's peak."""
+    """Return the best configuration of a kind within the limit, and the kind's peak."""
     mine = {name: runs for name, runs in curves.items() if name.startswith(kind)}
     best, name = max((within_limit(runs), name) for name, runs in mine.items())
     return {
@@ -137,7 +137,7 @@ def figure11(folder: Path, count: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints a table and writes the figures."""
+    """Print a table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

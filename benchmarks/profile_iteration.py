@@ -56,7 +56,7 @@ def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: 
 
 
 def instrument(spent: defaultdict[str, float]) -> None:
-    """Adds the seconds of every timed operation to `spent`."""
+    """Add the seconds of every timed operation to `spent`."""
 
     def timed(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def instrument(spent: defaultdict[str, float]) -> None:
 
 
 def show(title: str, seconds: float, spent: defaultdict[str, float], count: int) -> None:
-    """Prints milliseconds of one iteration."""
+    """Print milliseconds of one iteration."""
     print(f"{title}: {seconds / count * 1e3:.1f} ms")
     for name, value in sorted(spent.items(), key=lambda entry: -entry[1]):
         print(f"  {name}: {value / count * 1e3:.2f} ms")
@@ -80,7 +80,7 @@ def show(title: str, seconds: float, spent: defaultdict[str, float], count: int)
 
 
 def main() -> None:
-    """Prints both profiles."""
+    """Print both profiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--family", default="gpt2", choices=("gpt2", "llama"))

@@ -26,7 +26,7 @@ EXIT_SECONDS = 60.0
 
 
 def forget(folders: Iterable[Path]) -> int:
-    """Drops all files below the folders from the page cache; returns their bytes."""
+    """Drop all files below the folders from the page cache; return their bytes."""
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
@@ -52,7 +52,7 @@ def start(model: Path, options: list[str]) -> float:
 
 
 def main() -> None:
-    """Prints a line for warm starts and one for cold ones."""
+    """Print a line for warm starts and one for cold ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--runs", type=int, default=5)

@@ -53,7 +53,7 @@ class Document:
 
 
 def docstrings(root: Path) -> Iterator[Document]:
-    """Yields the docstrings of every module, class and function below `root`."""
+    """Yield the docstrings of every module, class and function below `root`."""
     for path in sorted(root.rglob("*.py")):
         module_path = path.relative_to(root).with_suffix("")
         if SKIPPED_FOLDERS.intersection(module_path.parts):
@@ -77,7 +77,7 @@ def _walk(node: ast.AST, name: str) -> Iterator[Document]:
 
 
 def collect() -> list[Document]:
-    """Returns every document in a fixed order, without repeats."""
+    """Return every document in a fixed order, without repeats."""
     documents = list(docstrings(Path(sysconfig.get_paths()["stdlib"])))
     documents += [
         Document(f"the topic {topic}", text.strip()) for topic, text in sorted(pydoc_data.topics.topics.items())
@@ -111,7 +111,7 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
 
 
 def encode(documents: list[Document], tokenizer: PreTrainedTokenizerFast, shuffler: random.Random) -> torch.Tensor:
-    """Returns all documents, in both forms and shuffled, as one stream of token ids `[tokens]`."""
+    """Return all documents, in both forms and shuffled, as one stream of token ids `[tokens]`."""
     texts = []
     for document in documents:
         if document.name is None:

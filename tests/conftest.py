@@ -20,14 +20,14 @@ from support.worker_pool import WorkerPool
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all test processes of a run share."""
+    """Return a folder that all test processes of a run share."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
 
 
 @pytest.fixture(scope="session")
 def checkpoint(run_folder: Path):
-    """Returns the path of a variant's checkpoint, made when first asked for."""
+    """Return the path of a variant's checkpoint, made when first asked for."""
     from support import checkpoints  # torch, which the process that only distributes tests does not need
 
     def path_of(name: str) -> Path:
@@ -46,7 +46,7 @@ def worker_pool() -> Iterator[WorkerPool]:
 
 @pytest.fixture(scope="session")
 def references(run_folder: Path):
-    """Returns transformers' answers of a variant to prompts of given lengths, computed once."""
+    """Return transformers' answers of a variant to prompts of given lengths, computed once."""
     from support import checkpoints
 
     @functools.cache
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Prints, below everything else, which CPU targets were tried and which this processor cannot run."""
+    """Print, below everything else, which CPU targets were tried and which this processor cannot run."""
     yield
     reports = [
         report for outcome in ("passed", "failed", "skipped") for report in terminalreporter.stats.get(outcome, [])

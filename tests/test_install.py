@@ -20,7 +20,7 @@ CUDA = ("nvidia-cudnn-cu13==9.20.0.48",)
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A user's machine: no settings, and an empty virtual environment whose path is returned."""
+    """Return a user's machine: no settings, and an empty virtual environment whose path is returned."""
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     for name, value in bare_environment(tmp_path).items():
@@ -56,7 +56,7 @@ def cpu_index(tmp_path):
 
 @pytest.fixture
 def find_links(tmp_path, monkeypatch):
-    """A folder with a CPU build, named in the file of pip's configuration."""
+    """Return a folder with a CPU build, named in the file of pip's configuration."""
     make_wheel(tmp_path / "wheels", "torch", "2.13.0+cpu")
     (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {tmp_path}/wheels\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
@@ -64,7 +64,7 @@ def find_links(tmp_path, monkeypatch):
 
 @pytest.fixture
 def silent_index():
-    """An index that accepts connections and never answers."""
+    """Yield an index that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 

@@ -31,7 +31,7 @@ class Findings:
 
 
 def findings(report: dict[str, Any]) -> Findings:
-    """Reads pip-audit's JSON report."""
+    """Read pip-audit's JSON report."""
     found = Findings()
     for package in report["dependencies"]:
         found.num_packages += 1
@@ -46,7 +46,7 @@ def findings(report: dict[str, Any]) -> Findings:
 
 
 def audit(path: Path) -> Findings:
-    """Runs pip-audit on a lock file, within a bound."""
+    """Run pip-audit on a lock file, within a bound."""
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--format", "json"]
     command += ["--progress-spinner", "off", "--requirement", str(path)]
     try:
@@ -61,7 +61,7 @@ def audit(path: Path) -> Findings:
 
 
 def main(paths: Sequence[Path]) -> int:
-    """Prints the findings of every lock file; returns the exit code."""
+    """Print the findings of every lock file; return the exit code."""
     code = 0
     for path in paths:
         found = audit(path)

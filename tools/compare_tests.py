@@ -24,7 +24,7 @@ PROCESSORS_OWN = " compiled as "
 
 
 def collect() -> set[str]:
-    """Returns the ids of all tests: those of `make test` and of `make test-long`."""
+    """Return the ids of all tests: those of `make test` and of `make test-long`."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -34,7 +34,7 @@ def collect() -> set[str]:
 
 
 def read_moves(text: str) -> list[tuple[str, str, str]]:
-    """Returns (old, arrow, new) of each line, the longest `old` first; raises ValueError without an arrow."""
+    """Return (old, arrow, new) of each line, the longest `old` first; raise ValueError without an arrow."""
     moves = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -48,7 +48,7 @@ def read_moves(text: str) -> list[tuple[str, str, str]]:
 
 
 def lost(before: Iterable[str], now: set[str], moves: list[tuple[str, str, str]]) -> list[str]:
-    """Returns the ids of `before` that are neither in `now` nor moved to a test of `now`."""
+    """Return the ids of `before` that are neither in `now` nor moved to a test of `now`."""
 
     def place(name: str) -> str:
         for old, arrow, new in moves:
@@ -60,7 +60,7 @@ def lost(before: Iterable[str], now: set[str], moves: list[tuple[str, str, str]]
 
 
 def main() -> int:
-    """Parses the options and returns the exit code."""
+    """Parse the options and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write before.txt.gz")
     arguments = parser.parse_args()

@@ -71,7 +71,7 @@ class Pip:
         self._constraints = constraints
 
     def find(self, requirement: str, index: str | None = None) -> Build | None:
-        """Returns the build that pip would install, with its CUDA packages; None if torch is installed already.
+        """Return the build that pip would install, with its CUDA packages; None if torch is installed already.
 
         Reads metadata only: `fast-deps` lets pip read it out of remote wheels.
         """
@@ -111,7 +111,7 @@ class Pip:
 
 @contextmanager
 def _sources(index: str | None) -> Iterator[dict[str, str]]:
-    """Yields an environment for pip in which `index`, if given, is the only source of packages."""
+    """Yield an environment for pip in which `index`, if given, is the only source of packages."""
     if index is None:
         yield dict(os.environ)
         return
@@ -132,7 +132,7 @@ def choose(
     cpu_index: str = CPU_INDEX,
     patience: float = PATIENCE,
 ) -> Choice | None:
-    """Returns the build to install for `device` ("cpu" or "cuda"), None if torch is installed already.
+    """Return the build to install for `device` ("cpu" or "cuda"), None if torch is installed already.
 
     Raises InstallError if there is no build, or no build with CUDA for device "cuda".
     """
@@ -169,7 +169,7 @@ def _with_cuda(pip: Pip, requirement: str, known: Build) -> Choice:
 
 
 def answers(index: str, seconds: float) -> bool:
-    """Returns whether an index serves its page of torch within `seconds`.
+    """Return whether an index serves its page of torch within `seconds`.
 
     Proxies and certificates come from the environment, as for urllib. A thread bounds the whole request: a socket's
     timeout would count anew for name resolution and for every address of the host.
@@ -190,7 +190,7 @@ def answers(index: str, seconds: float) -> bool:
 
 
 def size(url: str) -> int | None:
-    """Returns the bytes of a wheel, None if its server does not say."""
+    """Return the bytes of a wheel, None if its server does not say."""
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":
@@ -202,7 +202,7 @@ def size(url: str) -> int | None:
 
 
 def describe(choice: Choice) -> str:
-    """Returns the line for the user: version, build, megabytes, source, reason."""
+    """Return the line for the user: version, build, megabytes, source, reason."""
     build = choice.build
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(size, build.urls))
@@ -221,18 +221,18 @@ def describe(choice: Choice) -> str:
 
 
 def has_nvidia_driver() -> bool:
-    """Returns whether this machine has a driver for NVIDIA GPUs."""
+    """Return whether this machine has a driver for NVIDIA GPUs."""
     return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
 def torch_requirement(constraints: Path = CONSTRAINTS) -> str:
-    """Returns the line of torch in constraints.txt, such as `torch==2.13.0`."""
+    """Return the line of torch in constraints.txt, such as `torch==2.13.0`."""
     (line,) = re.findall(r"^torch==.+$", constraints.read_text(encoding="utf-8"), re.MULTILINE)
     return str(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description="Choose, announce and install a build of torch.")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment to install into")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is an NVIDIA driver")

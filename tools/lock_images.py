@@ -33,7 +33,7 @@ HEAD = "# Written by `make lock` (tools/lock_images.py). Do not edit.\n"
 
 
 def requirements() -> dict[str, list[str]]:
-    """Returns the requirements of every lock file, by its name without `.txt`."""
+    """Return the requirements of every lock file, by its name without `.txt`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lists = {"base": project["project"]["dependencies"]} | project["project"]["optional-dependencies"]
     found = {image: [INIT, *(line for name in names for line in lists[name])] for image, names in EXTRAS.items()}
@@ -43,7 +43,7 @@ def requirements() -> dict[str, list[str]]:
 
 
 def lock(lines: Sequence[str], present: str) -> str:
-    """Returns uv's resolution with hashes; raises CalledProcessError or TimeoutExpired if there is none.
+    """Return uv's resolution with hashes; raise CalledProcessError or TimeoutExpired if there is none.
 
     Versions that constraints.txt leaves open stay those of `present`, the lock file of today.
     """
@@ -61,18 +61,18 @@ def lock(lines: Sequence[str], present: str) -> str:
 
 
 def entries(text: str) -> dict[str, str]:
-    """Returns the entries of a lock file, version and hashes, by the package's name."""
+    """Return the entries of a lock file, version and hashes, by the package's name."""
     found = re.findall(r"^([A-Za-z0-9_.-]+)==((?:.*\\\n)*.*\n)", text, re.MULTILINE)
     return {name: f"{name}=={rest}" for name, rest in found}
 
 
 def _stored(path: Path) -> str:
-    """Returns the lock file of today, "" if there is none."""
+    """Return the lock file of today, "" if there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def locks() -> dict[str, str]:
-    """Returns the content of every lock file, by its name without `.txt`."""
+    """Return the content of every lock file, by its name without `.txt`."""
     found = {}
     for name, lines in requirements().items():
         path = FOLDER / f"{name}.txt"
@@ -85,12 +85,12 @@ def locks() -> dict[str, str]:
 
 
 def versions(text: str) -> set[str]:
-    """Returns `name==version` of every entry."""
+    """Return `name==version` of every entry."""
     return {entry.split()[0] for entry in entries(text).values()}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes or checks the lock files; returns the exit code."""
+    """Write or check the lock files; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare versions")
     arguments = parser.parse_args(argv)

@@ -34,7 +34,7 @@ class _Captured(Exception):
 
 
 def parser_of(main: Callable[[list[str]], int]) -> argparse.ArgumentParser:
-    """Returns the parser that a command builds: `main(["--help"])` runs until the help would be printed."""
+    """Return the parser that a command builds: `main(["--help"])` runs until the help would be printed."""
 
     def capture(parser: argparse.ArgumentParser, file: Any = None) -> None:
         raise _Captured(parser)
@@ -48,7 +48,7 @@ def parser_of(main: Callable[[list[str]], int]) -> argparse.ArgumentParser:
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Returns the parser of every command, in the order of `orca --help`."""
+    """Return the parser of every command, in the order of `orca --help`."""
     installed = {point.name: point for point in entry_points(group="orca.commands")}
     order = re.findall(r"^  (\w+) ", HELP, re.MULTILINE)
     if sorted(order) != sorted(installed):
@@ -62,7 +62,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def row(action: argparse.Action) -> str:
-    """Returns the table row of one option or positional argument."""
+    """Return the table row of one option or positional argument."""
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{(action.metavar or action.dest)!s}`"
     if action.choices is not None:
         value = " \\| ".join(f"`{choice}`" for choice in action.choices)
@@ -79,12 +79,12 @@ def row(action: argparse.Action) -> str:
 
 
 def rows(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the rows of a command, without --help."""
+    """Return the rows of a command, without --help."""
     return [row(action) for action in parser._actions if "--help" not in action.option_strings]
 
 
 def options_page() -> str:
-    """Returns docs/reference/options.md."""
+    """Return docs/reference/options.md."""
     lines = [
         "# Command-line options",
         "",
@@ -114,7 +114,7 @@ def options_page() -> str:
 
 
 def metric_rows() -> Iterator[str]:
-    """Yields a row for each metric of a master."""
+    """Yield a row for each metric of a master."""
     metrics = Metrics("MODEL")
     metrics.watch(cast(Any, None))  # gauges read the engine when they are scraped, which nobody does here
     for collector in metrics.registry._collector_to_names:
@@ -125,7 +125,7 @@ def metric_rows() -> Iterator[str]:
 
 
 def metrics_page() -> str:
-    """Returns docs/reference/metrics.md."""
+    """Return docs/reference/metrics.md."""
     lines = [
         "# Metrics",
         "",
@@ -146,7 +146,7 @@ def metrics_page() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description="Writes the generated reference pages.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page differs")
     arguments = parser.parse_args(argv)

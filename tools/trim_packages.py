@@ -32,7 +32,7 @@ UNUSED = (
 
 
 def trim(packages: Path) -> None:
-    """Removes from a folder site-packages what UNUSED names, every package `tests`, and all bytecode."""
+    """Remove from a folder site-packages what UNUSED names, every package `tests`, and all bytecode."""
     unused = {path for pattern in UNUSED for path in packages.glob(pattern)}
     unused |= {init.parent for init in packages.rglob("tests/__init__.py")}
     unused |= set(packages.rglob("__pycache__"))
@@ -44,7 +44,7 @@ def trim(packages: Path) -> None:
 
 
 def main(modules: Sequence[str]) -> int:
-    """Returns the exit code; an import that fails shows its traceback."""
+    """Return the exit code; an import that fails shows its traceback."""
     trim(Path(sysconfig.get_path("purelib")))
     command = [sys.executable, "-c", "".join(f"import {module}\n" for module in modules)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

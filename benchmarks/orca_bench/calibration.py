@@ -100,7 +100,7 @@ def _non_negative(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
-    """The shortest half of the gaps between stages tell the path; the others waited for a busy stage."""
+    """Return the time between stages: the shortest half of the gaps; behind the others stood a busy stage."""
     gaps = sorted(later[0] - earlier[1] for line in lines for earlier, later in pairwise(line["stages"]))
     return max(0.0, statistics.median(gaps[: len(gaps) // 2 + 1])) if gaps else 0.0
 

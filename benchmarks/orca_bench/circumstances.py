@@ -14,7 +14,7 @@ PACKAGES = ("orca-serving", "torch", "transformers", "grpcio", "numpy")
 
 
 def circumstances(seed: int | None) -> dict[str, Any]:
-    """Returns date, hardware, versions, command and seed (None: nothing in it is random)."""
+    """Return date, hardware, versions, command and seed (None: nothing in it is random)."""
     return {
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "hardware": f"{len(os.sched_getaffinity(0))} cores, {_processor()}",
@@ -25,7 +25,7 @@ def circumstances(seed: int | None) -> dict[str, Any]:
 
 
 def line(found: dict[str, Any]) -> str:
-    """The same in one line, for people."""
+    """Return the same in one line, for people."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return f"{found['date']} on {found['hardware']}; {versions}; {found['command']}; seed {found['seed']}"
 
@@ -41,7 +41,7 @@ def _versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's name where the kernel tells it (proc(5)), else its architecture."""
+    """Return the processor's name where the kernel tells it (proc(5)), else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

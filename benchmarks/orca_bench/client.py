@@ -34,7 +34,7 @@ class Outcome:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], outcome: Outcome) -> None:
-    """Posts a completion and notes when each token came. An error is noted, never raised."""
+    """Post a completion and note when each token came. An error is noted, never raised."""
     outcome.sent = time.perf_counter()
     try:
         async with session.post(url, json=body) as answer:
@@ -55,7 +55,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], ou
 
 
 def _event(data: bytes, outcome: Outcome) -> bool:
-    """Takes one event; returns whether it ends the answer. A token's text may be empty."""
+    """Take one event; return whether it ends the answer. A token's text may be empty."""
     if data == b"[DONE]":
         return True
     now = time.perf_counter()
@@ -73,7 +73,7 @@ def _event(data: bytes, outcome: Outcome) -> bool:
 
 
 def body_of(request: TracedRequest, model: str) -> dict[str, Any]:
-    """The body of a request; `ignore_eos` where the server knows it, so that lengths are the trace's."""
+    """Return the body of a request; `ignore_eos` where the server knows it, so that lengths are the trace's."""
     return {
         "model": model,
         "prompt": request.prompt if isinstance(request.prompt, str) else list(request.prompt),

@@ -90,7 +90,7 @@ class Amounts(NamedTuple):
 
 
 def amounts(work: Iterable[Work]) -> Amounts:
-    """Adds up an iteration."""
+    """Add up an iteration."""
     entries = list(work)
     return Amounts(
         len(entries),
@@ -160,7 +160,7 @@ class Roofline:
         return self.hardware.message_latency + size / self.hardware.network
 
     def _all_reduce(self, tokens: int) -> float:
-        """A ring: every rank sends and takes 2 (T - 1) / T of the tensor."""
+        """Return the seconds of a ring: every rank sends and receives 2 (T - 1) / T of the tensor."""
         if self.num_ranks == 1:
             return 0.0
         size = tokens * self.shape.hidden_size * self.shape.bytes_per_value

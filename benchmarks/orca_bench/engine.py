@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 async def measure(spec: EngineSpec, addresses: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs every size and length; prints a row for each and returns them."""
+    """Run every size and length; print a row for each and return them."""
     rows = []
     print(f"{'batch':>6} {'input':>6} {'whole ms':>10} {'first ms':>10} {'increment ms':>13} {'tokens/s':>9}")
     async with live_engine(spec, addresses) as engine:
@@ -87,7 +87,7 @@ async def measure(spec: EngineSpec, addresses: list[str], arguments: argparse.Na
 
 
 async def one_batch(engine: LiveEngine, spec: EngineSpec, shape: tuple[int, int, int], seed: int) -> dict[str, float]:
-    """Returns the times of one batch of shape (size, input tokens, output tokens)."""
+    """Return the times of one batch of shape (size, input tokens, output tokens)."""
     size, inputs, outputs = shape
     length = blocks_for(inputs + outputs) * BLOCK_SIZE
     alone = RequestLevel(RequestLevelSetup(1, size, size, engine.slots, length))

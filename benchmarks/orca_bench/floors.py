@@ -12,7 +12,7 @@ from orca_bench.traces import TracedRequest
 
 
 def rates(dtype: str, device: str = "cpu") -> tuple[float, float]:
-    """Returns bytes per second of summing up a large tensor, and FLOP per second of a large product, here."""
+    """Return bytes per second of summing up a large tensor, and FLOP per second of a large product, here."""
     kind = getattr(torch, dtype)
     big = torch.randn(8192, 8192, device=device)
     rows, width = (512, HIDDEN) if device == "cpu" else (4096, 4096)

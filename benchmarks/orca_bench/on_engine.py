@@ -83,7 +83,7 @@ class LiveEngine:
         raise TimeoutError(f"the trace took more than {time_limit:.0f} s")
 
     async def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         await self._supervisor.end()
         await self._supervisor.part("the benchmark ends")
         self._lost.cancel()
@@ -107,7 +107,7 @@ class LiveEngine:
             self._current.on_timing(timing)
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """The cause follows."""
+        """Do nothing: the cause follows."""
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
         """`form` or `run` raises the cause."""
@@ -161,7 +161,7 @@ class _Session:
         return Run(self._fates, self._end, len(self._labels), self._spans)
 
     def on_result(self, batch: Batch, tokens: list[int]) -> None:
-        """Commits, and dispatches what may run now."""
+        """Commit, and dispatch what may run now."""
         self._end = self._now()
         for request in self._scheduling.commit(batch, tokens):
             self._fates[request.arrival].tokens.append(self._end)
@@ -171,7 +171,7 @@ class _Session:
             self._done.set()
 
     def on_timing(self, timing: pb.StageTiming) -> None:
-        """Notes what a stage did; timings of an earlier trace may still come."""
+        """Note what a stage did; timings of an earlier trace may still come."""
         if (name := self._labels.get(timing.sequence)) is not None:
             begin, end = (moment / 1e9 - self._begin for moment in (timing.started_ns, timing.ended_ns))
             self._spans.append(Span(self._supervisor.id, timing.partition, timing.sequence, begin, end, name))

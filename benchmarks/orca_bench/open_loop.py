@@ -26,7 +26,7 @@ async def run(
     timeout: float = 600.0,
     headers: dict[str, str] | None = None,
 ) -> list[Outcome]:
-    """Sends every request at its time and waits for all, each within `timeout` seconds.
+    """Send every request at its time and wait for all, each within `timeout` seconds.
 
     `max_concurrency` closes the loop: a request that is due waits until another has ended, and its lag says so.
     """

@@ -11,7 +11,7 @@ SYNTHETIC = ("paper", "homogeneous")
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what a trace is made from."""
+    """Add what a trace is made from."""
     parser.add_argument(
         "--trace", default="paper", help="paper, homogeneous, or a .json or .csv file of requests (paper)"
     )
@@ -27,7 +27,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
-    """Returns the requests, and whether they bring their own arrivals; raises TraceError."""
+    """Return the requests, and whether they bring their own arrivals; raise TraceError."""
     if arguments.trace in SYNTHETIC:
         lengths = (arguments.input_len, arguments.output_len)
         return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
@@ -35,14 +35,14 @@ def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], b
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def rate(text: str) -> float:
-    """A number above 0, inf included."""
+    """Return a number above 0, inf included."""
     try:
         found = float(text)
     except ValueError:

@@ -49,7 +49,7 @@ class Run:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """Returns throughput and latencies of a run, under the names of `orca bench serve`."""
+    """Return throughput and latencies of a run, under the names of `orca bench serve`."""
     generated = [fate for fate in run.requests if fate.tokens]
     latencies = [fate.tokens[-1] - fate.arrival for fate in generated]
     return {

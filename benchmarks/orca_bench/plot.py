@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 
 def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str, path: Path) -> None:
-    """Writes one curve per name to `path`, whose suffix (.svg, .png) says the format."""
+    """Write one curve per name to `path`, whose suffix (.svg, .png) says the format."""
     mpl.use("Agg")
     figure, axes = pyplot.subplots(figsize=(6, 4))
     for name, runs in curves.items():

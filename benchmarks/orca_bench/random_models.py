@@ -15,7 +15,7 @@ LLAMA_INNER = 2048
 
 
 def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, positions: int = 1024) -> None:
-    """Writes a model of random weights: `gpt2`, or `llama` of the same size."""
+    """Write a model of random weights: `gpt2`, or `llama` of the same size."""
     torch.manual_seed(0)
     shared: dict[str, Any] = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":

@@ -19,7 +19,7 @@ SLO_NAMES = ("ttft", "tpot", "e2el")
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Reads `ttft:500,tpot:50` (milliseconds); raises ValueError that names the part."""
+    """Read `ttft:500,tpot:50` (milliseconds); raise ValueError that names the part."""
     found = {}
     for part in text.split(","):
         name, _, value = part.partition(":")
@@ -30,7 +30,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which `share` percent of `values` lie; 0 of none."""
+    """Return the value below which `share` percent of `values` lie; 0 of none."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -41,7 +41,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def latencies(outcome: Outcome) -> dict[str, float]:
-    """Returns an answered request's latencies in milliseconds; `tpot` only with more than one token."""
+    """Return an answered request's latencies in milliseconds; `tpot` only with more than one token."""
     end_to_end = (outcome.tokens[-1] - outcome.sent) * 1e3
     first = (outcome.tokens[0] - outcome.sent) * 1e3
     generated = num_output(outcome)
@@ -52,12 +52,12 @@ def latencies(outcome: Outcome) -> dict[str, float]:
 
 
 def num_output(outcome: Outcome) -> int:
-    """Generated tokens: as the server counts them, or one per event."""
+    """Return the generated tokens: as the server counts them, or one per event."""
     return outcome.num_output or len(outcome.tokens)
 
 
 def report(outcomes: Sequence[Outcome], slo: dict[str, float]) -> dict[str, Any]:
-    """Returns the figures of one run."""
+    """Return the figures of one run."""
     answered = [outcome for outcome in outcomes if not outcome.error]
     failed = [outcome for outcome in outcomes if outcome.error]
     begin = min((outcome.planned for outcome in outcomes), default=0.0)
@@ -115,7 +115,7 @@ ROWS = (
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns the figures for people."""
+    """Return the figures for people."""
     rows = list(ROWS)
     if figures["request_goodput"] is not None:
         rows.insert(2, ("requests/s within the limits", "request_goodput"))

@@ -27,15 +27,15 @@ class Scheduling(Protocol):
     """Decides which requests' tokens are computed together. Pure: no clock, no I/O."""
 
     def add(self, request: Request) -> None:
-        """A request arrived; raises MisfitError if it can never run."""
+        """Take a request that arrived; raise MisfitError if it can never run."""
 
     def next_batch(self) -> Batch | None:
         """Dispatches one more iteration, or returns None if nothing may run before the next `commit` or `add`."""
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[Request]:
-        """Takes an iteration's tokens back, iterations in the order of their dispatch.
+        """Take an iteration's tokens back, iterations in the order of their dispatch.
 
-        Returns a request for every token that now reaches its client, in order.
+        Return a request for every token that now reaches its client, in order.
         """
 
 
@@ -85,6 +85,6 @@ class OrcaScheduling:
 
 
 def check_fits(request: Request, slots: int) -> None:
-    """Raises MisfitError for a request that needs more slots than there are."""
+    """Raise MisfitError for a request that needs more slots than there are."""
     if blocks_for(request.max_tokens) * BLOCK_SIZE > slots:
         raise MisfitError(f"a request of {request.max_tokens} tokens does not fit into {slots} slots")

@@ -25,7 +25,7 @@ def unwind_on_sigterm() -> None:
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Ends a process within a bound when the block is left."""
+    """End a process within a bound when the block is left."""
     try:
         yield process
     finally:
@@ -38,7 +38,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def url_when_ready(server: subprocess.Popen[str]) -> str:
-    """Returns the URL that a server prints to its `stderr` (a pipe), which is read from then on so that it never fills.
+    """Return the URL that a server prints to its `stderr` (a pipe), which is read from then on so that it never fills.
 
     Raises SystemExit with the server's last lines if it ends before.
     """
@@ -56,7 +56,7 @@ def url_when_ready(server: subprocess.Popen[str]) -> str:
 def serve(
     model: Path, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Runs `orca serve` on a free port; yields its process and its URL once it is ready.
+    """Run `orca serve` on a free port; yield its process and its URL once it is ready.
 
     `environment`: variables in addition to those of this process.
     """

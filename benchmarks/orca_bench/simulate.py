@@ -114,7 +114,7 @@ def _parser() -> OneLineParser:
 
 
 def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
-    """Returns P, T, the cost of stages, and the slots."""
+    """Return P, T, the cost of stages, and the slots."""
     shape, partitions, ranks = TABLE_1[arguments.model]
     if arguments.num_layers or arguments.hidden_size:
         shape = Shape(arguments.num_layers or shape.num_layers, arguments.hidden_size or shape.hidden_size)

@@ -20,7 +20,7 @@ from orca_bench.traces import TracedRequest
 
 
 def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostModel, num_partitions: int = 1) -> Run:
-    """Runs the trace to its end over pipelines of `num_partitions` stages; raises MisfitError."""
+    """Run the trace to its end over pipelines of `num_partitions` stages; raise MisfitError."""
     fates = [Fate(traced.arrival) for traced in trace]
     free_at: dict[str, list[float]] = {}
     spans: list[Span] = []
@@ -49,7 +49,7 @@ def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostM
 
 
 def as_request(index: int, traced: TracedRequest, vocabulary: int = 1) -> Request:
-    """Returns a traced request as the scheduler knows it; ids beyond the vocabulary wrap around, text becomes zeros."""
+    """Return a traced request as the scheduler knows it; ids beyond the vocabulary wrap around, text becomes zeros."""
     prompt = (0,) * traced.input_length
     if vocabulary > 1 and not isinstance(traced.prompt, str):
         prompt = tuple(token % vocabulary for token in traced.prompt)
@@ -62,7 +62,7 @@ def label(batch: Batch) -> str:
 
 
 def _pass(batch: Batch, sequence: int, now: float, cost: CostModel, free_at: list[float], spans: list[Span]) -> float:
-    """Takes a batch through the stages; returns when the last has done it."""
+    """Take a batch through the stages; return when the last has done it."""
     work = [Work(scheduled.num_tokens, scheduled.context_length) for scheduled in batch.requests]
     hand_over = cost.hand_over_seconds(work)
     moment, name = now, label(batch)

@@ -37,7 +37,7 @@ class TracedRequest:
 
 
 def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 32)) -> list[TracedRequest]:
-    """Returns `count` requests without arrivals: `paper`, or `homogeneous` with `lengths` (input, output)."""
+    """Return `count` requests without arrivals: `paper`, or `homogeneous` with `lengths` (input, output)."""
     source = random.Random(f"lengths {seed}")
     found = []
     for _ in range(count):
@@ -50,7 +50,7 @@ def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 
 
 
 def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedRequest]:
-    """Returns the requests with input and output of `scale` times the length, at least one token each."""
+    """Return the requests with input and output of `scale` times the length, at least one token each."""
     found = []
     for request in requests:
         inputs, outputs = (max(1, round(scale * length)) for length in (request.input_length, request.output_length))
@@ -59,7 +59,7 @@ def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedReq
 
 
 def with_arrivals(requests: Sequence[TracedRequest], rate: float, burstiness: float, seed: int) -> list[TracedRequest]:
-    """Returns the requests with arrivals at `rate` per second; infinite: all at once.
+    """Return the requests with arrivals at `rate` per second; infinite: all at once.
 
     Gaps are gamma-distributed with shape `burstiness`: 1 is a Poisson process, less is burstier, more is smoother.
     """
@@ -73,7 +73,7 @@ def with_arrivals(requests: Sequence[TracedRequest], rate: float, burstiness: fl
 
 
 def recorded(path: Path, count: int, seed: int) -> tuple[list[TracedRequest], bool]:
-    """Reads a recorded trace; returns its first `count` requests and whether they have arrivals of their own.
+    """Read a recorded trace; return its first `count` requests and whether they have arrivals of their own.
 
     CSV: columns for arrival (seconds, or dates as in the Azure traces), input and output length. JSON: a list of
     conversations as ShareGPT has them, whose first two turns become prompt and output length (in words). Raises
@@ -119,7 +119,7 @@ def _pick(row: dict[str, str], names: tuple[str, ...]) -> str:
 
 
 def _seconds(text: str) -> float:
-    """A number of seconds, or a date."""
+    """Return a number of seconds, or a date."""
     try:
         return float(text)
     except ValueError:

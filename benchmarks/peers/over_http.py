@@ -38,14 +38,14 @@ COMPARED = ("median_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms", "me
 
 
 def save_tokenizer(path: Path) -> None:
-    """Adds a tokenizer of one word for each token."""
+    """Add a tokenizer of one word for each token."""
     words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(path)
 
 
 def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> list[str]:
-    """The server's command line: the same limits for both."""
+    """Return the server's command line: the same limits for both."""
     size, python = str(arguments.batch_size), str(environment_of(name))
     if name == "orca":
         limits = ["--max-batch-size", size, "--disable-log-requests"]
@@ -57,7 +57,7 @@ def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> 
 
 @contextlib.contextmanager
 def serving(name: str, path: Path, arguments: argparse.Namespace, core: int) -> Iterator[str]:
-    """Starts a server on one core; yields its URL once it answers. Raises RuntimeError with its last words."""
+    """Start a server on one core; yield its URL once it answers. Raises RuntimeError with its last words."""
     with socket.socket() as free, tempfile.TemporaryFile("w+") as log:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,7 +100,7 @@ def _answers(url: str, model: str) -> bool:
 
 
 def main() -> None:
-    """Prints a line for every server and load, and writes the whole."""
+    """Print a line for every server and load, and write the whole."""
     parser = options(__doc__ or "", "llama", 60, 3)
     parser.add_argument("--servers", nargs="+", default=["orca", "vllm_cpu"], choices=["orca", "vllm_cpu"])
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))

@@ -29,7 +29,7 @@ class Job:
 
 
 def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:
-    """Calls `load` with the job, then what it returned for every `run`; that returns tokens generated per request."""
+    """Call `load` with the job, then what it returned for every `run`; that returns tokens generated per request."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path, help="JSON with the fields of Job")
     fields = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))

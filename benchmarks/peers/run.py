@@ -81,7 +81,7 @@ class Peer:
         return float(json.loads(self._expect("seconds"))["seconds"])
 
     def close(self) -> None:
-        """Ends the process and its children."""
+        """End the process and its children."""
         end_session(self._process)
 
     def _expect(self, word: str) -> str:
@@ -94,7 +94,7 @@ class Peer:
 
 
 def end_session(process: subprocess.Popen[str]) -> None:
-    """Ends a process that leads a session of its own, and its children: vLLM's outlive their parent."""
+    """End a process that leads a session of its own, and its children: vLLM's outlive their parent."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -143,7 +143,7 @@ def _without(pip: list[str], python: Path, wanted: list[str], left_out: list[str
 
 
 def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, cores: set[int]) -> dict[str, Any]:
-    """Runs one column of the table."""
+    """Run one column of the table."""
     trace = synthetic("paper", arguments.requests, arguments.seed)
     tokens = sum(request.output_length for request in trace)
     job = folder / "job.json"
@@ -211,7 +211,7 @@ def options(description: str, model: str, requests: int, rounds: int) -> argpars
 
 
 def begin(seed: int) -> dict[str, Any]:
-    """Prints and returns the circumstances; from now on a SIGTERM ends what is started, too."""
+    """Print and return the circumstances; from now on a SIGTERM ends what is started, too."""
     unwind_on_sigterm()
     made = circumstances(seed)
     print(line(made), flush=True)
@@ -219,7 +219,7 @@ def begin(seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints a line for every cell and writes the whole."""
+    """Print a line for every cell and write the whole."""
     parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument(

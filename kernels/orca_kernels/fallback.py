@@ -18,14 +18,14 @@ class Operations:
         self.missing: set[str] = set()
 
     def operation(self, name: str) -> Callable[..., torch.Tensor]:
-        """Returns the operation of `Kernels` that has this name."""
+        """Return the operation of `Kernels` that has this name."""
         if getattr(type(self.kernels), name, None) is getattr(ReferenceKernels, name):
             self._note(name)
         chosen: Callable[..., torch.Tensor] = getattr(self.kernels, name)
         return chosen
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        """Returns the attention of a layer."""
+        """Return the attention of a layer."""
         chosen = self.kernels.attention(form, dtype)
         if isinstance(chosen, ReferenceAttention):
             self._note(" ".join([f"attention with head_dim {form.head_dim}", *sorted(form.options())]))

@@ -32,7 +32,7 @@ class Pools(NamedTuple):
     def zeros(
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> Pools:
-        """Returns fresh pools."""
+        """Return fresh pools."""
         import torch
 
         keys = torch.zeros((num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), dtype=dtype, device=device)
@@ -59,13 +59,13 @@ class LinearMap(Protocol):
     """y = x W^T + b for x [S, inputs], with what may be fused into it."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [S, outputs]."""
+        """Return [S, outputs]."""
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns GeLU (tanh approximation) of y."""
+        """Return GeLU (tanh approximation) of y."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns residual + y; residual may be overwritten, use what is returned."""
+        """Return residual + y; residual may be overwritten, use what is returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Attention(Protocol):
     """Causal attention of one form over K/V pools."""
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """Writes key, value [S, G, D] into the pools at `slots` [S]."""
+        """Write key, value [S, G, D] into the pools at `slots` [S]."""
 
     def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
         """Attends with query [S, N, D], each token over its own request's slots; returns [S, N, D].
@@ -105,7 +105,7 @@ class Kernels(Protocol):
     """One implementation of every operation."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
-        """Prepares W [outputs, inputs] and b [outputs]; the tensors belong to the map from now on."""
+        """Prepare W [outputs, inputs] and b [outputs]; the tensors belong to the map from now on."""
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """LayerNorm over the last dimension of x [S, H]."""
@@ -129,4 +129,4 @@ class Kernels(Protocol):
         """
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        """Prepares the attention of a layer whose queries, keys and values have elements of `dtype`."""
+        """Prepare the attention of a layer whose queries, keys and values have elements of `dtype`."""

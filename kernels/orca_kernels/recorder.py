@@ -35,7 +35,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of the recording that is being made."""
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Step]:
-        """Does the work; returns its output and a function that computes the output again into the same memory.
+        """Do the work; return its output and a function that computes the output again into the same memory.
 
         The output's memory is not reused while the output exists. Raises RuntimeError if the work cannot be recorded.
         """
@@ -49,12 +49,12 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output, partial(_run, steps)
 
     def note(self, step: Step) -> None:
-        """Adds a step that has just been done, if a recording is being made."""
+        """Add a step that has just been done, if a recording is being made."""
         if self.steps is not None:
             self.steps.append(step)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation of torch and notes it; new outputs are moved to the recordings' memory."""
+        """Run one operation of torch and note it; new outputs are moved to the recordings' memory."""
         if "_local_scalar_dense" in str(function):
             raise RuntimeError("the host cannot read what is being recorded")
         kwargs = kwargs or {}
@@ -81,7 +81,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _repeat(operation: Callable[[], Any], places: list[torch.Tensor]) -> None:
-    """Does an operation again and leaves its outputs in the recording's memory."""
+    """Do an operation again and leave its outputs in the recording's memory."""
     for output, place in zip(tree_leaves(operation()), places, strict=True):
         if output.data_ptr() != place.data_ptr():
             place.copy_(output)

@@ -30,7 +30,7 @@ class RecordingMemory:
         """Buffers by address."""
 
     def empty(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialised tensor; its buffer is in use as long as this tensor or a view of it exists."""
+        """Return an uninitialised tensor; its buffer is in use as long as this tensor or a view of it exists."""
         reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if reach == 0:
             return torch.empty_strided(shape, stride, dtype=dtype)
@@ -47,7 +47,7 @@ class RecordingMemory:
         return torch.from_numpy(lease).view(dtype).as_strided(shape, stride)
 
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor over the same memory that does not keep its buffer in use, for steps of a recording.
+        """Return a tensor over the same memory that does not keep its buffer in use, for steps of a recording.
 
         Tensors of other memory are returned as they are.
         """
@@ -68,5 +68,5 @@ def has_storage(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Returns the address at which the tensor's storage begins."""
+    """Return the address at which the tensor's storage begins."""
     return tensor.untyped_storage().data_ptr()

@@ -82,7 +82,7 @@ class ReferenceAttention:
     def _capped(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, softcap: float
     ) -> torch.Tensor:
-        """Returns attended [L, N, D] for query [L, N, D] and key, value [G, T, D], scores in float32."""
+        """Return attended [L, N, D] for query [L, N, D] and key, value [G, T, D], scores in float32."""
         # [G, N / G, L, D]
         of_head = query.float().reshape(len(query), len(key), -1, query.shape[2]).permute(1, 2, 0, 3)
         scores = of_head @ key.float().unsqueeze(1).transpose(2, 3) * self._form.scale

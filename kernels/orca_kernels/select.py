@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Returns the fastest kernels for a model of `dtype` on `device`; logs one warning if those are the reference."""
+    """Return the fastest kernels for a model of `dtype` on `device`; log one warning if those are the reference."""
     if device.type == "cpu":
         from orca_kernels.cpu.kernels import NAMES, CpuKernels
         from orca_kernels.cpu.library import BuildError, best_target, load

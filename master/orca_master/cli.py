@@ -29,7 +29,7 @@ EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs `orca argv…` and returns its exit code."""
+    """Run `orca argv…` and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     commands = {point.name: point for point in entry_points(group="orca.commands")}
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -133,7 +133,7 @@ class LLM:
         prompts: str | Sequence[str | list[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Returns one output per prompt (text or token ids), in order; raises RequestError.
+        """Return one output per prompt (text or token ids), in order; raise RequestError.
 
         `sampling` is for all prompts, or one for each.
         """
@@ -155,7 +155,7 @@ class LLM:
         ]
 
     def close(self) -> None:
-        """Ends engine and workers."""
+        """End engine and workers."""
         self._stack.close()
 
     def __enter__(self) -> LLM:
@@ -180,7 +180,7 @@ class LLM:
 
 
 def _checked(sampling: SamplingParams) -> CompletionRequest:
-    """The same checks as for a request over HTTP."""
+    """Return the same checks as for a request over HTTP."""
     values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
     values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     try:

@@ -33,16 +33,16 @@ class Attempts:
         self._attempts: dict[tuple[str, str], _Attempt] = {}
 
     def futile(self, put: Put, report: StateReport) -> str:
-        """Returns why the same change did not take effect on a master in the same state, "" if it may."""
+        """Return why the same change did not take effect on a master in the same state, "" if it may."""
         attempt = self._attempts.get((put.revision, put.route))
         if attempt is None or (attempt.body, attempt.left) != (put.body, put.reported(report)):
             return ""
         return attempt.problem
 
     def note(self, put: Put, report: StateReport, refusal: str = "") -> str:
-        """Notes what the master reports after a change, or that it refused the change.
+        """Note what the master reports after a change, or that it refused the change.
 
-        Returns why the change is not in effect, "" if it is.
+        Return why the change is not in effect, "" if it is.
         """
         key, left = (put.revision, put.route), put.reported(report)
         if not refusal and left == put.body:

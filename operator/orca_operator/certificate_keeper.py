@@ -37,7 +37,7 @@ class CertificateKeeper:
         self.problems: dict[str, str] = {}
 
     def refresh(self, sources: set[str], request: str, now: datetime) -> None:
-        """Checks the sources that are due; a new `request` asks for a new authority (rotation.py).
+        """Check the sources that are due; a new `request` asks for a new authority (rotation.py).
 
         Raises ClusterError if the API server does not answer.
         """
@@ -58,11 +58,11 @@ class CertificateKeeper:
                 self._checked[source] = now
 
     def forget(self, source: str) -> None:
-        """Makes the next pass check a source again."""
+        """Make the next pass check a source again."""
         self._checked.pop(source, None)
 
     def _check(self, source: str, request: str, now: datetime) -> bool:
-        """Checks one source; returns whether it may be left alone until CHECK_INTERVAL is over."""
+        """Check one source; return whether it may be left alone until CHECK_INTERVAL is over."""
         if source == names.own_secret(self._owner.name, names.MASTER):
             return self._keep_own(source, request, now)
         if source == names.issued(self._owner.name, names.MASTER):

@@ -43,7 +43,7 @@ class KeyPair:
 
 
 def make_authority(now: datetime) -> KeyPair:
-    """Returns a new certificate authority, which signs leaf certificates only."""
+    """Return a new certificate authority, which signs leaf certificates only."""
     key, serial = ec.generate_private_key(ec.SECP256R1()), x509.random_serial_number()
     # Two authorities of a deployment must not share a name: a verifier looks for the issuer by name.
     name = _name(f"orca-ca-{serial:x}"[:64])
@@ -57,7 +57,7 @@ def make_authority(now: datetime) -> KeyPair:
 
 
 def issue(authority: KeyPair, dns_names: Sequence[str], now: datetime) -> KeyPair:
-    """Returns a new leaf certificate for clients and servers, with these DNS names."""
+    """Return a new leaf certificate for clients and servers, with these DNS names."""
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer = load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -156,7 +156,7 @@ def belongs(pair: KeyPair) -> bool:
 
 
 def authorities(bundle: bytes) -> list[bytes]:
-    """Returns the certificates of a ca.crt, each as PEM; none if it cannot be read."""
+    """Return the certificates of a ca.crt, each as PEM; none if it cannot be read."""
     try:
         return [authority.public_bytes(Encoding.PEM) for authority in x509.load_pem_x509_certificates(bundle)]
     except ValueError:
@@ -164,13 +164,13 @@ def authorities(bundle: bytes) -> list[bytes]:
 
 
 def missing_names(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
-    """Returns the DNS names that a certificate lacks."""
+    """Return the DNS names that a certificate lacks."""
     there = _dns_names(certificate)
     return [name for name in dns_names if name not in there]
 
 
 def _dns_names(certificate: bytes) -> list[str]:
-    """Returns the DNS names of a certificate; none if its extensions cannot be read."""
+    """Return the DNS names of a certificate; none if its extensions cannot be read."""
     try:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
         return extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
@@ -179,13 +179,13 @@ def _dns_names(certificate: bytes) -> list[str]:
 
 
 def _other_deployments(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
-    """Returns the DNS names that give one of our roles in another deployment."""
+    """Return the DNS names that give one of our roles in another deployment."""
     roles = {name.partition(".")[0] for name in dns_names}
     return [name for name in _dns_names(certificate) if name.partition(".")[0] in roles and name not in dns_names]
 
 
 def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) -> str:  # noqa: PLR0911, one per cause
-    """Returns why pods cannot use the content of a Secret, "" if they can."""
+    """Return why pods cannot use the content of a Secret, "" if they can."""
     lacking = [key for key in (CERTIFICATE, KEY, AUTHORITIES) if not data.get(key)]
     if lacking:
         return f"has no {', '.join(lacking)}"

@@ -27,7 +27,7 @@ def _seconds(text: str) -> timedelta:
 
 
 async def run(namespaces: list[str], images: Images, liveness: str | None, propagation: timedelta) -> None:
-    """Runs until SIGINT or SIGTERM; raises ClusterError without a cluster. No namespaces: all of them."""
+    """Run until SIGINT or SIGTERM; raise ClusterError without a cluster. No namespaces: all of them."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

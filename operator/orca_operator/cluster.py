@@ -50,7 +50,7 @@ class KindNotServedError(Exception):
 
 
 def connect() -> Cluster:
-    """Connects as a pod of the cluster, or with the user's kubeconfig; raises ClusterError."""
+    """Connect as a pod of the cluster, or with the user's kubeconfig; raise ClusterError."""
     try:
         try:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ class Cluster:
         self._looked: dict[str, float] = {}
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns one object, None if it is not there."""
+        """Return one object, None if it is not there."""
         try:
             return self._call(self._resource(kind).get, name=name, namespace=namespace)
         except ClusterError as error:
@@ -81,13 +81,13 @@ class Cluster:
             raise
 
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
-        """Returns the objects of one kind that carry the deployment's label."""
+        """Return the objects of one kind that carry the deployment's label."""
         selector = f"{DEPLOYMENT_LABEL}={deployment}"
         found = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
         return [{**item, "kind": kind} for item in found["items"]]
 
     def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Applies an object on the server's side, as the one owner of the fields in it."""
+        """Apply an object on the server's side, as the one owner of the fields in it."""
         metadata = manifest["metadata"]
         return self._call(
             self._resource(manifest["kind"]).server_side_apply,
@@ -99,7 +99,7 @@ class Cluster:
         )
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Deletes an object if it is still that one; one that is gone is no error."""
+        """Delete an object if it is still that one; one that is gone is no error."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             self._call(self._resource(kind).delete, name=name, namespace=namespace, body=options)
@@ -108,7 +108,7 @@ class Cluster:
                 raise
 
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        """Merges `status` into an OrcaDeployment's; None removes a field."""
+        """Merge `status` into an OrcaDeployment's; None removes a field."""
         self._call(
             self._resource(KIND).status.patch,
             body={"status": status},
@@ -119,7 +119,7 @@ class Cluster:
         )
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Creates an object."""
+        """Create an object."""
         resource = self._resource(manifest["kind"])
         return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
 
@@ -157,7 +157,7 @@ class Cluster:
 
 
 def _words(error: Any) -> str:
-    """The API server's own message."""
+    """Return the API server's own message."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

@@ -67,7 +67,7 @@ def make_conditions(
     serving_revision: str,
     previous: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Returns all conditions. `wanted` and `available` count pipelines; `previous` is the whole previous status."""
+    """Return all conditions. `wanted` and `available` count pipelines; `previous` is the whole previous status."""
     now = situation.view.now
     verdict = _verdict(situation, wanted, available, serving_revision)
     states = _states(situation, verdict, wanted, available, master_ready, serving_revision, previous, now)
@@ -75,7 +75,7 @@ def make_conditions(
 
 
 def _verdict(situation: Situation, wanted: int, available: int, serving_revision: str) -> Diagnosis:
-    """The reason of `Ready`."""
+    """Return the reason of `Ready`."""
     if situation.problem:
         return Diagnosis(Reason.INVALID_SPEC, situation.problem)
     assert situation.spec is not None
@@ -102,7 +102,7 @@ def _states(
     previous: Mapping[str, Any],
     now: datetime,
 ) -> dict[str, tuple[bool, str, str]]:
-    """Returns (status, reason, message) of every condition."""
+    """Return (status, reason, message) of every condition."""
     spec, observed = situation.spec, situation.view.observed
     ready = verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED

@@ -36,7 +36,7 @@ OVERRIDES = frozenset({"affinity", "env", "initContainers", "tolerations", "volu
 
 
 def crd(with_rules: bool = True) -> dict[str, Any]:
-    """Returns the CustomResourceDefinition."""
+    """Return the CustomResourceDefinition."""
     spec, status = copy.deepcopy(spec_schema()), status_schema()
     whole: dict[str, Any] = {
         "description": "A model served by an ORCA engine: one engine master and one StatefulSet per inter-layer "
@@ -113,7 +113,7 @@ def crd(with_rules: bool = True) -> dict[str, Any]:
 
 
 def page() -> str:
-    """Returns docs/api.md."""
+    """Return docs/api.md."""
     whole = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     lines = [
         "# The OrcaDeployment API",
@@ -164,7 +164,7 @@ def _default(entry: dict[str, Any]) -> str:
 
 
 def values_schema() -> dict[str, Any]:
-    """Returns values.schema.json of charts/orca-model: its values are the fields of the spec, and two of its own."""
+    """Return values.schema.json of charts/orca-model: its values are the fields of the spec, and two of its own."""
     values = _closed(spec_schema())
     values["properties"] |= {
         "nameOverride": {"type": "string"},
@@ -175,7 +175,7 @@ def values_schema() -> dict[str, Any]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A structural schema as plain JSON schema that refuses the unknown fields that an API server would drop."""
+    """Return a structural schema as plain JSON schema that refuses the unknown fields that an API server would drop."""
     closed = {key: value for key, value in schema.items() if key in CLOSED_KEYS}
     if "items" in schema:
         closed["items"] = _closed(schema["items"])
@@ -189,7 +189,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def files() -> dict[str, str]:
-    """Returns everything that is made from the API, by path below the repository's root."""
+    """Return everything that is made from the API, by path below the repository's root."""
     return {
         POD_API: derive(),
         "crds/orcadeployment.yaml": dump(crd()),
@@ -201,7 +201,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes `files` below DIR, or with `--legacy FILE` the CRD without rules alone."""
+    """Write `files` below DIR, or with `--legacy FILE` the CRD without rules alone."""
     if arguments[:1] == ["--legacy"]:
         Path(arguments[1]).write_text(dump(crd(with_rules=False)))
         return 0
@@ -214,7 +214,7 @@ def main(arguments: list[str]) -> int:
 
 
 def dump(manifest: dict[str, Any]) -> str:
-    """Returns YAML with the note where it comes from."""
+    """Return YAML with the note where it comes from."""
     repeated = json.loads(json.dumps(manifest))  # else YAML would write shared parts as aliases
     return "# Made by `make crds` from operator/orca_operator/api.py\n" + yaml.safe_dump(
         repeated, sort_keys=False, width=120

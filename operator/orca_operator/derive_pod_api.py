@@ -69,7 +69,7 @@ SPECIAL = {"Quantity": QUANTITY, "IntOrString": INT_OR_STRING, "Time": {"type": 
 
 
 def derive() -> str:
-    """Returns pod_api.json: a definition per line, by the short names of the pod API."""
+    """Return pod_api.json: a definition per line, by the short names of the pod API."""
     published = _published()
     found: dict[str, dict[str, Any]] = {}
     wanted = list(ROOTS)
@@ -83,7 +83,7 @@ def derive() -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence of a description without its full stop: one line of `kubectl explain`."""
+    """Return the first sentence of a description without its full stop: one line of `kubectl explain`."""
     paragraph = text.strip().partition("\n")[0]
     sentence = re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z\"'(])", paragraph, maxsplit=1)[0]
     return sentence.strip().removesuffix(".")

@@ -74,7 +74,7 @@ def look(observed: Observed, now: datetime) -> View:
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
-    """The cause that a person has to see first; among equals the first."""
+    """Return the cause that a person has to see first; among equals the first."""
     return min(diagnoses, key=lambda diagnosis: SEVERITY[diagnosis.reason], default=None)
 
 
@@ -93,7 +93,7 @@ def diagnose(view: View, revision: str) -> Diagnosis:
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause
-    """Returns what keeps a pod from its work, None if nothing does."""
+    """Return what keeps a pod from its work, None if nothing does."""
     if is_ending(pod) or is_ready(pod):
         return None
     name, status = name_of(pod), pod.get("status", {})
@@ -182,7 +182,7 @@ def _last_words(ended: Mapping[str, object]) -> str:
 
 
 def diagnose_report(report: StateReport) -> list[Diagnosis]:
-    """Returns what a master says about its pipelines that do not serve."""
+    """Return what a master says about its pipelines that do not serve."""
     diagnoses = []
     for pipeline in report.pipelines:
         failure = pipeline.last_failure

@@ -41,12 +41,12 @@ class Leaf:
 
 @functools.cache
 def leaves(model: type[BaseModel]) -> tuple[Leaf, ...]:
-    """Returns the leaves of a model; raises TypeError for a field without an effect."""
+    """Return the leaves of a model; raise TypeError for a field without an effect."""
     return tuple(_leaves(model, (), "", None))
 
 
 def all_but(model: type[BaseModel], effect: Effect) -> dict[str, Any]:
-    """Returns the leaves with any other effect, nested as pydantic's `exclude` takes them."""
+    """Return the leaves with any other effect, nested as pydantic's `exclude` takes them."""
     nested: dict[str, Any] = {}
     for leaf in leaves(model):
         if leaf.effect is not effect:
@@ -58,7 +58,7 @@ def all_but(model: type[BaseModel], effect: Effect) -> dict[str, Any]:
 
 
 def fields_that_are_set(spec: BaseModel, effect: Effect) -> list[str]:
-    """Returns the fields with an effect whose value is not the default, as users write them."""
+    """Return the fields with an effect whose value is not the default, as users write them."""
     return [
         leaf.wire
         for leaf in leaves(type(spec))

@@ -37,7 +37,7 @@ class Announcer:
             self.announce(resource, kind, ready["reason"], ready["message"])
 
     def announce(self, resource: Object, kind: str, reason: str, message: str) -> None:
-        """Writes one Event about an OrcaDeployment; `kind` is Normal or Warning."""
+        """Write one Event about an OrcaDeployment; `kind` is Normal or Warning."""
         metadata, now = resource["metadata"], rfc3339(datetime.now(UTC))
         event = {
             "apiVersion": "v1",

@@ -63,7 +63,7 @@ class Executor:
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
-        """Returns the admin token, made at first use; `fresh` reads the Secret again."""
+        """Return the admin token, made at first use; `fresh` reads the Secret again."""
         if self._token and not fresh:
             return self._token
         name = names.admin(context.name)
@@ -78,18 +78,18 @@ class Executor:
         return self._token
 
     def read_admin_token(self, namespace: str, name: str) -> str:
-        """Returns the admin token of a deployment whose spec cannot be used, "" without one."""
+        """Return the admin token of a deployment whose spec cannot be used, "" without one."""
         if not self._token and (secret := self._cluster.get("Secret", namespace, names.admin(name))) is not None:
             self._token = _decoded((secret.get("data") or {}).get("token", ""))
         return self._token
 
     def read_secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
-        """Returns the content of a Secret, None if it is not there."""
+        """Return the content of a Secret, None if it is not there."""
         secret = self._cluster.get("Secret", namespace, name)
         return None if secret is None else _content(secret)
 
     def read_own_secret(self, owner: Owner, name: str) -> dict[str, bytes] | None:
-        """Returns the content of a Secret that the operator made, None if it is not there.
+        """Return the content of a Secret that the operator made, None if it is not there.
 
         Raises InvalidSpecError for a Secret of this name that is somebody else's.
         """
@@ -97,7 +97,7 @@ class Executor:
         return None if secret is None or not self._claim(secret, owner) else _content(secret)
 
     def write_secret(self, manifest: dict[str, Any]) -> None:
-        """Makes or changes a Secret of the operator's own; raises InvalidSpecError if the API server refuses it."""
+        """Make or change a Secret of the operator's own; raise InvalidSpecError if the API server refuses it."""
         metadata = manifest["metadata"]
         try:
             self._cluster.apply(manifest)
@@ -134,7 +134,7 @@ class Executor:
         self._written[(kind, name)] = (content, version(written))
 
     def _claim(self, live: Object, owner: Owner) -> bool:
-        """Returns whether an object may be written; one that an earlier OrcaDeployment of the name left is deleted.
+        """Return whether an object may be written; one that an earlier OrcaDeployment of the name left is deleted.
 
         Raises InvalidSpecError for one of somebody else's, which stays as it is.
         """
@@ -156,7 +156,7 @@ class Executor:
 
 
 def version(live: Mapping[str, Any]) -> str:
-    """What changes when somebody changes what we wrote, and not when only the object's status moves."""
+    """Return a value that changes when somebody changes what we wrote, and not with the object's status alone."""
     metadata = live["metadata"]
     return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
 

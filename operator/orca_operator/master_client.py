@@ -65,26 +65,26 @@ class MasterClient:
         self._unknown_fields = UnknownFields(logger)
 
     async def state(self, door: Door) -> StateReport:
-        """Returns the answer to `GET /state`; raises MasterError."""
+        """Return the answer to `GET /state`; raise MasterError."""
         return await self._call("GET", door, routes.STATE, None)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
-        """Changes topology or scheduler and returns the state after the change; raises MasterError."""
+        """Change topology or scheduler and return the state after the change; raise MasterError."""
         return await self._call("PUT", door, path, body.wire())
 
     async def forget(self, server_name: str) -> None:
-        """Closes the connections to masters of this DNS name."""
+        """Close the connections to masters of this DNS name."""
         if (known := self._secure.pop(server_name, None)) is not None:
             await known[1].aclose()
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         for server_name in list(self._secure):
             await self.forget(server_name)
         await self._plain.aclose()
 
     async def _client(self, credentials: Credentials | None) -> httpx.AsyncClient:
-        """Returns the client for these credentials; changed ones close the connections made with the earlier ones."""
+        """Return the client for these credentials; changed ones close the connections made with the earlier ones."""
         if credentials is None:
             return self._plain
         known = self._secure.get(credentials.server_name)
@@ -138,7 +138,7 @@ async def _content(answer: httpx.Response) -> bytes:
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """Returns a client's context; raises ssl.SSLError or ValueError for PEM that cannot be used."""
+    """Return a client's context; raise ssl.SSLError or ValueError for PEM that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=credentials.authorities.decode("ascii"))

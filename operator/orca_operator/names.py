@@ -42,47 +42,47 @@ ROTATE_ANNOTATION = f"{GROUP}/rotate-certificates"
 
 
 def master(name: str, revision: str) -> str:
-    """The Deployment of a revision's engine master."""
+    """Return the Deployment of a revision's engine master."""
     return f"{name}-{revision}-master"
 
 
 def partition(name: str, revision: str, index: int) -> str:
-    """The StatefulSet of a revision's inter-layer partition."""
+    """Return the StatefulSet of a revision's inter-layer partition."""
     return f"{name}-{revision}-p{index}"
 
 
 def boot(name: str, revision: str) -> str:
-    """The ConfigMap that a revision's master starts with."""
+    """Return the ConfigMap that a revision's master starts with."""
     return f"{name}-{revision}-boot"
 
 
 def revision(name: str, revision_hash: str) -> str:
-    """The ControllerRevision with a revision's rendering."""
+    """Return the ControllerRevision with a revision's rendering."""
     return f"{name}-{revision_hash}"
 
 
 def control(name: str) -> str:
-    """The headless Service that gives every pod a name."""
+    """Return the headless Service that gives every pod a name."""
     return f"{name}-control"
 
 
 def admin(name: str) -> str:
-    """The Secret with the admin port's token."""
+    """Return the Secret with the admin port's token."""
     return f"{name}-admin"
 
 
 def dns_name(role: str, name: str, namespace: str) -> str:
-    """The DNS name of a role in certificates; no server resolves it. At most 125 of 253 characters."""
+    """Return the DNS name of a role in certificates; no server resolves it. At most 125 of 253 characters."""
     return f"{role}.{name}.{namespace}.{GROUP}"
 
 
 def own_secret(name: str, part: str) -> str:
-    """A Secret that the operator makes for `tls.mode: selfSigned`: of the authority (`ca`) or of a role."""
+    """Return a Secret that the operator makes for `tls.mode: selfSigned`: of the authority (`ca`) or of a role."""
     return f"{name}-tls-{part}"
 
 
 def issued(name: str, role: str) -> str:
-    """The Certificate of a role for `tls.mode: certManager`, and its Secret.
+    """Return the Certificate of a role for `tls.mode: certManager`, and its Secret.
 
     Another name than for `selfSigned`, so that a change of the mode leaves the Secret of pods that still run alone.
     """
@@ -90,7 +90,7 @@ def issued(name: str, role: str) -> str:
 
 
 def pipeline_id(revision_hash: str, index: int) -> str:
-    """The key of a pipeline in topology and status."""
+    """Return the key of a pipeline in topology and status."""
     return f"{revision_hash}-{index}"
 
 
@@ -114,7 +114,7 @@ def labels(name: str, role: str | None = None) -> dict[str, str]:
 
 
 def selector(name: str, role: str) -> dict[str, str]:
-    """What Services and policies select by; never the revision."""
+    """Return the labels by which Services and policies select; never the revision."""
     return {DEPLOYMENT_LABEL: name, ROLE_LABEL: role}
 
 
@@ -129,12 +129,12 @@ def worker_labels(name: str, revision_hash: str, partition_index: int) -> dict[s
 
 
 def master_selector(name: str, revision_hash: str) -> dict[str, str]:
-    """The immutable selector of a master's Deployment."""
+    """Return the immutable selector of a master's Deployment."""
     return {**selector(name, MASTER), REVISION_LABEL: revision_hash}
 
 
 def worker_selector(name: str, revision_hash: str, partition_index: int) -> dict[str, str]:
-    """The immutable selector of a partition's StatefulSet; with the revision, else two of them would overlap."""
+    """Return the immutable selector of a partition's StatefulSet; with the revision, else two of them would overlap."""
     return {**selector(name, WORKER), PARTITION_LABEL: str(partition_index), REVISION_LABEL: revision_hash}
 
 
@@ -145,6 +145,6 @@ def scale_selector(name: str) -> str:
 
 
 def deployment_of(meta: Mapping[str, Any]) -> str | None:
-    """The OrcaDeployment that an object's metadata names."""
+    """Return the OrcaDeployment that an object's metadata names."""
     found: str | None = (meta.get("labels") or {}).get(DEPLOYMENT_LABEL)
     return found

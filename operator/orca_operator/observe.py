@@ -58,12 +58,12 @@ class Observed:
         ]
 
     def workers(self, revision: str, pipeline: int) -> list[Object]:
-        """The pods of one pipeline, by partition."""
+        """Return the pods of one pipeline, by partition."""
         found = [pod for pod in self.pods(WORKER, revision) if ordinal(pod) == pipeline]
         return sorted(found, key=lambda pod: int(label(pod, PARTITION_LABEL)))
 
     def stored_revisions(self) -> list[Object]:
-        """The ControllerRevisions of the OrcaDeployment itself; StatefulSets have some too, with the same labels."""
+        """Return the ControllerRevisions of the OrcaDeployment; those of StatefulSets have the same labels."""
         return [found for found in self.of_kind("ControllerRevision") if owner(found).get("kind") == KIND]
 
     def revisions(self) -> set[str]:
@@ -79,7 +79,7 @@ class Observed:
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))
 
     def admin_port(self, revision: str) -> AdminPort | None:
-        """The admin port of a revision's master, if it runs."""
+        """Return the admin port of a revision's master, if it runs."""
         for pod in self.pods(MASTER, revision):
             address = pod.get("status", {}).get("podIP")
             if address and not is_ending(pod):
@@ -88,7 +88,7 @@ class Observed:
         return None
 
     def certificate_secrets(self) -> dict[str, str]:
-        """The Secret with the certificate of the master, by revision; "" of a revision that speaks plaintext."""
+        """Return the Secret with the certificate of the master, by revision; "" of a revision that speaks plaintext."""
         return {
             label(deployment, REVISION_LABEL): certificate_secret(deployment["spec"]["template"]["spec"])
             for deployment in self.of_kind("Deployment")
@@ -96,7 +96,7 @@ class Observed:
 
 
 def certificate_secret(pod_spec: Object) -> str:
-    """The Secret with a pod's certificate, "" for a pod that speaks plaintext.
+    """Return the Secret with a pod's certificate, "" for a pod that speaks plaintext.
 
     Read from the pod, not from the spec: a revision keeps the rendering that it began with.
     """
@@ -117,7 +117,7 @@ def label(child: Object, key: str) -> str:
 
 
 def ordinal(pod: Object) -> int:
-    """The number at the end of a StatefulSet pod's name: its pipeline."""
+    """Return the number at the end of a StatefulSet pod's name: its pipeline."""
     number = name_of(pod).rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
@@ -128,13 +128,13 @@ def is_ending(child: Object) -> bool:
 
 
 def owner(child: Object) -> Object:
-    """The reference to the controlling owner, {} without one."""
+    """Return the reference to the controlling owner, {} without one."""
     references = child["metadata"].get("ownerReferences") or []
     return next((reference for reference in references if reference.get("controller")), {})
 
 
 def owner_uid(child: Object) -> str:
-    """The uid of the controlling owner, "" without one."""
+    """Return the uid of the controlling owner, "" without one."""
     return str(owner(child).get("uid", ""))
 
 

@@ -63,7 +63,7 @@ class PutTopology:
 
     @staticmethod
     def reported(report: StateReport) -> Topology | None:
-        """Returns the part of a report that the change is about."""
+        """Return the part of a report that the change is about."""
         return report.topology
 
 
@@ -77,7 +77,7 @@ class PutScheduler:
 
     @staticmethod
     def reported(report: StateReport) -> SchedulerKnobs | None:
-        """Returns the part of a report that the change is about."""
+        """Return the part of a report that the change is about."""
         return report.scheduler
 
 
@@ -164,7 +164,7 @@ def _held_pipelines(context: Context, observed: Observed) -> int:
 
 
 def unknown_to_master(context: Context, observed: Observed) -> list[str]:
-    """Returns what the spec asks for and the running master is too old to know, as sentences."""
+    """Return what the spec asks for and the running master is too old to know, as sentences."""
     report = observed.reports.get(context.revision)
     if report is None:
         return []

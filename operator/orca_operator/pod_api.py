@@ -39,7 +39,7 @@ VolumeMount = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "VolumeMount"
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Returns a fresh structural schema of a definition, references resolved."""
+    """Return a fresh structural schema of a definition, references resolved."""
     return _resolved({"$ref": name}, name in OPEN, DESCRIBED_LEVELS)
 
 
@@ -51,7 +51,7 @@ def _definitions() -> dict[str, dict[str, Any]]:
 
 
 def _resolved(node: dict[str, Any], keep_unknown: bool, levels: int) -> dict[str, Any]:
-    """Resolves references below `node`; descriptions end `levels` fields below."""
+    """Resolve references below `node`; descriptions end `levels` fields below."""
     if "$ref" in node:
         outer = {key: value for key, value in node.items() if key != "$ref"}
         return _resolved(_definitions()[node["$ref"]] | outer, keep_unknown, levels)

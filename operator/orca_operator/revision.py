@@ -24,7 +24,7 @@ KEPT_REVISIONS = 5
 
 
 def revision_hash(spec: Spec) -> str:
-    """Returns the revision of a spec: the same for specs that need the same pods."""
+    """Return the revision of a spec: the same for specs that need the same pods."""
     affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=all_but(Spec, Effect.RESTARTS))
     said = {name: value for name, value in affecting.items() if value != {}}  # only live fields were set in it
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
@@ -32,7 +32,7 @@ def revision_hash(spec: Spec) -> str:
 
 
 def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the master's Deployment and the StatefulSets of a revision: their specs as stored, or made now."""
+    """Return the master's Deployment and the StatefulSets of a revision: their specs as stored, or made now."""
     deployment, stateful_sets = master_deployment(context), worker_stateful_sets(context)
     stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
     if stored is not None and (data := stored.get("data")):
@@ -43,13 +43,13 @@ def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], lis
 
 
 def certificate_source(context: Context, observed: Observed) -> str:
-    """Returns the Secret with the certificate of the revision's master, "" if its pods speak plaintext."""
+    """Return the Secret with the certificate of the revision's master, "" if its pods speak plaintext."""
     deployment, _ = rendering(context, observed)
     return certificate_secret(deployment["spec"]["template"]["spec"])
 
 
 def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
-    """Returns the object that stores a revision's rendering, numbered after the ones that are there."""
+    """Return the object that stores a revision's rendering, numbered after the ones that are there."""
     existing = observed.find("ControllerRevision", names.revision(context.name, context.revision))
     highest = max((int(found.get("revision", 0)) for found in observed.stored_revisions()), default=0)
     deployment, stateful_sets = rendering(context, observed)
@@ -66,7 +66,7 @@ def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
 
 
 def surplus(observed: Observed, current: str) -> list[Object]:
-    """Returns the oldest ControllerRevisions beyond the ones that are kept, never the current one's."""
+    """Return the oldest ControllerRevisions beyond the ones that are kept, never the current one's."""
     others = [found for found in observed.stored_revisions() if label(found, names.REVISION_LABEL) != current]
     others.sort(key=lambda found: (int(found.get("revision", 0)), name_of(found)))
     return others[: max(0, len(others) - (KEPT_REVISIONS - 1))]

@@ -63,7 +63,7 @@ class Authority:
         return self.current.certificate + (self.upcoming.certificate if self.upcoming else b"") + self.previous
 
     def signer(self, now: datetime) -> KeyPair:
-        """The pair that signs: the next one only where the current one cannot (its key was lost, it is expired)."""
+        """Return the pair that signs: the next one only where the current one cannot (key lost, expired)."""
         usable = self.current.key and not is_expired(self.current.certificate, now)
         return self.current if usable or self.upcoming is None else self.upcoming
 
@@ -80,7 +80,7 @@ def plan(
     request: str,
     propagation: timedelta,
 ) -> dict[str, Data]:
-    """Returns the Secrets to write, in this order; empty if nothing has to change.
+    """Return the Secrets to write, in this order; empty if nothing has to change.
 
     `secrets`: the authority's Secret under CA, and the Secrets of the roles in `dns_names`, as far as they exist. A
     `request` that is not empty and differs from the last one asks for a new authority.
@@ -100,7 +100,7 @@ def plan(
 
 
 def read(data: Data) -> Authority | None:
-    """Returns the content of the authority's Secret, None if the content cannot be used."""
+    """Return the content of the authority's Secret, None if the content cannot be used."""
     current = KeyPair(data.get(CERTIFICATE, b""), data.get(KEY, b""))
     upcoming = KeyPair(data.get(NEXT_CERTIFICATE, b""), data.get(NEXT_KEY, b"")) if NEXT_KEY in data else None
     previous, since = data.get(PREVIOUS, b""), data.get(SINCE, b"").decode(errors="replace")
@@ -133,7 +133,7 @@ def _data(authority: Authority) -> Data:
 
 
 def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Authority:
-    """An authority for a deployment without one.
+    """Return an authority for a deployment without one.
 
     Where certificates of a lost authority are there, pods hold them: the lost one is the current one, without its key,
     and a next one takes over in the usual steps.
@@ -150,7 +150,7 @@ def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Autho
 def _advanced(
     authority: Authority, leaves: Mapping[str, Data], now: datetime, request: str, propagation: timedelta
 ) -> Authority:
-    """The next step, if it is time for one."""
+    """Return the next step, if it is time for one."""
     if not authority.is_changing:
         asked = request not in ("", authority.request)
         wanted = asked or is_due(authority.current.certificate, now)
@@ -179,7 +179,7 @@ def _is_of(leaf: Data, pair: KeyPair) -> bool:
 
 
 def _leaf(leaf: Data, dns_name: str, authority: Authority, now: datetime) -> Data:
-    """What a role's Secret should hold: the certificate that it has, while that is good."""
+    """Return what a role's Secret should hold: the certificate in it as long as that one is good."""
     pair = _pair(leaf)
     good = (
         belongs(pair)

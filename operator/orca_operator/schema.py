@@ -24,7 +24,7 @@ MAX_PROPERTIES = 64
 
 @functools.cache
 def spec_schema() -> dict[str, Any]:
-    """Returns the schema of `spec`; callers must not change it."""
+    """Return the schema of `spec`; callers must not change it."""
     schema = _model_schema(Spec)
     for leaf in leaves(Spec):
         field = schema
@@ -35,7 +35,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def status_schema() -> dict[str, Any]:
-    """Returns the schema of `status`."""
+    """Return the schema of `status`."""
     status = _model_schema(Status)
     status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return status
@@ -47,7 +47,7 @@ def _model_schema(model: type[Spec] | type[Status]) -> dict[str, Any]:
 
 
 def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Returns a pydantic JSON schema as a structural schema of the Kubernetes API."""
+    """Return a pydantic JSON schema as a structural schema of the Kubernetes API."""
     if "$ref" in schema:
         outer = {key: value for key, value in schema.items() if key != "$ref"}
         return structural(definitions[schema["$ref"].rpartition("/")[2]] | outer, definitions)
@@ -79,7 +79,7 @@ def _list(items: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_whole_default(node: dict[str, Any]) -> dict[str, Any]:
-    """Writes the default of an object out in full: the API server holds a default against the rules of its object
+    """Write the default of an object out in full: the API server holds a default against the rules of its object
     before the defaults of its fields fill it. Empty lists and strings are no defaults: their absence says the same."""
     default = node.get("default")
     if isinstance(default, dict):

@@ -18,7 +18,7 @@ from orca_operator.observe import is_ready, ordinal, restarts
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the whole status."""
+    """Return the whole status."""
     spec, observed = situation.spec, situation.view.observed
     serving_revision = _serving_revision(situation, previous)
     pipelines = _pipelines(situation, serving_revision)
@@ -56,7 +56,7 @@ def _without_empty(value: Any) -> Any:
 
 
 def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
-    """The revision whose pods are there: the wanted one, or the one that it replaces."""
+    """Return the revision whose pods are there: the wanted one, or the one that it replaces."""
     there = situation.view.observed.revisions()
     current = str(previous.get("currentRevision", ""))
     if situation.revision is not None and (situation.revision in there or current not in there):

@@ -29,7 +29,7 @@ class Store:
         self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
 
     def update(self, kind: str, body: dict[str, Any], deleted: bool) -> Key | None:
-        """Takes one event; returns the deployment that it concerns."""
+        """Take one event; return the deployment that it concerns."""
         deployment = deployment_of(body["metadata"])
         if deployment is None:
             return None
@@ -42,23 +42,23 @@ class Store:
         return key
 
     def replace(self, key: Key, listed: Iterable[Object]) -> None:
-        """Takes a complete listing."""
+        """Take a complete listing."""
         objects: dict[tuple[str, str], Object] = {}
         for item in listed:
             self._put(objects, item)
         self._objects[key] = objects
 
     def children(self, key: Key) -> tuple[Object, ...]:
-        """What is known of a deployment."""
+        """Return what is known of a deployment."""
         return tuple(self._objects.get(key, {}).values())
 
     def forget(self, key: Key) -> None:
-        """Drops a deployment that is gone."""
+        """Drop a deployment that is gone."""
         self._objects.pop(key, None)
 
     @staticmethod
     def _put(objects: dict[tuple[str, str], Object], body: Object) -> None:
-        """Keeps the newer one: an event may be older than a listing."""
+        """Keep the newer one: an event may be older than a listing."""
         place = (str(body["kind"]), name_of(body))
         known = objects.get(place)
         if known is None or known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body):

@@ -22,7 +22,7 @@ LIST_KEYS = "x-kubernetes-list-map-keys"
 
 
 def admitted(value: Any, schema: Schema) -> Any:
-    """Returns a copy of `value` as the API server would store it, whether or not it is valid."""
+    """Return a copy of `value` as the API server would store it, whether or not it is valid."""
     return defaulted(_pruned(value, schema), schema)
 
 
@@ -44,7 +44,7 @@ def _pruned(value: Any, schema: Schema) -> Any:
 
 
 def defaulted(value: Any, schema: Schema) -> Any:
-    """Returns a copy of `value` with defaults filled in, also in those that it has itself."""
+    """Return a copy of `value` with defaults filled in, also in those that it has itself."""
     if isinstance(value, list) and "items" in schema:
         return [defaulted(item, schema["items"]) for item in value]
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def _field(schema: Schema, name: str) -> Schema | None:
 
 
 def problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
-    """Yields what is wrong with an admitted value, each beginning with the path of the field."""
+    """Yield what is wrong with an admitted value, each beginning with the path of the field."""
     if (problem := _type_problem(value, schema)) is not None:
         yield f"{path}: {problem}"
         return
@@ -124,7 +124,7 @@ def _value_problems(value: Any, schema: Schema) -> Iterator[str]:
 
 
 def _repetitions(items: list[Any], keys: list[str], path: str) -> Iterator[str]:
-    """Lists of type map: no two entries may have the same keys."""
+    """List of type map: no two entries may have the same keys."""
     known = set()
     for index, item in enumerate(items):
         if not keys or not isinstance(item, dict):

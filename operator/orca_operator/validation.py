@@ -46,7 +46,7 @@ class Rule:
 
 
 def _keys(path: str, pattern: str, words: str) -> Rule:
-    """The rule that every key of a map matches a pattern: a schema has no words for that."""
+    """Return the rule that every key of a map matches a pattern: a schema has no words for that."""
 
     def holds(name: str, spec: Spec) -> bool:
         value: Any = spec
@@ -191,7 +191,7 @@ RULES = (
 
 
 def parse(name: str, spec: Mapping[str, Any]) -> Spec:
-    """Returns the spec of the OrcaDeployment `name`; raises InvalidSpecError that names the first wrong field."""
+    """Return the spec of the OrcaDeployment `name`; raise InvalidSpecError that names the first wrong field."""
     schema = spec_schema()
     try:
         stored = admitted(spec, schema)
@@ -210,5 +210,5 @@ def parse(name: str, spec: Mapping[str, Any]) -> Spec:
 
 
 def where(rule: Rule) -> str:
-    """The field of a rule as users write it."""
+    """Return the field of a rule as users write it."""
     return rule.field if rule.path is None else f"spec.{rule.field}"

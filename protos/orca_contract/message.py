@@ -56,15 +56,15 @@ class Message(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
     def wire(self, version: int = VERSION) -> dict[str, Any]:
-        """Returns the message as JSON values, for a reader of `version`."""
+        """Return the message as JSON values, for a reader of `version`."""
         return self.model_dump(mode="json", by_alias=True, context=version)
 
     def known_to(self, version: int) -> Self:
-        """Returns the message as a reader of `version` understands it."""
+        """Return the message as a reader of `version` understands it."""
         return type(self).model_validate(self.wire(version))
 
     def unknown_to(self, version: int) -> list[str]:
-        """Returns the fields that are set and that a reader of `version` does not know."""
+        """Return the fields that are set and that a reader of `version` does not know."""
         return list(dict.fromkeys(_missing(self.wire(), self.wire(version), "")))
 
     @model_validator(mode="before")
@@ -95,7 +95,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def read(model: type[MessageT], text: bytes) -> tuple[MessageT, frozenset[str]]:
-    """Returns a message from JSON, and its unknown fields as CLASS.FIELD.
+    """Return a message from JSON, and its unknown fields as CLASS.FIELD.
 
     Raises ValueError that names the first field that is wrong.
     """
@@ -119,7 +119,7 @@ class UnknownFields:
         self._known: set[str] = set()
 
     def log(self, sender: str, fields: Iterable[str]) -> None:
-        """Logs one line about the first ten of `fields` that no earlier line named."""
+        """Log one line about the first ten of `fields` that no earlier line named."""
         new = sorted({name[:LONGEST_NAME] for name in fields} - self._known)[:10]
         if new and len(self._known) < MOST_UNKNOWN_FIELDS:
             self._known.update(new)
@@ -127,12 +127,12 @@ class UnknownFields:
 
 
 def _since(field: FieldInfo) -> int:
-    """Returns the version that added a field."""
+    """Return the version that added a field."""
     return next((mark.version for mark in field.metadata if isinstance(mark, Since)), 0)
 
 
 def _missing(whole: Mapping[str, Any], part: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Yields the paths in `whole` that are not in `part`; [] stands for any entry of a list."""
+    """Yield the paths in `whole` that are not in `part`; [] stands for any entry of a list."""
     for name, value in whole.items():
         path = f"{prefix}{name}"
         if name not in part:

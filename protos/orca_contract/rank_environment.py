@@ -53,7 +53,7 @@ def is_allowed(name: str) -> bool:
 
 
 def refusal(environment: Mapping[str, str]) -> str:
-    """Returns why an environment is refused, beginning with the variable to blame; empty if it is allowed."""
+    """Return why an environment is refused, beginning with the variable to blame; empty if it is allowed."""
     if len(environment) > MAX_VARIABLES:
         return f"{len(environment)} variables: {MAX_VARIABLES} at most"
     for name, value in environment.items():

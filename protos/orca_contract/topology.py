@@ -63,7 +63,7 @@ class Topology(Message):
     pipelines: Annotated[list[PipelineSpec], Field(min_length=1)]
 
     def refusal(self) -> str:
-        """Returns why no master may carry the topology out, beginning with the field; "" if one may.
+        """Return why no master may carry the topology out, beginning with the field; "" if one may.
 
         No validator of the fields: a report of a master that began under other rules must stay readable.
         """

@@ -14,7 +14,7 @@ MAX_DETAILS_BYTES = 1000
 
 
 def to_metadata(fault: pb.Fault) -> tuple[tuple[str, bytes], ...]:
-    """Returns the trailing metadata that carry `fault`, with its message cut to MAX_MESSAGE_BYTES."""
+    """Return the trailing metadata that carry `fault`, with its message cut to MAX_MESSAGE_BYTES."""
     short = pb.Fault()
     short.CopyFrom(fault)
     short.message = cut(fault.message, MAX_MESSAGE_BYTES)
@@ -22,7 +22,7 @@ def to_metadata(fault: pb.Fault) -> tuple[tuple[str, bytes], ...]:
 
 
 def from_error(error: grpc.aio.AioRpcError) -> pb.Fault | None:
-    """Returns the fault that a status carries; None if it carries none, as when the peer is gone."""
+    """Return the fault that a status carries; None if it carries none, as when the peer is gone."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
             try:
@@ -33,5 +33,5 @@ def from_error(error: grpc.aio.AioRpcError) -> pb.Fault | None:
 
 
 def cut(text: str, size: int) -> str:
-    """Returns the beginning of `text` that takes at most `size` bytes in UTF-8."""
+    """Return the beginning of `text` that takes at most `size` bytes in UTF-8."""
     return text.encode(errors="replace")[:size].decode(errors="ignore")

@@ -39,7 +39,7 @@ class _Server(uvicorn.Server):
 async def serving(
     app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves an ASGI application while the block runs; yields the task, which ends early only by an error.
+    """Serve an ASGI application while the block runs; yield the task, which ends early only by an error.
 
     Closes the listener. With `tls` the port speaks HTTPS alone.
     """
@@ -70,7 +70,7 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS) -> AsyncIterator[None]:
-    """`serving` on a thread and event loop of its own: it answers while the caller's loop is busy."""
+    """Run `serving` on a thread and event loop of its own: the server answers while the caller's loop is busy."""
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -90,7 +90,7 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Returns a listening TCP socket; raises OSError if the address cannot be had.
+    """Return a listening TCP socket; raise OSError if the address cannot be had.
 
     `shared` sockets of one user may have the same port: the kernel gives each a share of the connections.
     """
@@ -109,7 +109,7 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def probes(routes: Mapping[str, Answer]) -> Any:
-    """Returns an ASGI application that answers these paths with plain text, whatever the method, others with 404."""
+    """Return an ASGI application that answers these paths with plain text, whatever the method, others with 404."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":

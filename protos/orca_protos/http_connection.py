@@ -33,10 +33,10 @@ class Registry(Protocol):
         """No request of the connection is being answered."""
 
     def note_busy(self, connection: BoundedProtocol) -> None:
-        """The head of a request has come."""
+        """Note that the head of a request has come."""
 
     def note_closed(self, connection: BoundedProtocol) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
 
 
 class _RefusedError(Exception):
@@ -119,19 +119,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def abort(self) -> None:
-        """Ends the connection at once."""
+        """End the connection at once."""
         if self._real is not None:
             self._real.abort()
 
     def shutdown(self) -> None:
-        """Ends the connection after the answer under way (uvicorn's call at the end of the server)."""
+        """End the connection after the answer under way (uvicorn's call at the end of the server)."""
         self._keep_alive = False
         super().shutdown()
 
     # ---- from the parser ----
 
     def on_message_begin(self) -> None:
-        """The first byte of a request came."""
+        """Take the first byte of a request."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop_parsing(400, f"more than {MAX_PIPELINED} requests wait for their turn on this connection")
         super().on_message_begin()
@@ -140,12 +140,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_timer(self._limits.header_timeout, self._end_slow_head)
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL came."""
+        """Take a part of the URL."""
         self._count_head(len(url), 414, "URL")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head came, or of the trailer, which is counted and dropped."""
+        """Take a field of the head, or of the trailer, which is counted and dropped."""
         self._count_head(len(name) + len(value) + len(": \r\n"), 431, "head")
         self._head_fields += 1
         if self._head_fields > self._limits.max_header_count:
@@ -154,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head came: the application starts."""
+        """Start the application: the head is complete."""
         super().on_headers_complete()
         self._reported, self._in_head = True, False
         self._cancel_timer()
@@ -165,19 +165,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not last, False
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body came."""
+        """Take a part of the body."""
         self._reported = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The last byte of a request came."""
+        """Take the end of a request."""
         super().on_message_complete()
         self._reported, self._receiving = True, False
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keep_alive
 
     def on_response_complete(self) -> None:
-        """An answer was written."""
+        """Go on after an answer: start the next request, or close."""
         super().on_response_complete()
         if not self._closing and self.cycle.response_complete:
             self._registry.note_waiting(self)
@@ -212,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408, f"the request's head was not complete within {self._limits.header_timeout:g} s")
 
     def _check_reader(self) -> None:
-        """Ends a connection whose client read too little of what was written."""
+        """End a connection whose client read too little of what was written."""
         assert self._real is not None
         unwritten = self._real.get_write_buffer_size()
         if self._unwritten - unwritten < MIN_BYTES_PER_SECOND * self._limits.write_timeout:
@@ -262,7 +262,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._closing or self._real is None or self._real.is_closing()
 
     def _close(self) -> None:
-        """Closes after what is written has left, within a bound."""
+        """Close after what is written has left, within a bound."""
         if self._closing or self._real is None:
             return
         self._closing = True

@@ -53,7 +53,7 @@ PROBE_LIMITS = replace(
 
 
 def connection_cap(wanted: int, allowed_descriptors: int, used_descriptors: int) -> int:
-    """Returns how many connections a port may have: `wanted`, or fewer where the process may not open as many files.
+    """Return how many connections a port may have: `wanted`, or fewer where the process may not open as many files.
 
     A process with few descriptors keeps half of the free ones for itself.
     """
@@ -62,7 +62,7 @@ def connection_cap(wanted: int, allowed_descriptors: int, used_descriptors: int)
 
 
 def connections_of_this_process(wanted: int) -> int:
-    """Returns `connection_cap` under this process's RLIMIT_NOFILE (Linux)."""
+    """Return `connection_cap` under this process's RLIMIT_NOFILE (Linux)."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return wanted
@@ -88,7 +88,7 @@ class OncePerSecond:
         self._last = float("-inf")
 
     def due(self) -> bool:
-        """True at most once per second."""
+        """Return True at most once per second."""
         now = time.monotonic()
         if now - self._last < 1.0:
             return False

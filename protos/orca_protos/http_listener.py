@@ -70,7 +70,7 @@ class HttpListener(Registry):
         self._resume()
 
     def close(self) -> None:
-        """Accepts no more and closes the listening socket; open connections stay, but for those without a byte."""
+        """Accept no more and close the listening socket; open connections stay, but for those without a byte."""
         self._pause()
         self._listener.close()
         for peer in list(self._silent):
@@ -136,7 +136,7 @@ class HttpListener(Registry):
                 self._sweeper = self._loop.call_later(self._silent_seconds, self._sweep)
 
     def _begin(self, peer: socket.socket) -> None:
-        """The first byte has come, or the client has gone."""
+        """End the wait of a connection: the first byte has come, or the client has gone."""
         del self._silent[peer]
         self._loop.remove_reader(peer)
         connection = self._make_connection(self)
@@ -147,13 +147,13 @@ class HttpListener(Registry):
         task.add_done_callback(functools.partial(self._connected, peer, connection))
 
     def _forget(self, peer: socket.socket) -> None:
-        """Closes a connection that has not sent a byte."""
+        """Close a connection that has not sent a byte."""
         del self._silent[peer]
         self._loop.remove_reader(peer)
         peer.close()
 
     def _sweep(self) -> None:
-        """Closes silent connections whose time is over, some in each turn of the event loop."""
+        """Close silent connections whose time is over, some in each turn of the event loop."""
         for peer in _older(self._silent, time.monotonic() - self._silent_seconds, BATCH):
             self._forget(peer)
         oldest = next(iter(self._silent.values()), None)
@@ -163,7 +163,7 @@ class HttpListener(Registry):
         self._resume_below_cap()
 
     def _make_room(self, reason: str) -> None:
-        """Ends connections; accepts no more until one has ended, or after a while."""
+        """End connections; accept no more until one has ended, or after a while."""
         self._pause()
         self._loop.call_later(self._limits.idle_seconds_when_full, self._resume)
         now = time.monotonic()
@@ -189,12 +189,12 @@ class HttpListener(Registry):
             connection.abort()
 
     async def _connect(self, peer: socket.socket, connection: BoundedProtocol) -> None:
-        """Gives the connection its transport, after the handshake if the port has TLS."""
+        """Give the connection its transport, after the handshake if the port has TLS."""
         seconds = self._limits.handshake_timeout if self._tls is not None else None
         await self._loop.connect_accepted_socket(lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds)
 
     def _connected(self, peer: socket.socket, connection: BoundedProtocol, task: asyncio.Task[None]) -> None:
-        """The end of `_connect`: a connection without a transport gives up its place."""
+        """Give up the place of a connection without a transport, at the end of `_connect`."""
         del self._connecting[connection]
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:  # cancelled by `_end`; or no TLS, or the client has gone
@@ -212,5 +212,5 @@ def _has_bytes(peer: socket.socket) -> bool:
 
 
 def _older(connections: dict[Connection, float], latest: float, most: int) -> list[Connection]:
-    """Returns at most `most` of the first connections whose time is `latest` or before."""
+    """Return at most `most` of the first connections whose time is `latest` or before."""
     return [connection for connection, since in itertools.islice(connections.items(), most) if since <= latest]

@@ -15,7 +15,7 @@ _CONTINUATION = "\n    | "
 
 
 def escaped(text: str) -> str:
-    """Returns the text on one line, with characters that do not print as Python's escapes."""
+    """Return the text on one line, with characters that do not print as Python's escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: str = "text") -> None:
-    """Sends every logger's lines to standard error, in one of LOG_FORMATS."""
+    """Send every logger's lines to standard error, in one of LOG_FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

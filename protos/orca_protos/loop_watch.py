@@ -19,7 +19,7 @@ class LoopWatch:
         """When the loop was asked for a turn that it has not taken."""
 
     def stuck(self) -> bool:
-        """True if the loop has closed, or has not taken a turn since a call of `stuck` longer than `seconds` ago."""
+        """Return True if the loop has closed, or has taken no turn since a call of `stuck` over `seconds` ago."""
         if self._asked is not None:
             return time.monotonic() - self._asked > self._seconds
         self._asked = time.monotonic()

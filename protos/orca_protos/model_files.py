@@ -37,7 +37,7 @@ class MissingFileError(FileError):
 
 
 def quote(value: object) -> str:
-    """Returns `value` as Python would write it, printable and cut: for values of a file in an error."""
+    """Return `value` as Python would write it, printable and cut: for values of a file in an error."""
     if isinstance(value, list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     text = ascii(value[: QUOTED_CHARACTERS + 1] if isinstance(value, str) else value)
@@ -45,7 +45,7 @@ def quote(value: object) -> str:
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """Returns the resolved path of the regular file `name` of `folder`; raises FileError, MissingFileError."""
+    """Return the resolved path of the regular file `name` of `folder`; raise FileError, MissingFileError."""
     if name in ("", ".", "..") or "/" in name or not name.isprintable():
         raise FileError(f"{folder}: {quote(name)} is not the name of a file in this folder")
     path = folder / name
@@ -65,7 +65,7 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def _blobs(home: Path) -> list[Path]:
-    """Returns the resolved `blobs` folder of the Hugging Face cache that holds the folder `home`, if one does.
+    """Return the resolved `blobs` folder of the Hugging Face cache that holds the folder `home`, if one does.
 
     There snapshots/COMMIT/NAME and snapshots/COMMIT/SUBFOLDER/NAME are links to blobs/DIGEST.
     """
@@ -77,7 +77,7 @@ def _blobs(home: Path) -> list[Path]:
 
 
 def open_file(folder: Path, name: str, limit: int | None = None) -> BinaryIO:
-    """Opens a regular file of at most `limit` bytes; raises FileError, MissingFileError."""
+    """Open a regular file of at most `limit` bytes; raise FileError, MissingFileError."""
     real = regular_file(folder, name)
     try:
         # Without waiting: the file could have been replaced by a FIFO since it was looked at.
@@ -98,7 +98,7 @@ def open_file(folder: Path, name: str, limit: int | None = None) -> BinaryIO:
 
 
 def read_file(folder: Path, name: str, limit: int) -> bytes:
-    """Returns the content of a regular file of at most `limit` bytes; raises FileError, MissingFileError."""
+    """Return the content of a regular file of at most `limit` bytes; raise FileError, MissingFileError."""
     with open_file(folder, name, limit) as file:
         try:
             return file.read(limit)
@@ -107,7 +107,7 @@ def read_file(folder: Path, name: str, limit: int) -> bytes:
 
 
 def parse_object(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns a JSON object; raises FileError if `content` is something else or an object names a field twice."""
+    """Return a JSON object; raise FileError if `content` is something else or an object names a field twice."""
     try:
         value = json.loads(content, object_pairs_hook=_without_duplicates)
     except RecursionError as error:
@@ -120,12 +120,12 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def read_object(folder: Path, name: str, limit: int) -> dict[str, Any]:
-    """Reads a file that holds one JSON object; raises FileError, MissingFileError."""
+    """Read a file that holds one JSON object; raise FileError, MissingFileError."""
     return parse_object(read_file(folder, name, limit), folder / name)
 
 
 def checked(schema: type[Schema], raw: dict[str, Any], path: Path) -> Schema:
-    """Returns `raw` as a `schema`, where null means absent; raises FileError that names the first wrong field."""
+    """Return `raw` as a `schema`, where null means absent; raise FileError that names the first wrong field."""
     try:
         return schema.model_validate({name: value for name, value in raw.items() if value is not None})
     except ValidationError as error:

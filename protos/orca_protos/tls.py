@@ -48,11 +48,11 @@ class Certificates:
     identity: str
 
     def server_context(self) -> ssl.SSLContext:
-        """Returns a context for servers that require a certificate of their clients."""
+        """Return a context for servers that require a certificate of their clients."""
         return _context(ssl.PROTOCOL_TLS_SERVER, self.chain, self.key, self.authorities)
 
     def client_context(self) -> ssl.SSLContext:
-        """Returns a context for clients, which check the server's name."""
+        """Return a context for clients, which check the server's name."""
         context = _context(ssl.PROTOCOL_TLS_CLIENT, self.chain, self.key, self.authorities)
         context.check_hostname = True
         return context
@@ -72,7 +72,7 @@ class TlsFolder:
         self._current = self._read()
 
     def current(self) -> Certificates:
-        """Returns the certificates, read again if the files have changed."""
+        """Return the certificates, read again if the files have changed."""
         with self._reading:
             with contextlib.suppress(TlsError):  # a folder that is being changed: the next call sees it whole
                 if (signature := self._sign()) != self._signature:
@@ -81,14 +81,14 @@ class TlsFolder:
             return self._current
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Returns credentials that require a client's certificate and follow the files, handshake by handshake."""
+        """Return credentials that require a client's certificate and follow the files, handshake by handshake."""
         first = self.current()
         return grpc.dynamic_ssl_server_credentials(
             _configuration(first), self.configurations_after(first), require_client_authentication=True
         )
 
     def configurations_after(self, first: Certificates) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-        """Returns what gRPC calls at the start of every handshake: a configuration if the files changed, else None."""
+        """Return what gRPC calls at the start of every handshake: a configuration if the files changed, else None."""
         # A configuration makes gRPC replace the factory of its handshakers, which is not safe beside handshakes that
         # are under way (https://github.com/grpc/grpc/issues/36693): with one for every connection, idle connections
         # kill the process. This window stays open for the first handshake after a real rotation alone.
@@ -106,7 +106,7 @@ class TlsFolder:
         return configuration
 
     def server_context(self) -> ssl.SSLContext:
-        """Returns a context for servers outside of gRPC that follows the files, handshake by handshake."""
+        """Return a context for servers outside of gRPC that follows the files, handshake by handshake."""
         first = self.current()
         newest = (first, first.server_context())
 
@@ -128,7 +128,7 @@ class TlsFolder:
             logger.warning("%s; the previous certificates stay in use", error)
 
     def _sign(self) -> tuple[tuple[int, ...], ...]:
-        """Returns a value that changes when a file does: device, inode, size and time of each; raises TlsError."""
+        """Return a value that changes when a file does: device, inode, size and time of each; raise TlsError."""
         try:
             statuses = [(self._folder / name).stat() for name in FILES]
         except OSError as error:
@@ -159,13 +159,13 @@ class TlsFolder:
 
 
 def identity_of(name: str, role: str) -> str:
-    """Returns the deployment identity in a DNS name for `role`; empty if it is none."""
+    """Return the deployment identity in a DNS name for `role`; empty if it is none."""
     first, _, rest = name.lower().partition(".")
     return rest if first == role and "*" not in rest else ""
 
 
 def open_channel(address: str, tls: TlsFolder | None) -> grpc.aio.Channel:
-    """Opens a channel to a worker, with the certificates of this moment. Unix sockets are private and stay plain."""
+    """Open a channel to a worker, with the certificates of this moment. Unix sockets are private and stay plain."""
     if tls is None or address.startswith(UNIX):
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     now = tls.current()
@@ -199,7 +199,7 @@ def _no_password() -> str:
 
 
 def _names(chain: bytes, key: bytes, authorities: bytes) -> list[str]:
-    """Returns the DNS names of a certificate by a handshake with itself, which fails if the three do not fit."""
+    """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not fit."""
     ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = _context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities).wrap_bio(ours, theirs)
     server = _context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities).wrap_bio(theirs, ours, server_side=True)

@@ -27,7 +27,7 @@ def request(arrival: float, inputs: int, outputs: int) -> TracedRequest:
 
 
 def batches(trace: list[TracedRequest], scheduling: Scheduling, num_partitions: int = 1) -> list[str]:
-    """The requests of each iteration, in the order in which the first stage runs them."""
+    """Return the requests of each iteration, in the order in which the first stage runs them."""
     run = simulate(trace, scheduling, SECOND, num_partitions)
     return [span.label for span in run.spans if span.partition == 0]
 

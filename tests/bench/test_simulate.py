@@ -40,7 +40,7 @@ def test_a_sweep_can_be_repeated(tmp_path, capsys):
 
 
 def write_log(path: Path) -> None:
-    """Iterations of two stages that take 10 ms, 1 ms a token and 10 us a cached token; 2 ms between the stages."""
+    """Return iterations of two stages: 10 ms, 1 ms a token and 10 us a cached token; 2 ms between the stages."""
     lines, clock = [], 0.0
     for sequence in range(1, 60):
         tokens, context = [1 + sequence % 7] * (1 + sequence % 5), [sequence % 11] * (1 + sequence % 5)

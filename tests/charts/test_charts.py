@@ -51,7 +51,7 @@ def documents(chart: str, values: dict[str, Any], folder: Path, name: str = "orc
 
 @functools.cache
 def parsed(document: str) -> dict[str, Any]:
-    """The CRD, which takes seconds, is in most renderings."""
+    """Return a document as YAML. The CRD, which takes seconds, is in most renderings."""
     return yaml.safe_load(document)
 
 

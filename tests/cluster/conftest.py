@@ -28,14 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Kubernetes:
-    """The cluster of KUBECONFIG."""
+    """Return the cluster of KUBECONFIG."""
     assert os.environ.get("KUBECONFIG"), "KUBECONFIG names the cluster to test on"
     return Kubernetes()
 
 
 @pytest.fixture(scope="session")
 def operator(cluster: Kubernetes) -> Iterator[str]:
-    """The operator, for all namespaces; yields the namespace it runs in.
+    """Run the operator, for all namespaces; yield the namespace it runs in.
 
     The chart brings the CRD, in the form that this server takes, unless somebody else has put one there.
     """
@@ -54,6 +54,6 @@ def operator(cluster: Kubernetes) -> Iterator[str]:
 
 @pytest.fixture
 def namespace(cluster: Kubernetes, operator: str, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """A fresh namespace under the operator's eye."""
+    """Yield a fresh namespace under the operator's eye."""
     with cluster.namespace(request.node.name) as made:
         yield made

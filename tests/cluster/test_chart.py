@@ -14,7 +14,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def release(command: str, name: str, namespace: str, *values: str) -> str:
-    """Runs helm install or upgrade of the chart and returns its output, NOTES included."""
+    """Run helm install or upgrade of the chart and return its output, NOTES included."""
     common = ("--namespace", namespace, *images(), "--wait", "--timeout", "120s")
     return helm(command, name, CHART, *common, *(word for value in values for word in ("--set", value))).stdout
 

@@ -253,7 +253,7 @@ def mutations(cluster: Kubernetes) -> dict[str, int]:
 
 
 def scale(cluster: Kubernetes, operator: str, replicas: int) -> None:
-    """Stops or starts the operator, and waits for it."""
+    """Stop or start the operator, and wait for it."""
     cluster.kubectl("-n", operator, "scale", "deployment/orca", f"--replicas={replicas}")
     if replicas:
         cluster.kubectl("-n", operator, "rollout", "status", "deployment/orca", "--timeout=150s")

@@ -29,7 +29,7 @@ def shared(cluster: Kubernetes, operator: str) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def random_model(shared: Namespace) -> Iterator[Path]:
-    """A checkpoint of random weights on a persistent volume: a folder of this machine that the node sees, too."""
+    """Yield a checkpoint of random weights on a persistent volume: a folder of this machine that the node sees, too."""
     with tempfile.TemporaryDirectory(prefix="orca-pv-") as folder:
         Path(folder).chmod(0o755)
         path = checkpoints.save(RANDOM, Path(folder))

@@ -31,7 +31,7 @@ print(json.dumps({"periods": counters["nr_periods"], "throttled": counters["nr_t
 
 
 def logged_threads(log: str) -> dict[str, str]:
-    """Returns what the worker said of its ranks' threads."""
+    """Return what the worker said of its ranks' threads."""
     return dict(re.findall(r"(rank \d+): (.+)$", log, re.MULTILINE))
 
 

@@ -127,12 +127,12 @@ class Background:
         self.process = subprocess.Popen(exec_in, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def wait_ready(self) -> None:
-        """Waits for the line with which the program begins; fails if the program ends instead."""
+        """Wait for the line with which the program begins; fail if the program ends instead."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 
     def result(self) -> Any:
-        """Ends the program and returns what it found."""
+        """End the program and return what it found."""
         printed, _ = self.process.communicate(timeout=150)
         assert self.process.returncode == 0
         return json.loads(printed)
@@ -268,7 +268,7 @@ def test_certificates_are_replaced_under_load_without_a_restart(namespace: Names
 
 
 def served(namespace: Namespace) -> set[str]:
-    """The certificates that the pods of the deployment show."""
+    """Return the certificates that the pods of the deployment show."""
     places = [place.split(":") for places in addresses(namespace, "demo").values() for place in places]
     printed = namespace.kubectl("exec", "-i", "client", "--", "python3", "-c", SERVED, stdin=json.dumps(places))
     return set(json.loads(printed))

@@ -38,7 +38,7 @@ TOKEN = {"Authorization": "Bearer token"}
 
 
 def puts(deployment: Any, said: StateReport) -> list[Any]:
-    """What today's operator sends to a master with this report."""
+    """Return what today's operator sends to a master with this report."""
     children = everything(deployment, 2).children
     actions = plan(deployment, view(Observed(children, {deployment.revision: said})))
     return [action for action in actions if isinstance(action, PutTopology | PutScheduler)]
@@ -76,7 +76,7 @@ def test_a_master_of_version_0_starts_from_what_is_written_for_it():
 
 
 def engine(topology: Topology) -> Any:
-    """What the admin port reads of an engine, and the two changes."""
+    """Return what the admin port reads of an engine, and take the two changes."""
 
     async def apply(wanted: Topology) -> None:
         stub.engine.snapshot = stub.engine.snapshot._replace(topology=wanted)
@@ -175,7 +175,7 @@ class ScriptedMaster(MasterClient):
 
 
 def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[Api], bool]) -> Api:
-    """Runs passes over a deployment in steady state until each stage holds; returns the API server."""
+    """Run passes over a deployment in steady state until each stage holds; return the API server."""
     api = Api(spec)
     for child in everything(context(spec), 1).children:
         api.objects[child["kind"], child["metadata"]["name"]] = child

@@ -18,14 +18,14 @@ OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8
 
 
 def section(command: str) -> str:
-    """Returns the reference of one command, such as "orca serve"; that of `orca master` includes serve's."""
+    """Return the reference of one command, such as "orca serve"; that of `orca master` includes serve's."""
     text = OPTIONS.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
     assert text, command
     return text + section("orca serve") if command == "orca master" else text
 
 
 def code(page: Path) -> str:
-    """Returns indented blocks and fenced blocks, with continued lines joined and comments dropped."""
+    """Return indented blocks and fenced blocks, with continued lines joined and comments dropped."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^(?: {4}\S.*\n)+", text, re.MULTILINE) + re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
     return re.sub(r"\s#\s.*", "", "".join(blocks).replace("\\\n", " "))

@@ -16,7 +16,7 @@ SECTIONS = PAGE.split("\n## ")[1:]
 
 
 def definitions(node: ast.AST, prefix: str = "") -> Iterator[str]:
-    """Yields the names of classes and functions, those of a class as CLASS.NAME."""
+    """Yield the names of classes and functions, those of a class as CLASS.NAME."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{prefix}{child.name}"

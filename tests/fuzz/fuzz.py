@@ -27,7 +27,7 @@ STATISTIC = re.compile(r"^stat::number_of_executed_units:\s*(\d+)$", re.MULTILIN
 
 
 def fuzz(target: Target, arguments: list[str]) -> None:
-    """Runs libFuzzer in this process; never returns."""
+    """Run libFuzzer in this process; never return."""
     import atheris
 
     with atheris.instrument_imports(include=list(target.packages)):

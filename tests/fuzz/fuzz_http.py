@@ -26,7 +26,7 @@ EXAMPLES = 1_000_000
 
 
 def main() -> int:
-    """Prints the calls of each route by status; returns the exit code."""
+    """Print the calls of each route by status; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     seconds = parser.parse_args().seconds

@@ -27,7 +27,7 @@ class Target:
 
 
 def _link() -> Check:
-    """An API process to the master, and the master to an API process."""
+    """Decode messages of an API process to the master, and the other way round."""
     from orca_master.api_processes.link_codec import decode_from_master, decode_to_master
     from orca_master.api_processes.link_messages import LinkError
 
@@ -50,7 +50,7 @@ def _link_seeds() -> list[bytes]:
 
 
 def _bodies() -> Check:
-    """A client."""
+    """Send what a client can."""
     from orca_master.bodies.lengths import Lengths
     from orca_master.bodies.validation import KINDS, check_body, pack, unpack
     from orca_master.errors import RequestError
@@ -73,7 +73,7 @@ def _body_seeds() -> list[bytes]:
 
 
 def _worker_messages() -> Check:
-    """The holder of a client certificate: every message of engine.proto, and the faults that travel in metadata."""
+    """Decode what the holder of a client certificate can send: messages of engine.proto, and faults in metadata."""
     from google.protobuf.message import DecodeError
     from orca_protos import engine_pb2 as pb
     from orca_protos.faults import cut, to_metadata
@@ -100,12 +100,12 @@ def _worker_seeds() -> list[bytes]:
 
 
 def _folder(name: str) -> Path:
-    """An empty folder, which whoever runs the target removes with the folder of all temporary files."""
+    """Return an empty folder, which whoever runs the target removes with the folder of all temporary files."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-"))
 
 
 def _model_file(name: str, read: Callable[[Path], object]) -> Check:
-    """Returns a check that writes a file of a model's folder and reads it."""
+    """Return a check that writes a file of a model's folder and reads it."""
     from orca_protos.model_files import FileError
     from orca_worker.errors import ModelError
 
@@ -159,7 +159,7 @@ def _weight_seeds() -> list[bytes]:
 
 
 def _tokenizer() -> Check:
-    """The author of a model: tokenizer.json and generation_config.json."""
+    """Write what the author of a model can: tokenizer.json and generation_config.json."""
     from orca_master.errors import ConfigurationError, RequestError
     from orca_master.text.tokenizer import TextCodec
 
@@ -185,7 +185,7 @@ def _tokenizer_seeds() -> list[bytes]:
 
 
 def _template() -> Check:
-    """The author of a model, as far as the template's syntax goes; and a client, whose values it renders.
+    """Render what the author of a model can write in valid syntax, with values that a client can send.
 
     Digits are removed from a template: a loop or a product of any length is a template's right, and the process that
     renders is ended for it (template_process.py).

@@ -20,14 +20,14 @@ MERGE = [Kernel("merge.cu", "orca_merge", *shape) for shape in SHAPES]
 
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
-    """The library of the wheel `nvidia-cuda-nvrtc`."""
+    """Return the library of the wheel `nvidia-cuda-nvrtc`."""
     libraries = {file.name.split(".so")[0]: str(file.locate()) for file in files("nvidia-cuda-nvrtc") or []}
     ctypes.CDLL(libraries["libnvrtc-builtins"])  # NVRTC 13.0 opens this library by name, without a path
     return ctypes.CDLL(libraries["libnvrtc"])
 
 
 def compiled(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple[bytes, str]:
-    """Returns the cubin and the compiler's log, which this machine keeps for the next run."""
+    """Return the cubin and the compiler's log, which this machine keeps for the next run."""
 
     def compile_to(folder: Path) -> None:
         cubin, log = compile_to_cubin(nvrtc, text, options)

@@ -36,7 +36,7 @@ extern "C" __global__ void orca_end_early(int *x) {
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Launches one block of 64 threads of a kernel of SOURCE."""
+    """Launch one block of 64 threads of a kernel of SOURCE."""
     monkeypatch.setattr(modules, "SOURCES", tmp_path)
     monkeypatch.setitem(cuda_emulator.KERNELS, "faults.cu", re.findall(r"void orca_(\w+)", SOURCE))
     (tmp_path / "faults.cu").write_text(SOURCE)

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache of this test's own, and no library beside the sources."""
+    """Return an empty cache of this test's own, and no library beside the sources."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library, "BUILT", tmp_path / "built")
     monkeypatch.delenv("CXX", raising=False)

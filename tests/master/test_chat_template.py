@@ -22,7 +22,7 @@ def template(tmp_path, source, **configuration):
 
 
 def render(template, messages, prompt=True, options=None):
-    """Renders once, in a process that is ended again."""
+    """Render once, in a process that is ended again."""
 
     async def once():
         async with template:

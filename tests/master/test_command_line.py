@@ -13,7 +13,7 @@ BY_HAND = ("master", "--pipeline", "unix:/nowhere")
 
 
 def refusal(*arguments: str) -> str:
-    """Runs `orca` and returns the one line that it printed before it ended with exit code 2."""
+    """Run `orca` and return the one line that it printed before it ended with exit code 2."""
     command = [sys.executable, "-m", "orca_master.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr

@@ -12,7 +12,7 @@ from orca_master.commands import drain
 
 @pytest.fixture
 def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a server that answers everything with the test's parameter."""
+    """Yield the port of a server that answers everything with the test's parameter."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -73,7 +73,7 @@ def submission(request_id: str) -> Submission:
 
 
 async def generate(engine: EngineClient, wanted: Submission) -> AsyncIterator[Output]:
-    """Submits and yields the outputs up to the last; leaving early cancels the request."""
+    """Submit and yield the outputs up to the last; leaving early cancels the request."""
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     ended_as = None
     try:
@@ -117,7 +117,7 @@ class RawPeer:
         return decode_from_master(frame)
 
     async def answer(self, number: int) -> Answer:
-        """The answer of that number; what comes before is passed over."""
+        """Return the answer of that number; what comes before is passed over."""
         while True:
             message = await self.receive()
             if isinstance(message, Answer) and message.number == number:
@@ -125,7 +125,7 @@ class RawPeer:
 
 
 def run(tmp_path: Path, play: Callable[[FakeEngine, EngineServer, RemoteEngine], Awaitable[None]]) -> FakeEngine:
-    """Runs a test's coroutine between the two ends of a socket."""
+    """Run a test's coroutine between the two ends of a socket."""
     engine = FakeEngine()
 
     async def between() -> None:

@@ -27,7 +27,7 @@ STOP = 0
 
 
 def next_token(known: list[int]) -> int:
-    """A model: about one token in nine ends its sequence."""
+    """Return a model: about one token in nine ends its sequence."""
     return (sum((index + 3) * token for index, token in enumerate(known)) * 31 + len(known)) % 97 % 9
 
 

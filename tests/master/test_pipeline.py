@@ -38,7 +38,7 @@ def pipeline() -> Pipeline:
 
 
 async def stream(*messages: object, end: pb.Fault | None = None) -> AsyncIterator[object]:
-    """A hot stream of `messages`, which ends with a fault, or not at all."""
+    """Yield a hot stream of `messages`, which ends with a fault, or not at all."""
     for message in messages:
         yield message
     if end is None:

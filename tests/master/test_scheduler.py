@@ -29,12 +29,12 @@ configs = st.builds(
 
 
 def next_token(tokens: list[int]) -> int:
-    """A deterministic model: the next token depends on all tokens before it."""
+    """Return a deterministic model: the next token depends on all tokens before it."""
     return (sum((index + 1) * token for index, token in enumerate(tokens)) * 31 + len(tokens)) % 97
 
 
 def solo(prompt: tuple[int, ...], max_gen_tokens: int) -> list[int]:
-    """What the model generates for a request alone."""
+    """Return what the model generates for a request alone."""
     generated: list[int] = []
     while len(generated) < max_gen_tokens and (not generated or generated[-1] != STOP):
         generated.append(next_token([*prompt, *generated]))
@@ -137,7 +137,7 @@ class FakeEngine:
                 assert request.generated == solo(request.prompt, request.max_gen_tokens)[: len(request.generated)]
 
     def drain(self) -> None:
-        """Runs until all is done; the bound makes a deadlock a failure."""
+        """Run until all is done; the bound makes a deadlock a failure."""
         while self.arrived < len(self.requests):
             self.arrive()
         for _ in range(20_000):

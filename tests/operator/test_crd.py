@@ -36,7 +36,7 @@ def test_valid_for_a_current_cluster():
 
 
 def nodes(schema: dict[str, Any], path: str = "", pod_api: bool = True):
-    """Yields every node with its path; without `pod_api`, none below the pod overrides."""
+    """Yield every node with its path; without `pod_api`, none below the pod overrides."""
     yield path, schema
     if not pod_api and path.rpartition(".")[2] in OVERRIDES:
         return

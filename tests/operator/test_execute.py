@@ -62,7 +62,7 @@ LATE = ("PodDisruptionBudget", "PodMonitor")
 
 
 def observed(server: Server) -> Observed:
-    """What watches have shown so far."""
+    """Return what watches have shown so far."""
     return Observed(tuple(found for (kind, _), found in server.objects.items() if kind not in LATE))
 
 

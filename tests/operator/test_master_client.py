@@ -39,7 +39,7 @@ def server_context(pair: KeyPair, bundle: bytes, folder: Path) -> ssl.SSLContext
 
 @contextlib.asynccontextmanager
 async def master(context: ssl.SSLContext | None) -> AsyncIterator[str]:
-    """A server that answers every request with its state, one request per connection; yields host:port."""
+    """Run a server that answers every request with its state, one request per connection; yield its host:port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
@@ -116,7 +116,7 @@ def test_changed_credentials_take_effect_with_the_next_call(tmp_path):
 
 
 async def still_there(reader: asyncio.StreamReader, seconds: float) -> bool:
-    """Waits; returns whether the client has not hung up."""
+    """Wait; return whether the client has not hung up."""
     try:
         await asyncio.wait_for(reader.read(1), seconds)
     except TimeoutError:
@@ -126,7 +126,7 @@ async def still_there(reader: asyncio.StreamReader, seconds: float) -> bool:
 
 @contextlib.asynccontextmanager
 async def answering(*parts: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers every request with `parts`; yields its address and the requests that came."""
+    """Run a server that answers every request with `parts`; yield its address and the requests that came."""
     requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +147,7 @@ async def answering(*parts: bytes, pause: float = 0.0) -> AsyncIterator[tuple[st
 
 
 def answer(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """An HTTP answer whose end is the end of the connection."""
+    """Return an HTTP answer whose end is the end of the connection."""
     return f"HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n".encode() + body
 
 

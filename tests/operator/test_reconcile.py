@@ -69,7 +69,7 @@ class Masters(MasterClient):
 
 
 async def reconciled(api: Api, masters: Masters, *stages: Callable[[], Any]) -> None:
-    """Runs passes; each stage is called until it returns something true."""
+    """Run passes; each stage is called until it returns something true."""
     reconciler = Reconciler(api, IMAGES, masters)  # type: ignore[arg-type]
     api.reconciler = reconciler
     try:

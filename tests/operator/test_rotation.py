@@ -59,14 +59,14 @@ class World:
         return len(writes)
 
     def settle(self) -> None:
-        """Passes without a pause until nothing is written."""
+        """Pass without a pause until nothing is written."""
         for _ in range(9):
             if not self.step():
                 return
         raise AssertionError("it never comes to rest")
 
     def held(self) -> list[Mapping[str, bytes]]:
-        """What pods may hold now, and the operator's own certificate."""
+        """Return what pods may hold now, and the operator's own certificate."""
         found = [data for role, data in self.secrets.items() if role in NAMES]
         found += [data for moment, data in self.replaced if self.now - moment < PROPAGATION]
         if set(NAMES) <= set(self.secrets):

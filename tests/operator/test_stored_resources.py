@@ -93,7 +93,7 @@ class FakeCluster:
 
 
 async def passes(cluster: FakeCluster, number: int) -> None:
-    """Runs passes over the deployment until that many statuses were written, or refused."""
+    """Run passes over the deployment until that many statuses were written, or refused."""
     reconciler = Reconciler(cluster, IMAGES, MasterClient())  # type: ignore[arg-type]
     metadata = cluster.resource["metadata"]
     try:

@@ -78,7 +78,7 @@ def test_only_an_explicit_mode_makes_a_revision():
 
 
 def plaintext(found: Context) -> Observed:
-    """A deployment in steady state whose revision an operator without TLS has rendered."""
+    """Return a deployment in steady state whose revision an operator without TLS has rendered."""
     older = Context(found.name, found.namespace, UID, tls(mode="off").spec, found.revision, found.images)
     return everything(older)
 

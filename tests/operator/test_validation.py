@@ -44,7 +44,7 @@ def test_the_operator(name, spec, field):
 
 
 def blamed(name: str, spec: dict[str, Any], field: str | None) -> str:
-    """The field that the operator refuses, its own words if it is another one, "" if it accepts."""
+    """Return the field that the operator refuses, its own words if it is another one, "" if it accepts."""
     try:
         parse(name, spec)
     except InvalidSpecError as refusal:
@@ -53,7 +53,7 @@ def blamed(name: str, spec: dict[str, Any], field: str | None) -> str:
 
 
 def named(errors: list[str], field: str | None) -> str:
-    """The field if a message names it, else the messages."""
+    """Return the field if a message names it, else the messages."""
     if field and any(re.search(rf"(^|[ :]){re.escape(field)}[ :]", error) for error in errors):
         return field
     return "; ".join(errors)
@@ -198,7 +198,7 @@ def test_both_agree_on_specs_that_were_damaged_at_random():
 
 
 def containers(value: Any) -> Any:
-    """Yields every dictionary and list in a value, itself included, that is not empty."""
+    """Yield every dictionary and list in a value, itself included, that is not empty."""
     if value and isinstance(value, dict | list):
         yield value
         for child in value.values() if isinstance(value, dict) else value:

@@ -21,7 +21,7 @@ SERVICES = sorted(path.stem for path in FOLDER.glob("*_pb2_grpc.py"))
 
 
 def filled(descriptor: Descriptor) -> Message:
-    """Returns a message in which every scalar field of the first level is set."""
+    """Return a message in which every scalar field of the first level is set."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if field.message_type is not None or field.containing_oneof is not None:

@@ -83,7 +83,7 @@ class Registered:
 
 
 async def hello(scope, receive, send):
-    """Reads the body at /read only, answers at /wait only once the client has left."""
+    """Read the body at /read only, answer at /wait only once the client has left."""
     if scope["path"] == "/read":
         while (await receive()).get("more_body"):
             pass
@@ -104,7 +104,7 @@ def connect(limits=LIMITS) -> tuple[BoundedProtocol, Peer]:
 
 
 async def flood(connection, peer, start: bytes, again: bytes, total: int = 64 << 20) -> int:
-    """Sends `again` without end in reads of 256 KiB; returns how many bytes were taken before the connection closed."""
+    """Send `again` without end in reads of 256 KiB; return how many bytes were taken before the connection closed."""
     connection.data_received(start)
     block = again * (CHUNK // len(again))
     taken = len(start)

@@ -245,7 +245,7 @@ def test_a_crowd_within_128_descriptors():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Returns the TLS contexts of a server and of a client that does not check its certificate."""
+    """Return the TLS contexts of a server and of a client that does not check its certificate."""
     signed, path = sign("port"), tmp_path_factory.mktemp("port") / "server.pem"
     path.write_bytes(signed.pem + signed.key_pem)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -22,7 +22,7 @@ async def fail(error: Exception, seconds: float = 0.0) -> None:
 
 
 def run(*calls, seconds: float = 30.0):
-    """Runs calls; of several errors the last that is no consequence is the cause."""
+    """Run calls; of several errors the last that is no consequence is the cause."""
 
     def choose(errors: list[BaseException]) -> BaseException:
         return min(errors, key=lambda error: isinstance(error, ConsequenceError))

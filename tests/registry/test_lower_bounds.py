@@ -20,7 +20,7 @@ TESTS = ("tests/protos", "tests/contract/test_message.py", "tests/contract/test_
 
 
 def lowest(name: str) -> str:
-    """Returns the requirement that allows only the lower bound of a dependency, such as "grpcio==1.85.1"."""
+    """Return the requirement that allows only the lower bound of a dependency, such as "grpcio==1.85.1"."""
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     (bound,) = [line for line in lines if re.match(rf"{re.escape(name)}\b(?!-)", line)]
     return bound.replace(">=", "==")

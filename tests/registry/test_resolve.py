@@ -26,7 +26,7 @@ UV = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", 
 
 
 def requirements(extras: str) -> list[str]:
-    """Returns the requirements of ORCA with extras, such as "worker,hub"."""
+    """Return the requirements of ORCA with extras, such as "worker,hub"."""
     return [*PROJECT["dependencies"], *(line for extra in extras.split(",") if extra for line in EXTRAS[extra])]
 
 
@@ -37,13 +37,13 @@ def resolve(command: list[str], environment: dict[str, str]) -> str:
 
 
 def with_pip(lines: list[str], environment: dict[str, str], *options: str) -> str:
-    """Returns pip's report, as JSON text. `fast-deps` reads metadata out of remote wheels."""
+    """Return pip's report, as JSON text. `fast-deps` reads metadata out of remote wheels."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
     return resolve([*pip, "--use-feature", "fast-deps", *CONSTRAINTS, *options, *lines], environment)
 
 
 def with_uv(python: str, environment: dict[str, str], *options: str) -> str:
-    """Returns the resolved versions, one a line."""
+    """Return the resolved versions, one a line."""
     project = str(ROOT / "pyproject.toml")
     platform = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return resolve([*UV, "--python", sys.executable, *platform, *options, project], environment)

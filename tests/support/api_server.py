@@ -85,7 +85,7 @@ class Api:
     # -- what others do to the cluster ---------------------------------------------------------------------------------
 
     def put(self, body: dict[str, Any]) -> None:
-        """Stores an object with a uid and versions of its own."""
+        """Store an object with a uid and versions of its own."""
         kind, name = body["kind"], body["metadata"]["name"]
         before = self.objects.get((kind, name), {}).get("metadata", {})
         self._version += 1
@@ -98,7 +98,7 @@ class Api:
         self._notify(kind, self.objects[kind, name], deleted=False)
 
     def remove(self, kind: str, name: str) -> None:
-        """Removes an object."""
+        """Remove an object."""
         self._notify(kind, self.objects.pop((kind, name)), deleted=True)
 
     # -- questions of tests --------------------------------------------------------------------------------------------
@@ -124,6 +124,6 @@ class Api:
 
 
 def _content(body: Mapping[str, Any]) -> dict[str, Any]:
-    """An object without what the server adds."""
+    """Return an object without what the server adds."""
     metadata = {key: body["metadata"].get(key) for key in ("labels", "annotations", "ownerReferences")}
     return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}

@@ -33,7 +33,7 @@ class Signed:
 
 
 def sign(*names: str, issuer: Signed | None = None, ends: datetime.timedelta = DAY) -> Signed:
-    """Returns a certificate for DNS names, or a CA if there is no issuer."""
+    """Return a certificate for DNS names, or a CA if there is no issuer."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else "CA")])
@@ -55,7 +55,7 @@ def sign(*names: str, issuer: Signed | None = None, ends: datetime.timedelta = D
 
 
 def write(folder: Path, signed: Signed, *authorities: Signed) -> Path:
-    """Puts the files of `--tls-dir` in place at once, as Kubernetes does: the names are links into a swapped folder."""
+    """Put the files of `--tls-dir` in place at once, as Kubernetes does: the names are links into a swapped folder."""
     folder.mkdir(exist_ok=True)
     version = folder / f"..{signed.certificate.serial_number:x}-{len(authorities)}"
     version.mkdir()

@@ -22,12 +22,12 @@ LONG_CONTEXT = 8_192
 
 
 def make_model(name: str) -> PreTrainedModel:
-    """Returns one of the odd-sized models of VARIANTS, with the same weights every time."""
+    """Return one of the odd-sized models of VARIANTS, with the same weights every time."""
     return randomise(VARIANTS[name](), sum(name.encode()))
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Gives every parameter a value that matters, so that none can be forgotten unnoticed."""
+    """Give every parameter a value that matters, so that none can be forgotten unnoticed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -61,7 +61,7 @@ def _gpt2(head_dim: int, tied: bool) -> PreTrainedModel:
 
 
 def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options: Any) -> PreTrainedModel:
-    """Returns a model of one of the CONFIGURATIONS: 8 heads over 2 K/V heads, or as many of both."""
+    """Return a model of one of the CONFIGURATIONS: 8 heads over 2 K/V heads, or as many of both."""
     import transformers
 
     configuration = getattr(transformers, CONFIGURATIONS[family])
@@ -116,14 +116,14 @@ VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def save(name: str, folder: Path) -> Path:
-    """Writes a variant's checkpoint to `folder`/name and returns that path."""
+    """Write a variant's checkpoint to `folder`/name and return that path."""
     path = folder / name
     make_model(name).save_pretrained(path)
     return path
 
 
 def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
-    """Copies a checkpoint into `folder` and adds a tokenizer of one token per byte, as far as the vocabulary goes."""
+    """Copy a checkpoint into `folder` and add a tokenizer of one token per byte, as far as the vocabulary goes."""
     path = folder / checkpoint.name
     shutil.copytree(checkpoint, path)
     plain = [chr(code) for code in range(33, 127)]
@@ -145,7 +145,7 @@ def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
 
 
 def with_long_context(checkpoint: Path, folder: Path) -> Path:
-    """Copies a checkpoint of rotary positions, which then goes on for LONG_CONTEXT tokens: seconds, on any machine.
+    """Copy a checkpoint of rotary positions, which then go on for LONG_CONTEXT tokens: seconds, on any machine.
 
     For requests that a test interrupts: MAX_POSITIONS tokens may all be there before it does.
     """
@@ -171,13 +171,13 @@ class Reference:
 
 
 def make_prompts(lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Returns fixed random prompts of these lengths."""
+    """Return fixed random prompts of these lengths."""
     generator = torch.Generator().manual_seed(7)
     return [tuple(torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
 
 
 def write_references(path: Path, name: str, prompts: list[tuple[int, ...]], num_tokens: int) -> None:
-    """Writes what transformers says about prompts to a file for `read_references`."""
+    """Write what transformers says about prompts to a file for `read_references`."""
     model = make_model(name)
     tensors = {}
     for index, prompt in enumerate(prompts):
@@ -188,7 +188,7 @@ def write_references(path: Path, name: str, prompts: list[tuple[int, ...]], num_
 
 
 def read_references(path: Path, prompts: list[tuple[int, ...]]) -> list[Reference]:
-    """Returns what `write_references` has written about these prompts."""
+    """Return what `write_references` has written about these prompts."""
     tensors = load_file(path)
     return [
         Reference(prompt, tensors[f"greedy.{index}"].tolist(), tensors[f"logits.{index}"])

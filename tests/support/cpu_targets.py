@@ -15,7 +15,7 @@ PROPERTY = "cpu_target"
 
 
 def arrangements(flags: set[str]) -> list[CpuTarget]:
-    """Returns all targets, and each target that cannot run with these flags as far as it can.
+    """Return all targets, and each target that cannot run with these flags as far as it can.
 
     Its products stay divided between the library and oneDNN; the library is compiled for what the processor has. Left
     out where this is another target.
@@ -34,7 +34,7 @@ def arrangements(flags: set[str]) -> list[CpuTarget]:
 
 
 def cpu_target_params(flags: set[str] | None = None) -> list[object]:
-    """Returns parameters for `pytest.mark.parametrize`; those that this processor cannot run are skipped."""
+    """Return parameters for `pytest.mark.parametrize`; those that this processor cannot run are skipped."""
     flags = processor_flags() if flags is None else flags
     return [
         pytest.param(
@@ -48,7 +48,7 @@ def cpu_target_params(flags: set[str] | None = None) -> list[object]:
 
 
 def mark_target(item: pytest.Item) -> None:
-    """Notes the CPU target of a parametrised test in its reports, which xdist hands to the controller."""
+    """Note the CPU target of a parametrised test in its reports, which xdist hands to the controller."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, CpuTarget):
@@ -56,7 +56,7 @@ def mark_target(item: pytest.Item) -> None:
 
 
 def summary(reports: Iterable[pytest.TestReport], flags: set[str], processor: str) -> list[str]:
-    """Returns the lines that say which targets the tests of a run have tried, none if no test has a target."""
+    """Return the lines that say which targets the tests of a run have tried, none if no test has a target."""
     tried: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for report in reports:

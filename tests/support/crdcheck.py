@@ -36,7 +36,7 @@ class Verdict:
 def judge(
     crd: dict[str, Any], resources: Sequence[dict[str, Any]] = (), old: dict[str, Any] | None = None
 ) -> list[Verdict]:
-    """Returns the verdict on the CRD, then one per resource; with `old`, resources are updates of it.
+    """Return the verdict on the CRD, then one per resource; with `old`, resources are updates of it.
 
     Skips the test without the program, or fails it where REQUIRE_CRDCHECK is set.
     """
@@ -62,7 +62,7 @@ def judge(
 
 
 def resource(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """An OrcaDeployment as a user writes it."""
+    """Return an OrcaDeployment as a user writes it."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 

@@ -20,7 +20,7 @@ HANDSHAKE_MS = 300
 
 
 async def serve(folder: Path) -> None:
-    """Serves until the process is killed."""
+    """Serve until the process is killed."""
     tls = TlsFolder(folder, "worker")
     options = {**dict(SERVER_OPTIONS), "grpc.server_handshake_timeout_ms": HANDSHAKE_MS}
     server = grpc.aio.server(options=list(options.items()), interceptors=[Door(tls)])

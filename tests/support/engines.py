@@ -30,7 +30,7 @@ WORKER_COMMAND = (sys.executable, "-m", "orca_worker")
 def worker_processes(
     count: int, commands: dict[int, Sequence[str]] | None = None
 ) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
-    """Starts workers on Unix sockets; yields addresses and processes. `commands` replaces some of them."""
+    """Start workers on Unix sockets; yield addresses and processes. `commands` replaces some of them."""
     with tempfile.TemporaryDirectory(prefix="orca-test-") as folder:
         addresses = [f"unix:{folder}/{index}.sock" for index in range(count)]
         processes = [
@@ -97,7 +97,7 @@ class Harness:
         self.engine.submit(self.submission(request_id, prompt, max_gen_tokens, **sampling))  # type: ignore[arg-type]
 
     async def collect(self, count: int, timeout: float = 120.0) -> dict[str, list[int]]:
-        """Waits until `count` requests have ended; returns their tokens. Fails on an error."""
+        """Wait until `count` requests have ended; return their tokens. Fails on an error."""
         tokens: dict[str, list[int]] = {}
         async with asyncio.timeout(timeout):
             while count:
@@ -109,7 +109,7 @@ class Harness:
         return tokens
 
     def mixed_iterations(self) -> int:
-        """Iterations that held both phases: a prompt's tokens and a single next token."""
+        """Return the number of iterations that held both phases: a prompt's tokens and a single next token."""
         count = 0
         for _, batch in self.batches:
             beginning = [scheduled.context_length < len(scheduled.request.prompt) for scheduled in batch.requests]
@@ -136,7 +136,7 @@ async def engine(
     start: bool = True,
     tensor_parallel_size: int = 1,
 ) -> AsyncIterator[Harness]:
-    """A harness around an engine with workers of its own, which end with it; started unless told otherwise."""
+    """Yield a harness around an engine with workers of its own, which end with it; started unless told otherwise."""
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
         harness.engine = EngineMaster(
@@ -151,7 +151,7 @@ async def engine(
 
 
 def leaving_workers(config: EngineConfig) -> EngineConfig:
-    """Returns `config` for a master that does not own its workers, as in a cluster.
+    """Return `config` for a master that does not own its workers, as in a cluster.
 
     Requests of a lost pipeline fail after a second.
     """
@@ -162,7 +162,7 @@ def leaving_workers(config: EngineConfig) -> EngineConfig:
 async def engine_over(
     topology: Topology, config: EngineConfig | None = None, start: bool = True
 ) -> AsyncIterator[Harness]:
-    """A harness around an engine that leaves the topology's workers alive; started unless told otherwise."""
+    """Yield a harness around an engine that leaves the topology's workers alive; started unless told otherwise."""
     harness = Harness()
     harness.engine = EngineMaster(topology, leaving_workers(config or EngineConfig()), harness.deliver, harness)
     try:

@@ -33,7 +33,7 @@ class Engine(Harness):
         self.engine = EngineMaster(wanted, config or EngineConfig(), self.deliver, self, self.cluster.make)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits inside a generous bound."""
+        """Wait inside a generous bound."""
         async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.001)
@@ -42,7 +42,7 @@ class Engine(Harness):
         return next(entry.phase for entry in self.engine.snapshot.pipelines if entry.id == pipeline)
 
     async def ended(self, request_id: str) -> str | None:
-        """The error with which a request ends."""
+        """Return the error with which a request ends."""
         async with asyncio.timeout(60):
             while True:
                 output = await self.outputs.get()
@@ -52,7 +52,7 @@ class Engine(Harness):
 
 
 def play(engine: Callable[[], Engine], scene: Callable[[Engine], Awaitable[None]]) -> None:
-    """Runs a scene; whatever it leaves behind is stopped, and nothing is held then."""
+    """Run a scene; whatever it leaves behind is stopped, and nothing is held then."""
 
     async def run() -> None:
         made = engine()

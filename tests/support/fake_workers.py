@@ -20,12 +20,12 @@ MAX_MODEL_LEN = 64
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """Returns the token after `tokens`."""
+    """Return the token after `tokens`."""
     return (sum(position * token for position, token in enumerate(tokens, 1)) + len(tokens)) % VOCABULARY
 
 
 def continuation(prompt: Sequence[int], length: int) -> list[int]:
-    """Returns what every request with this prompt generates."""
+    """Return what every request with this prompt generates."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(next_token(tokens))
@@ -77,7 +77,7 @@ class FakeWorkers:
             lost.cancel()
 
     def lose(self, error: WorkerLostError) -> None:
-        """Reports a fault."""
+        """Report a fault."""
         self._reported.append(error)
         self._lost.set()
 
@@ -135,5 +135,5 @@ class Cluster:
         return workers
 
     def newest(self, pipeline: str) -> FakeWorkers:
-        """The workers that were made last for a pipeline."""
+        """Return the workers that were made last for a pipeline."""
         return self.formed[pipeline][-1]

@@ -34,7 +34,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 
 
 def shapes() -> dict[str, list[int]]:
-    """Returns the tensors of the sound model."""
+    """Return the tensors of the sound model."""
     found = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN]}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
@@ -48,7 +48,7 @@ def shapes() -> dict[str, list[int]]:
 
 
 def header() -> dict[str, Any]:
-    """Returns the header of the sound model's weights, all bfloat16."""
+    """Return the header of the sound model's weights, all bfloat16."""
     entries, offset = {}, 0
     for name, shape in shapes().items():
         size = 2
@@ -60,7 +60,7 @@ def header() -> dict[str, Any]:
 
 
 def safetensors(entries: dict[str, Any] | bytes, values: bytes | None = None, length: int | None = None) -> bytes:
-    """Returns a file with this header; `values` None: ones, as many as the sound header has."""
+    """Return a file with this header; `values` None: ones, as many as the sound header has."""
     text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     if values is None:
         values = b"\x80\x3f" * (max(entry["data_offsets"][1] for entry in header().values()) // 2)
@@ -68,7 +68,7 @@ def safetensors(entries: dict[str, Any] | bytes, values: bytes | None = None, le
 
 
 def make_sound(folder: Path) -> None:
-    """Writes the sound model."""
+    """Write the sound model."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / WEIGHTS).write_bytes(safetensors(header()))
@@ -76,7 +76,7 @@ def make_sound(folder: Path) -> None:
 
 
 def config(**changes: Any) -> Callable[[Path], None]:
-    """Changes fields of config.json; ... removes one."""
+    """Change fields of config.json; ... removes one."""
 
     def change(folder: Path) -> None:
         made = {name: value for name, value in {**CONFIG, **changes}.items() if value is not ...}
@@ -86,12 +86,12 @@ def config(**changes: Any) -> Callable[[Path], None]:
 
 
 def rope(**fields: Any) -> Callable[[Path], None]:
-    """Sets `rope_parameters`."""
+    """Set `rope_parameters`."""
     return config(rope_parameters={"rope_theta": 10000.0, **fields})
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], None]:
-    """Writes a file."""
+    """Write a file."""
 
     def change(folder: Path) -> None:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -100,12 +100,12 @@ def text(name: str, content: str | bytes) -> Callable[[Path], None]:
 
 
 def objects(name: str, **fields: Any) -> Callable[[Path], None]:
-    """Writes a file with a JSON object."""
+    """Write a file with a JSON object."""
     return text(name, json.dumps(fields))
 
 
 def entry(tensor: str = QUERY, **changes: Any) -> Callable[[Path], None]:
-    """Changes a tensor's entry in the header of the weights."""
+    """Change a tensor's entry in the header of the weights."""
 
     def change(folder: Path) -> None:
         entries = header()
@@ -116,7 +116,7 @@ def entry(tensor: str = QUERY, **changes: Any) -> Callable[[Path], None]:
 
 
 def index(name: str) -> Callable[[Path], None]:
-    """Writes an index that says that all tensors are in the file `name`."""
+    """Write an index that says that all tensors are in the file `name`."""
 
     def change(folder: Path) -> None:
         (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(shapes(), name)}))
@@ -125,7 +125,7 @@ def index(name: str) -> Callable[[Path], None]:
 
 
 def both(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
-    """Makes several changes."""
+    """Make several changes."""
 
     def change(folder: Path) -> None:
         for one in changes:
@@ -135,7 +135,7 @@ def both(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 
 def linked(name: str, target: str) -> Callable[[Path], None]:
-    """Replaces a file by a link."""
+    """Replace a file by a link."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
 
 
 def fifo(name: str) -> Callable[[Path], None]:
-    """Replaces a file by a FIFO that nobody writes to."""
+    """Replace a file by a FIFO that nobody writes to."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def fifo(name: str) -> Callable[[Path], None]:
 
 
 def listening(folder: Path) -> None:
-    """Replaces config.json by a socket."""
+    """Replace config.json by a socket."""
     (folder / "config.json").unlink()
     here = os.getcwd()
     os.chdir(folder)  # a socket's path has at most 107 characters
@@ -165,7 +165,7 @@ def listening(folder: Path) -> None:
 
 
 def sparse(name: str, size: int) -> Callable[[Path], None]:
-    """Makes a file of `size` bytes that takes no room on the disk."""
+    """Make a file of `size` bytes that takes no room on the disk."""
 
     def change(folder: Path) -> None:
         with (folder / name).open("wb") as file:
@@ -175,12 +175,12 @@ def sparse(name: str, size: int) -> Callable[[Path], None]:
 
 
 def tokenizer(**changes: Any) -> Callable[[Path], None]:
-    """Changes fields of tokenizer.json."""
+    """Change fields of tokenizer.json."""
     return objects("tokenizer.json", **{**json.loads(TOKENIZER.read_bytes()), **changes})
 
 
 def splitting(pattern: str) -> dict[str, Any]:
-    """Returns a pre-tokenizer that splits at a regular expression."""
+    """Return a pre-tokenizer that splits at a regular expression."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
@@ -372,7 +372,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 def refusal(folder: Path) -> str | None:
-    """Returns what the checks say about a model, None if they accept it."""
+    """Return what the checks say about a model, None if they accept it."""
     try:
         check_model(folder, 1, 1, 0, range(1))
         try_text(folder, None)
@@ -382,10 +382,10 @@ def refusal(folder: Path) -> str | None:
 
 
 def main(below: Path) -> None:
-    """Checks all, the sound model last."""
+    """Check all, the sound model last."""
 
     def leave(folder: Path) -> None:
-        """Changes nothing."""
+        """Change nothing."""
 
     for number, (name, (change, _)) in enumerate([*HOSTILE.items(), ("sound", (leave, ""))]):
         folder = below / str(number)

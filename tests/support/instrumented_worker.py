@@ -13,7 +13,7 @@ from orca_worker import cli
 
 
 def command(script: str, *arguments: str) -> tuple[str, ...]:
-    """Returns the command of a worker with ranks from tests/support/`script`."""
+    """Return the command of a worker with ranks from tests/support/`script`."""
     return (sys.executable, __file__, script, *arguments)
 
 

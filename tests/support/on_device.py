@@ -37,7 +37,7 @@ class OnDevice:
         return _Attention(self, self._kernels.attention(form, dtype))
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, of all that a view is part of: what a kernel writes beside the view is seen, too."""
+        """Return a copy on the device, of all that a view is part of: what a kernel writes beside the view shows."""
         there = whole(tensor).to(self._device, copy=True)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

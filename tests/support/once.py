@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns the folder of results that later runs reuse; the name of each has a digest of what it depends on."""
+    """Return the folder of results that later runs reuse; the name of each has a digest of what it depends on."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca-tests"
 
 
 def once(path: Path, make: Callable[[Path], None]) -> Path:
-    """Returns `path`, a file or folder, after the first caller on this machine has made it.
+    """Return `path`, a file or folder, after the first caller on this machine has made it.
 
     `make` writes to the path that it is given, which is then renamed, so that `path` is complete. Other callers wait
     (flock(2)); if the first one fails, the next one tries.

@@ -31,18 +31,18 @@ def example(name: str) -> dict[str, Any]:
 
 
 def context(spec: dict[str, Any] | None = None, name: str = "demo", namespace: str = "default") -> Context:
-    """The context of a spec."""
+    """Return the context of a spec."""
     parsed = parse(name, spec or MINIMAL)
     return Context(name, namespace, UID, parsed, revision_hash(parsed), IMAGES)
 
 
 def merged(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """`base` with top-level fields replaced."""
+    """Return `base` with top-level fields replaced."""
     return {**base, **changes}
 
 
 def live(manifest: dict[str, Any], generation: int = 1) -> dict[str, Any]:
-    """A manifest as the API server would return it."""
+    """Return a manifest as the API server would return it."""
     metadata = {**manifest["metadata"], "uid": f"uid-{manifest['metadata']['name']}", "generation": generation}
     return {**manifest, "metadata": metadata | {"resourceVersion": str(generation)}}
 
@@ -56,7 +56,7 @@ def pod(
     ready: bool = False,
     **status: Any,
 ) -> dict[str, Any]:
-    """A pod with a status; scheduled and running unless told otherwise."""
+    """Return a pod with a status; scheduled and running unless told otherwise."""
     revision = revision or deployment.revision
     if role == names.WORKER:
         name = f"{names.partition(deployment.name, revision, partition)}-{pipeline}"
@@ -82,7 +82,7 @@ def pod(
 def report(
     deployment: Context, phase: PipelinePhase = PipelinePhase.SERVING, pipelines: int = 1, **failure: Any
 ) -> StateReport:
-    """What a master says, for all pipelines alike."""
+    """Return what a master says, for all pipelines alike."""
     last = FailureReport(**{"at": 0.0, "worker": "", "recovery_seconds": None, **failure}) if failure else None
     return StateReport(
         contract_version=VERSION,
@@ -108,12 +108,12 @@ def report(
 
 
 def view(observed: Observed, now: datetime = NOW) -> View:
-    """The view of a pass."""
+    """Return the view of a pass."""
     return look(observed, now)
 
 
 def everything(deployment: Context, pipelines: int = 1) -> Observed:
-    """A deployment in steady state, made from its own plan."""
+    """Return a deployment in steady state, made from its own plan."""
     children = [live(action.manifest) for action in plan(deployment, view(Observed())) if isinstance(action, Apply)]
     partitions = range(deployment.spec.parallelism.pipeline_parallel_size)
     children += [

@@ -19,14 +19,14 @@ KEPT = (
 
 
 def bare_environment(home: Path) -> dict[str, str]:
-    """Returns the environment of a user whose pip and uv have no settings: public registry, empty home and cache."""
+    """Return the environment of a user whose pip and uv have no settings: public registry, empty home and cache."""
     kept = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     settings = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
     return {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), **settings, **kept}
 
 
 def make_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """Writes a wheel for every Python and platform; it holds an empty module and the metadata."""
+    """Write a wheel for every Python and platform; it holds an empty module and the metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     path = folder / f"{module}-{version}-py3-none-any.whl"
@@ -54,7 +54,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serve_index(folder: Path) -> Iterator[str]:
-    """Serves `folder` as an index (PEP 503): FOLDER/NAME/*.whl are the wheels of NAME. Yields the index's URL."""
+    """Serve `folder` as an index (PEP 503): FOLDER/NAME/*.whl are the wheels of NAME. Yield the index's URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

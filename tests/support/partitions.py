@@ -81,11 +81,11 @@ class PartitionedModel:
         return partition
 
     def take_block(self) -> int:
-        """Returns a block that nobody else gets."""
+        """Return a block that nobody else gets."""
         return self.free_blocks.pop()
 
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:
-        """Returns an Iteration of (row, context length, tokens); context 0 begins a row with `max_tokens` slots."""
+        """Return an Iteration of (row, context length, tokens); context 0 begins a row with `max_tokens` slots."""
         iteration = pb.Iteration()
         for row, context, tokens in parts:
             blocks = [self.take_block() for _ in range(-(-max_tokens // BLOCK_SIZE))] if context == 0 else []
@@ -101,7 +101,7 @@ class PartitionedModel:
         return iteration
 
     def logits(self, iteration: pb.Iteration, every_token: bool = True) -> torch.Tensor:
-        """Runs one iteration over all partitions; returns [S, vocabulary], or [K, vocabulary] of those that sample."""
+        """Run one iteration over all partitions; return [S, vocabulary], or [K, vocabulary] of those that sample."""
         batch = self.rows.batch(iteration)
         last = None if every_token else batch.last
 

@@ -44,24 +44,24 @@ class PickleTrappedError(Exception):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Returns variables for the processes to watch. `folder` must exist; it takes the module and what is recorded."""
+    """Return variables for the processes to watch. `folder` must exist; it takes the module and what is recorded."""
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(source=__file__, folder=str(folder)))
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": str(folder) if not others else f"{folder}{os.pathsep}{others}"}
 
 
 def trapped(folder: Path) -> list[str]:
-    """Returns the call stack of every trapped call."""
+    """Return the call stack of every trapped call."""
     return [entry["stack"] for entry in _entries(folder / TRAPPED)]
 
 
 def processes(folder: Path) -> list[list[str]]:
-    """Returns the command line of every process that has installed the trap, as Python was given it."""
+    """Return the command line of every process that has installed the trap, as Python was given it."""
     return [entry["command"] for entry in _entries(folder / PROCESSES)]
 
 
 def install(folder: Path) -> None:
-    """Sets the trap in this process, before anything else is imported."""
+    """Set the trap in this process, before anything else is imported."""
     import _pickle
     import pickle
 

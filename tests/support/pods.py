@@ -39,7 +39,7 @@ STATES: dict[str, dict[str, Any]] = {
 
 
 def follow_workloads(api: Api) -> None:
-    """Makes the pods that StatefulSets and Deployments ask for, and removes those of workloads that ask for fewer."""
+    """Make the pods that StatefulSets and Deployments ask for, and remove those of workloads that ask for fewer."""
     wanted: dict[str, dict[str, Any]] = {}
     for kind, prefix in (("StatefulSet", ""), ("Deployment", "5c9f8-")):
         for workload in [body for (of, _), body in api.objects.items() if of == kind]:
@@ -57,7 +57,7 @@ def follow_workloads(api: Api) -> None:
 
 
 def set_state(api: Api, name: str, state: str) -> None:
-    """Gives a pod one of STATES, or marks a pod for deletion (Terminating), or removes a pod (Deleted)."""
+    """Give a pod one of STATES, or mark a pod for deletion (Terminating), or remove a pod (Deleted)."""
     pod = api.objects["Pod", name]
     if state == "Deleted":
         api.remove("Pod", name)
@@ -88,13 +88,13 @@ def _status(
 
 
 def address(pod: dict[str, Any]) -> str:
-    """An IP address of the pod's own: a pod that is made again gets another."""
+    """Return an IP address of the pod's own: a pod that is made again gets another."""
     number = int(pod["metadata"]["uid"].removeprefix("uid-"))
     return f"10.0.{number // 256}.{number % 256}"
 
 
 def state_of(pod: dict[str, Any]) -> str:
-    """The state that `set_state` gave the pod."""
+    """Return the state that `set_state` gave the pod."""
     return "Terminating" if is_ending(pod) else str(pod.get("state", "Pending"))
 
 
@@ -105,5 +105,5 @@ def serves(api: Api, addresses: list[str]) -> bool:
 
 
 def revision_of(pod: dict[str, Any]) -> str:
-    """The revision of a pod."""
+    """Return the revision of a pod."""
     return label(pod, REVISION_LABEL)

@@ -11,7 +11,7 @@ from orca_worker import cli
 
 
 def end_with_the_test_process() -> None:
-    """Waits for the end of standard input; ranks end with this process."""
+    """Wait for the end of standard input; ranks end with this process."""
     sys.stdin.buffer.read()
     os._exit(0)
 

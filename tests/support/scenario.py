@@ -60,7 +60,7 @@ class Scenario:
 
     @classmethod
     def read(cls, folder: Path) -> Scenario:
-        """Reads scenario.yaml of a folder."""
+        """Read scenario.yaml of a folder."""
         content = yaml.safe_load((folder / "scenario.yaml").read_text())
         not_served = tuple(content.pop("notServed", ()))
         return cls(folder, not_served=not_served, **content)
@@ -99,7 +99,7 @@ class Player:
         self._start_operator()
 
     async def play(self) -> str:
-        """Returns YAML: for each step what the operator wrote, and what changed in the children and in the status."""
+        """Return YAML: for each step what the operator wrote, and what changed in the children and in the status."""
         entries = []
         if self.scenario.begin == "serving":
             await self._step({"what": "creation"})
@@ -242,7 +242,7 @@ class Player:
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What differs; ABSENT for what is gone."""
+    """Return what differs; ABSENT for what is gone."""
     if not after:
         return {"everything": ABSENT} if before else {}
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
@@ -258,7 +258,7 @@ def _pipeline(pipeline: dict[str, Any]) -> str:
 
 
 def _summary(kind: str, child: dict[str, Any]) -> str:
-    """The fields of a child by which a reader follows the scenario; test_manifests.py checks whole objects."""
+    """Return the fields of a child by which a reader follows the scenario; test_manifests.py checks whole objects."""
     match kind:
         case "StatefulSet" | "Deployment":
             replicas, template = child["spec"]["replicas"], child["spec"]["template"]

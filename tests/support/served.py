@@ -48,7 +48,7 @@ class Served:
         assert self.url, self.log
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal and returns the exit code."""
+        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join(10)
@@ -57,7 +57,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Served]:
-    """A ready server, started in the folder `cwd`; ended when the block is left."""
+    """Yield a ready server, started in the folder `cwd`; ended when the block is left."""
     served = Served([str(model), *options], cwd)
     try:
         served.wait_ready()
@@ -68,7 +68,7 @@ def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Serve
 
 
 def value(metrics: str, name: str) -> float:
-    """The value of the one metric `orca:name` without labels beside the model's."""
+    """Return the value of the one metric `orca:name` without labels beside the model's."""
     (found,) = re.findall(rf'^orca:{name}{{model_name="[^"]+"}} (\S+)$', metrics, re.MULTILINE)
     return float(found)
 

@@ -14,12 +14,12 @@ LONG = "a" * 64
 
 
 def demo(field: str | None = None, **changes: Any) -> Row:
-    """A row that adds fields to the smallest spec."""
+    """Return a row that adds fields to the smallest spec."""
     return "demo", merged(MINIMAL, **changes), field
 
 
 def worker(field: str | None = None, **settings: Any) -> Row:
-    """A row about pod settings; `field` is below spec.worker."""
+    """Return a row about pod settings; `field` is below spec.worker."""
     return demo(field and f"spec.worker.{field}", worker=settings)
 
 

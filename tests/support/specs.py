@@ -24,7 +24,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 
 def changed(spec: Spec, leaf: Leaf) -> Spec:
-    """Returns the spec with another value of one field, whatever its rules say about the value."""
+    """Return the spec with another value of one field, whatever its rules say about the value."""
     value = functools.reduce(getattr, leaf.path, spec)
     return _replaced(spec, leaf.path, OTHER_VALUES.get(".".join(leaf.path)) or _another(value))
 

@@ -14,19 +14,19 @@ FOLDER = Path(__file__).parents[1] / "contract" / "version_0"
 
 
 def message(name: str) -> dict[str, Any]:
-    """A message of version 0: topology, scheduler, state; or the spec that they are for."""
+    """Return a message of version 0: topology, scheduler, state; or the spec that they are for."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return found
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema by which a master of version 0 checked a PUT: topology or scheduler."""
+    """Return the JSON schema by which a master of version 0 checked a PUT: topology or scheduler."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.schema.json").read_text())
     return found
 
 
 def operator_puts(topology: dict[str, Any], knobs: dict[str, Any], report: dict[str, Any]) -> list[str]:
-    """The paths of the changes that an operator of version 0 sent in each pass, as long as reports stayed the same."""
+    """Return the paths of the changes that an operator of version 0 sent in each pass while reports stayed the same."""
     puts = []
     if topology != report["topology"]:
         puts.append("/topology")
@@ -36,7 +36,7 @@ def operator_puts(topology: dict[str, Any], knobs: dict[str, Any], report: dict[
 
 
 def operator_reads(report: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What an operator of version 0 took from a report for status and diagnosis; raises KeyError as it did."""
+    """Return what an operator of version 0 took from a report for status and diagnosis; raise KeyError as it did."""
     read = []
     for pipeline in report.get("pipelines", ()):
         entry = (pipeline["id"], pipeline.get("phase", "Pending"), pipeline.get("epoch", 0))

@@ -29,7 +29,7 @@ class WorkerPool:
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def addresses(self, count: int, tensor_parallel_size: int = 1) -> list[str]:
-        """Returns the addresses of `count` workers, which are kept for this tensor-parallel size."""
+        """Return the addresses of `count` workers, which are kept for this tensor-parallel size."""
         addresses = [f"unix:{self._folder.name}/{tensor_parallel_size}-{index}.sock" for index in range(count)]
         for address in addresses:
             if address not in self._workers or self._workers[address].poll() is not None:
@@ -37,11 +37,11 @@ class WorkerPool:
         return addresses
 
     def pid(self, address: str) -> int:
-        """Returns the process id of a worker's controller."""
+        """Return the process id of a worker's controller."""
         return self._workers[address].pid
 
     def close(self) -> None:
-        """Ends all workers and their ranks."""
+        """End all workers and their ranks."""
         for worker in self._workers.values():
             assert worker.stdin is not None
             worker.stdin.close()

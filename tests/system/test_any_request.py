@@ -50,7 +50,7 @@ token_ids = st.sampled_from([-1, 0, 1, VOCABULARY - 1, VOCABULARY, 2**31 - 1, 2*
 
 
 def lengths(entry: Any, *limits: int) -> st.SearchStrategy[list[Any]]:
-    """Lists of one entry, of lengths at the limits."""
+    """List of one entry, of lengths at the limits."""
     return st.sampled_from([[entry] * (limit + more) for limit in limits for more in (-1, 0, 1)])
 
 

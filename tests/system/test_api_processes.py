@@ -68,7 +68,7 @@ def link(file: Path) -> str:
 
 
 def finished(served: Served, reason: str) -> float:
-    """Requests that ended so, as the metrics say."""
+    """Return how many requests ended so, as the metrics say."""
     lines = httpx.get(f"{served.url}/metrics").text.splitlines()
     return sum(
         float(line.split()[-1]) for line in lines if f'request_success_total{{finished_reason="{reason}"' in line

@@ -60,7 +60,7 @@ def test_50_requests_of_20_clients_a_third_cancelled(checkpoint):
     ]
 
     async def ask(client, number):
-        """Returns the tokens, or None for a request that is dropped on the way."""
+        """Return the tokens, or None for a request that is dropped on the way."""
         if number % 3 == 1:
             # Half of those to be dropped stream and leave after the first event, half give up while waiting.
             try:

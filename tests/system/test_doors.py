@@ -43,12 +43,12 @@ def cluster(checkpoint, tmp_path_factory):
 
 
 def operator(folder: Path, signed: Signed, *authorities: Signed) -> ssl.SSLContext:
-    """The TLS context of whoever has this certificate for all roles."""
+    """Return the TLS context of whoever has this certificate for all roles."""
     return TlsFolder(write(folder, signed, *authorities), "master").current().client_context()
 
 
 def status(cluster: Cluster, context: ssl.SSLContext, token: str = TOKEN, name: str = "master.local.orca") -> int:
-    """The status of `GET /state` over TLS; raises httpx.TransportError if there is no connection."""
+    """Return the status of `GET /state` over TLS; raise httpx.TransportError if there is no connection."""
     with httpx.Client(verify=context, timeout=30, trust_env=False) as client:
         return client.get(
             f"https://127.0.0.1:{cluster.admin}/state",

@@ -17,7 +17,7 @@ END = 20
 
 @pytest.fixture(scope="module")
 def model(checkpoint, references, tmp_path_factory):
-    """A checkpoint whose end-of-sequence token is one that it generates."""
+    """Return a checkpoint whose end-of-sequence token is one that it generates."""
     (reference,) = references(NAME, (33,), 32)
     return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("endpoint"), eos=reference.greedy[END])
 

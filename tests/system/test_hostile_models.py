@@ -28,7 +28,7 @@ THROUGH_SERVE = (
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
-    """What the program of hostile_models.py prints, by name."""
+    """Return what the program of hostile_models.py prints, by name."""
     done = subprocess.run(
         [sys.executable, hostile_models.__file__, str(tmp_path_factory.mktemp("hostile"))],
         capture_output=True, text=True, timeout=SECONDS, check=True,

@@ -19,7 +19,7 @@ SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 
 
 def post(url: str, body: dict) -> httpx.Response:
-    """Sends a body as ASCII JSON, in which a lone surrogate is an escape."""
+    """Send a body as ASCII JSON, in which a lone surrogate is an escape."""
     return httpx.post(url, content=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=60)
 
 

@@ -58,7 +58,7 @@ def answer(peer: socket.socket) -> tuple[int, dict]:
 
 
 def post(num_bytes: int | None = None) -> bytes:
-    """The head of a request with a body of a length, or with one of chunks."""
+    """Return the head of a request with a body of a length, or with one of chunks."""
     length = "Transfer-Encoding: chunked" if num_bytes is None else f"Content-Length: {num_bytes}"
     fields = f"Host: localhost\r\nContent-Type: application/json\r\n{length}"
     return f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode()

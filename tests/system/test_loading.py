@@ -19,7 +19,7 @@ MEBIBYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory):
-    """A Llama of 560 MB in float32 over two files; written tensor by tensor, because transformers would take longer."""
+    """Return a Llama of 560 MB in float32 over two files; tensor by tensor, which is faster than transformers."""
     path = tmp_path_factory.mktemp("large")
     hidden, inner, layers, vocabulary = 1024, 4096, 8, 4001
     (path / "config.json").write_text(
@@ -90,7 +90,7 @@ def test_a_rank_holds_its_shard_and_little_more(large_model, partitions, ranks, 
 
 
 def empty_rank() -> int:
-    """What a process holds that has imported a rank's modules and loaded nothing."""
+    """Return what a process holds that has imported a rank's modules and loaded nothing."""
     import subprocess
     import sys
 

@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def error_lines(text: str) -> list[str]:
-    """What is not a log line (those begin with the date)."""
+    """Return the lines that are no log lines (those begin with the date)."""
     return [line for line in text.splitlines() if not line.startswith("20")]
 
 
@@ -37,7 +37,7 @@ def copy(checkpoint, tmp_path):
 
 @pytest.fixture
 def endless(checkpoint, tmp_path):
-    """A model for ENDLESS."""
+    """Return a model for ENDLESS."""
     return with_long_context(checkpoint("llama-gqa-tied"), tmp_path)
 
 
@@ -249,7 +249,7 @@ def test_ranks_have_cores_of_their_own(checkpoint, monkeypatch, settled):
 
 
 def _pid(served: Served, partition: int, victim: str) -> int:
-    """The controller or rank of a partition, found by the worker's socket name."""
+    """Return the controller or rank of a partition, found by the worker's socket name."""
     for pid in descendants(served.process.pid):
         with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
             if f"worker-{partition}.sock" in file.read():

@@ -22,7 +22,7 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "tempe
 
 @pytest.fixture(scope="module")
 def folder(checkpoint, tmp_path_factory) -> Path:
-    """A model that brings code, named as modules that the server imports too: an import leaves the file "ran"."""
+    """Return a model that brings code, named as modules that the server imports: an import leaves the file "ran"."""
     folder = with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("published"))
     for name in ("code", "json", "resource", "torch"):
         (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
@@ -38,7 +38,7 @@ def folder(checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder) -> Iterator[httpx.Client]:
-    """The server runs in the model's folder, as after `cd MODEL; orca serve .`."""
+    """Yield a server that runs in the model's folder, as after `cd MODEL; orca serve .`."""
     (folder / "published.jinja").write_text(TEMPLATE)
     options = ("--api-key", KEY, "--allowed-origins", "http://localhost")
     with (
@@ -152,7 +152,7 @@ def test_routes_that_manage_a_server_are_not_there(client, path):
 
 
 def raw(client: httpx.Client, target: str, *headers: str) -> bytes:
-    """Sends a request line as it is, without a key; returns the answer's head."""
+    """Send a request line as it is, without a key; return the answer's head."""
     url = urlsplit(str(client.base_url))
     with socket.create_connection((url.hostname, url.port), timeout=30) as connection:
         lines = [f"GET {target} HTTP/1.1", *(headers or (f"Host: {url.netloc}",)), "Connection: close", "", ""]

@@ -14,7 +14,7 @@ from support.worker_pool import WorkerPool
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of a worker, and the file of what it and its rank log."""
+    """Yield the address of a worker, and the file of what it and its rank log."""
     path = tmp_path_factory.mktemp("recording") / "log"
     with path.open("w") as log:
         pool = WorkerPool(log)

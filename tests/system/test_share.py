@@ -53,14 +53,14 @@ def ranks_of(model: Path, addresses: Sequence[str], *options: str, prefix: Seque
 
 
 def threads(pid: int) -> int:
-    """What OpenMP was told when the process started."""
+    """Return what OpenMP was told when the process started."""
     entries = dict(entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"))
     return int(entries["OMP_NUM_THREADS"])
 
 
 @contextlib.contextmanager
 def group(quota: float) -> Iterator[Path]:
-    """A control group of `quota` CPUs."""
+    """Yield a control group of `quota` CPUs."""
     version2 = (CGROUPS / "cgroup.controllers").is_file()
     folder = (CGROUPS if version2 else CGROUPS / "cpu") / f"orca-test-{uuid.uuid4().hex[:8]}"
     try:

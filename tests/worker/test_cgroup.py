@@ -13,7 +13,7 @@ POD = "/kubepods/burstable/pod1/container1"
 
 
 def machine(root: Path, groups: str, files: dict[str, str]) -> Path:
-    """Writes /proc/self/cgroup and files below /sys/fs/cgroup; returns the root of both."""
+    """Write /proc/self/cgroup and files below /sys/fs/cgroup; return the root of both."""
     for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

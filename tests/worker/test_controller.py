@@ -31,7 +31,7 @@ MODEL = ROOT / "examples" / "demo-model"
 
 @contextlib.asynccontextmanager
 async def workers(folder: Path, *scripts: dict[str, object]) -> AsyncIterator[tuple[list[Controller], list[Any]]]:
-    """A controller and a stub for each script, on Unix sockets `folder`/INDEX.sock."""
+    """Yield a controller and a stub for each script, on Unix sockets `folder`/INDEX.sock."""
     controllers, servers, channels = [], [], []
     for index, script in enumerate(scripts):
         controllers.append(Controller((sys.executable, str(SCRIPT), json.dumps(script))))
@@ -67,7 +67,7 @@ async def load(stub: Any, request: pb.LoadRequest) -> pb.ModelFacts:
 
 
 async def form(folder: Path, stubs: list[Any], ranks: int, epoch: int) -> None:
-    """Loads and forms a pipeline."""
+    """Load and form a pipeline."""
     for partition, stub in enumerate(stubs):
         await load(stub, load_request(partition, len(stubs), ranks))
     for stub in stubs:
@@ -82,7 +82,7 @@ def rank_pids(controller: Controller) -> list[int]:
 
 
 async def fault_at_end(stream: Any) -> pb.Fault:
-    """The fault with which a stream ends; faults on the way do not end it."""
+    """Return the fault with which a stream ends; faults on the way do not end it."""
     try:
         while await stream.read() is not grpc.aio.EOF:
             pass

@@ -40,7 +40,7 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
 def at_the_door(folder: Path, visit: Callable[[Callable[[Signed | None], Any], Controller, str], Any]) -> None:
-    """Runs `visit(channel_of, controller, address)` against a worker's server with certificates of deployment a."""
+    """Run `visit(channel_of, controller, address)` against a worker's server with certificates of deployment a."""
 
     async def run() -> None:
         tls = TlsFolder(write(folder / "worker", WORKER, CA), "worker")
@@ -71,7 +71,7 @@ def at_the_door(folder: Path, visit: Callable[[Callable[[Signed | None], Any], C
 
 
 async def status_of(channel: Any, name: str) -> tuple[grpc.StatusCode, str]:
-    """Calls a method with an empty request; returns its status, OK if the call is answered."""
+    """Call a method with an empty request; return its status, OK if the call is answered."""
     method, call = METHODS[name], getattr(WorkerStub(channel), name)
     request = pb.DESCRIPTOR.message_types_by_name[method.input_type.name]._concrete_class()
     try:

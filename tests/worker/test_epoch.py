@@ -37,7 +37,7 @@ class NextHop:
 
 
 async def end_of(epoch: Epoch) -> pb.Fault:
-    """The fault that ends the results."""
+    """Return the fault that ends the results."""
     try:
         while True:
             await asyncio.wait_for(epoch.result(), 60)

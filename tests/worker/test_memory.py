@@ -15,7 +15,7 @@ HOST = 4000
 
 
 def container(root: Path, limit: int | None, used: int, inactive: int = 0) -> Path:
-    """A container on a host with 4,000 MiB available; sizes in MiB."""
+    """Return a container on a host with 4,000 MiB available; sizes in MiB."""
     files = {
         "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:   {HOST * 1024} kB",
         "proc/self/cgroup": "0::/",

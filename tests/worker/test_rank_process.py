@@ -34,7 +34,7 @@ async def nothing_asked(_: pb.RendezvousRequest) -> pb.RendezvousReply:
 
 @contextlib.asynccontextmanager
 async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, list[pb.Fault]]]:
-    """A rank that follows `script`, and the faults that its controller gets."""
+    """Yield a rank that follows `script`, and the faults that its controller gets."""
     faults: list[pb.Fault] = []
     command = (sys.executable, str(SCRIPT), json.dumps(script))
     rank = await RankProcess.spawn(2, 1, {}, command, lambda _: None, faults.append, nothing_asked)

@@ -129,7 +129,7 @@ def test_a_stuck_rank_is_not_kept(monkeypatch):
 
 
 async def tokens(model: Path, addresses: list[str], prompts: list[tuple[int, ...]], config: EngineConfig) -> list[Any]:
-    """The tokens of an engine that leaves its workers alive."""
+    """Return the tokens of an engine that leaves its workers alive."""
     async with engine_over(topology(model, addresses), config) as harness:
         for index, prompt in enumerate(prompts):
             harness.submit(str(index), prompt, 12)

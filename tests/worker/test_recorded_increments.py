@@ -75,7 +75,7 @@ class Recorded:
         return self.partitions[-1].logits(hidden)
 
     def iterations(self, expected, batches):
-        """Yields the logits of each batch's rows, and what transformers says."""
+        """Yield the logits of each batch's rows, and what transformers says."""
         prompts = [(row, 0, list(reference.prompt)) for row, reference in enumerate(expected)]
         self.model.logits(self.model.iteration(prompts, max_tokens=96))
         generated = [0] * len(expected)

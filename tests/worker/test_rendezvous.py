@@ -32,7 +32,7 @@ def get(key: str, seconds: float = 60.0, epoch: int = 7) -> pb.RendezvousRequest
 
 @contextlib.asynccontextmanager
 async def hosted(folder: Path) -> AsyncIterator[tuple[Controller, grpc.aio.Server, grpc.aio.Channel]]:
-    """Yields the controller that hosts the values of epoch 7, its server, and a channel to it."""
+    """Yield the controller that hosts the values of epoch 7, its server, and a channel to it."""
     host = Controller()
     host._rendezvous = Rendezvous(7)
     server = grpc.aio.server()

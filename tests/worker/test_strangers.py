@@ -28,7 +28,7 @@ MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 
 
 def at_the_port(visit: Callable[[Controller, Any, int], Coroutine[Any, Any, None]]) -> None:
-    """Runs `visit(controller, stub, port)` against a worker's server that asks for no certificate."""
+    """Run `visit(controller, stub, port)` against a worker's server that asks for no certificate."""
 
     async def run() -> None:
         controller = Controller(("false",))
@@ -160,7 +160,7 @@ def test_idle_connections_do_not_kill_a_worker_with_certificates(tmp_path):
 
 
 def reopen_idle_connections(port: int, number: int, seconds: float) -> None:
-    """Holds `number` connections that send nothing, and opens another for each that the server closes."""
+    """Hold `number` connections that send nothing, and open another for each that the server closes."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         while time.monotonic() < deadline:

@@ -19,7 +19,7 @@ UNLIMITED = 1 << 60
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Returns the CPUs that this process may use on average, e.g. 1.5; None without a limit."""
+    """Return the CPUs that this process may use on average, e.g. 1.5; None without a limit."""
     quotas = []
     for folder in _groups("cpu", root):
         with contextlib.suppress(OSError, ValueError):  # the other version, or "max"
@@ -33,13 +33,13 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Returns the smallest limit in bytes, None without a limit."""
+    """Return the smallest limit in bytes, None without a limit."""
     limits = [limit for folder in _groups("memory", root) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def memory_left(root: Path = ROOT) -> int | None:
-    """Returns the bytes that may still be used before a limit is reached, at least 0; None without a limit."""
+    """Return the bytes that may still be used before a limit is reached, at least 0; None without a limit."""
     left = []
     for folder in _groups("memory", root):
         limit, used = _limit(folder), _working_set(folder)
@@ -49,13 +49,13 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def memory_used(root: Path = ROOT) -> int | None:
-    """Returns the working set of this process's own group (in a pod: of its container), None if nothing says."""
+    """Return the working set of this process's own group (in a pod: of its container), None if nothing says."""
     sizes = (_working_set(folder) for folder in _groups("memory", root))
     return next((used for used in sizes if used is not None), None)
 
 
 def oom_kills(root: Path = ROOT) -> int:
-    """Returns how many processes of this group the kernel has killed for memory; 0 if nothing says."""
+    """Return how many processes of this group the kernel has killed for memory; 0 if nothing says."""
     for folder in _groups("memory", root):
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError, ValueError, KeyError):
@@ -64,7 +64,7 @@ def oom_kills(root: Path = ROOT) -> int:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yields the folders of this process's groups under `controller`, each group before its parent."""
+    """Yield the folders of this process's groups under `controller`, each group before its parent."""
     mounts = root / "sys" / "fs" / "cgroup"
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
@@ -96,7 +96,7 @@ def _limit(folder: Path) -> int | None:
 
 
 def _working_set(folder: Path) -> int | None:
-    """Returns the used bytes without the page cache that the kernel drops first, as the kubelet counts them.
+    """Return the used bytes without the page cache that the kernel drops first, as the kubelet counts them.
 
     Files that were read once, like a checkpoint, stay in the page cache and count as used until memory is needed.
     """

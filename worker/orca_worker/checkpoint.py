@@ -44,7 +44,7 @@ class Checkpoint:
         return name in self._headers.file_of
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
-        """Returns `part` of the tensor `name`, which must be of exactly `shape` as a whole.
+        """Return `part` of the tensor `name`, which must be of exactly `shape` as a whole.
 
         Only that part is read. Raises ModelError if the tensor is missing, of another shape, or not of finite numbers.
         """
@@ -68,7 +68,7 @@ class Checkpoint:
         return tensor
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """Returns room for values of the dtype and on the device that `read` gives."""
+        """Return room for values of the dtype and on the device that `read` gives."""
         return torch.empty(shape, dtype=self.dtype, device=self._device)
 
     def _open(self, name: str) -> Any:

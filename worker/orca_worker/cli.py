@@ -39,7 +39,7 @@ async def run(
     rank_command: Sequence[str] = RANK_COMMAND,
     tls: TlsFolder | None = None,
 ) -> int:
-    """Serves until `Shutdown` or a signal; returns the exit code. Without `tls` any caller is obeyed."""
+    """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller is obeyed."""
     # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
     # listens on TCP, like every pod, may share its cores with workers that its master does not know.
     controller = Controller(rank_command, may_pin=address.startswith(UNIX), tls=tls)

@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def whole(value: Any) -> Any:
-    """Returns 131072 for 131072.0, as some programs write integers, and anything else as it is."""
+    """Return 131072 for 131072.0, as some programs write integers, and anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -57,25 +57,25 @@ class ConfigFile(ModelFile):
     """Numbers whose feature null turns off, instead of asking for the default; they are read as 0."""
 
     def config(self) -> ModelConfig:
-        """Returns the model that the file describes; raises ModelError for what is not supported."""
+        """Return the model that the file describes; raise ModelError for what is not supported."""
         raise NotImplementedError
 
     def stored_dtype(self) -> str:
-        """Returns the element type of the weights; raises ModelError if it is not supported."""
+        """Return the element type of the weights; raise ModelError if it is not supported."""
         name = self.dtype or self.torch_dtype or "float32"
         if name not in DTYPES:
             raise ModelError(f"dtype {quote(name)} is not supported: {', '.join(DTYPES)} are")
         return name
 
     def require(self, name: str, *supported: object) -> None:
-        """Raises ModelError if the field `name` has another value than the `supported` ones."""
+        """Raise ModelError if the field `name` has another value than the `supported` ones."""
         value = getattr(self, name)
         if value not in supported:
             raise ModelError(f"{name} {quote(value)} is not supported: {', '.join(map(repr, supported))} is")
 
 
 def divided_head_dim(hidden: int, heads: int, multiple: int = 1) -> int:
-    """Returns hidden size over heads; raises ModelError if it is not a whole multiple of `multiple`."""
+    """Return hidden size over heads; raise ModelError if it is not a whole multiple of `multiple`."""
     if hidden % heads:
         raise ModelError(f"hidden size {hidden} is not a multiple of the {heads} heads")
     if hidden // heads % multiple:

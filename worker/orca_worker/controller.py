@@ -74,7 +74,7 @@ class Controller(WorkerServicer):
         return self._facts is not None
 
     async def leave(self, seconds: float) -> None:
-        """Takes no new master from now on, and ends when the present one lets go, at the latest after `seconds`.
+        """Take no new master from now on, and end when the present one lets go, at the latest after `seconds`.
 
         A pod's master and workers get their signal together: the workers must outlast the master's drain.
         """
@@ -134,7 +134,7 @@ class Controller(WorkerServicer):
             await self._abort(context, ModelError(f"{request.model_path}: {error}"))
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Loads into the present processes or new ones; yields progress.
+        """Load into the present processes or new ones; yield progress.
 
         Raises EpochError if another load has taken the processes over in the meantime.
         """
@@ -267,7 +267,7 @@ class Controller(WorkerServicer):
     # -- inside --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends epoch and ranks."""
+        """End epoch and ranks."""
         await self._leave_epoch("the worker ends")
         await self._end_ranks()
 
@@ -281,7 +281,7 @@ class Controller(WorkerServicer):
             await self._abort(context, EpochError(f"epoch {epoch} was not prepared: {self.highest_epoch} is the last"))
 
     async def _formed_epoch(self, number: str) -> Epoch:
-        """Waits until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
+        """Wait until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
         if number != str(self.highest_epoch):
             raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest_epoch}")
         async with self._formed:
@@ -293,7 +293,7 @@ class Controller(WorkerServicer):
         return self._epoch
 
     def _dial(self, address: str) -> Any:
-        """Returns the stub of another worker for the rest of this epoch."""
+        """Return the stub of another worker for the rest of this epoch."""
         self._channels.append(open_channel(address, self._tls))
         return WorkerStub(self._channels[-1])  # type: ignore[no-untyped-call]
 
@@ -323,7 +323,7 @@ class Controller(WorkerServicer):
             raise  # unreachable: abort raises
 
     async def _abort(self, context: Any, error: ModelError | EpochError | FaultError) -> None:
-        """Ends a call with the status that belongs to `error`, and the fault in its trailing metadata."""
+        """End a call with the status that belongs to `error`, and the fault in its trailing metadata."""
         fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=self.highest_epoch, partition=self._partition)
         code = grpc.StatusCode.INVALID_ARGUMENT
         if isinstance(error, EpochError):
@@ -344,13 +344,13 @@ class Controller(WorkerServicer):
             await channel.close()
 
     async def _end_ranks(self) -> None:
-        """Ends every rank, also if the call that wants it is cancelled."""
+        """End every rank, also if the call that wants it is cancelled."""
         self._facts = self._load = None
         await asyncio.shield(self._ranks.end())
 
 
 def _refusal_of_counts(request: pb.LoadRequest) -> str:
-    """Returns why the counts of a load are refused, "" if they are sound. A master of this version sends sound ones."""
+    """Return why the counts of a load are refused, "" if they are sound. A master of this version sends sound ones."""
     for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
         if getattr(request, name) < 1:
             return f"{name} {getattr(request, name)}: at least 1 is expected"

@@ -33,7 +33,7 @@ class Processors:
 
     @classmethod
     def of_this_process(cls) -> Processors:
-        """Reads both."""
+        """Read both."""
         return cls(os.sched_getaffinity(0), cpu_quota())
 
     @property
@@ -54,7 +54,7 @@ class RankSetting:
 def rank_setting(
     processors: Processors, rank: int, num_ranks: int, may_pin: bool, environment: Mapping[str, str]
 ) -> RankSetting:
-    """Returns the setting of the rank `rank` of the `num_ranks` that share `processors`.
+    """Return the setting of the rank `rank` of the `num_ranks` that share `processors`.
 
     Each gets an equal part of the threads, the first ones one more if some are left over, and at least one.
     `may_pin`: the ranks have the cores for themselves, so each is pinned to its part. Then its threads stay on their

@@ -53,7 +53,7 @@ class DataPlane:
             raise NeighbourError(f"rank {rank} did not meet the others: {error}") from error
 
     def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
-        """Makes the group of every partition, as each rank must, and returns this rank's."""
+        """Make the group of every partition, as each rank must, and return this rank's."""
         mine = None
         for first in range(0, world_size if size > 1 else 0, size):
             group = dist.new_group(list(range(first, first + size)), timeout=self._timeout)
@@ -62,7 +62,7 @@ class DataPlane:
         return mine
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
-        """Starts sending `hidden` to the rank `distance` further on."""
+        """Start sending `hidden` to the rank `distance` further on."""
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
         try:
@@ -73,7 +73,7 @@ class DataPlane:
         self._sends.append((work, hidden))
 
     def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
-        """Starts receiving activations of `shape` from the rank `distance` before this one; from any thread."""
+        """Start receiving activations of `shape` from the rank `distance` before this one; from any thread."""
         hidden = torch.empty(shape, dtype=dtype, device=device)
         try:
             work = dist.irecv(hidden, self._rank - distance)
@@ -83,7 +83,7 @@ class DataPlane:
         self._receives.append((work, hidden))
 
     def receive(self) -> torch.Tensor:
-        """Returns the activations that were posted first."""
+        """Return the activations that were posted first."""
         work, hidden = self._receives.popleft()
         self._wait(work, hidden)
         return hidden

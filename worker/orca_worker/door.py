@@ -45,7 +45,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _guarded(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
-    """Returns a handler that calls `check` first. The methods of `Worker` have these three forms."""
+    """Return a handler that calls `check` first. The methods of `Worker` have these three forms."""
     if handler.unary_unary is not None:
 
         async def unary_unary(request: Any, context: Any) -> Any:

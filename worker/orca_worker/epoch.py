@@ -42,7 +42,7 @@ class Epoch:
         self._relay = asyncio.create_task(self._relay_acks()) if next_hop is not None else None
 
     def accept(self, iteration: pb.Iteration) -> None:
-        """Checks epoch and sequence number; raises EpochError for another epoch, FaultError on a gap."""
+        """Check epoch and sequence number; raise EpochError for another epoch, FaultError on a gap."""
         if iteration.epoch != self.number:
             raise EpochError(f"iteration of epoch {iteration.epoch} in epoch {self.number}")
         if iteration.sequence != self.last_sequence + 1:
@@ -51,7 +51,7 @@ class Epoch:
         self.last_sequence = iteration.sequence
 
     async def forward(self, iteration: pb.Iteration) -> None:
-        """Passes an iteration on; on the last partition it is queued everywhere now, so its Ack is due."""
+        """Pass an iteration on; on the last partition it is queued everywhere now, so its Ack is due."""
         if self._next_hop is None:
             if not self._alone:
                 self.acks.put_nowait(self._ack(iteration.sequence))
@@ -63,14 +63,14 @@ class Epoch:
             await asyncio.shield(self._over)
 
     def reply(self, reply: pb.RankReply) -> None:
-        """Takes what rank 0 says about an iteration: its result, or its timing for a later Ack."""
+        """Take what rank 0 says about an iteration: its result, or its timing for a later Ack."""
         if reply.HasField("result"):
             self._results.put_nowait(reply.result)
         else:
             self._timings.append(reply.timing)
 
     def report(self, fault: pb.Fault) -> None:
-        """Takes a fault of this epoch, of a rank or of a later partition: the cause ends the epoch."""
+        """Take a fault of this epoch, of a rank or of a later partition: the cause ends the epoch."""
         if fault.kind != pb.FAULT_KIND_CONSEQUENCE:
             self.end(fault)
         elif not self._over.done():
@@ -78,18 +78,18 @@ class Epoch:
             self._results.put_nowait(pb.IterationResult(epoch=self.number, fault=fault))
 
     def leave(self, reason: str) -> None:
-        """Ends the epoch because this controller was told to do something else, which is the cause."""
+        """End the epoch because this controller was told to do something else, which is the cause."""
         self.end(self._own_fault(reason, pb.FAULT_KIND_CAUSE))
 
     def lose_caller(self) -> None:
-        """Ends the epoch because the stream of iterations broke off: none can come any more."""
+        """End the epoch because the stream of iterations broke off: none can come any more."""
         caller = f"the controller of partition {self._partition - 1}" if self._partition else "the master"
         fault = self._own_fault(f"{caller} ended its stream of iterations", pb.FAULT_KIND_CONSEQUENCE)
         fault.partition = max(self._partition - 1, 0)  # the origin, as far as this controller knows
         self.end(fault)
 
     def end(self, fault: pb.Fault) -> None:
-        """Ends the epoch; the first fault stands."""
+        """End the epoch; the first fault stands."""
         if not self._over.done():
             self._over.set_result(fault)
             self._results.put_nowait(None)
@@ -99,7 +99,7 @@ class Epoch:
             self._relay.cancel()
 
     async def result(self) -> pb.IterationResult:
-        """Waits for the next result; raises FaultError once the epoch is over."""
+        """Wait for the next result; raise FaultError once the epoch is over."""
         result = None if self._over.done() else await self._results.get()
         if result is None:
             self._results.put_nowait(None)  # whoever else waits
@@ -108,7 +108,7 @@ class Epoch:
 
     @contextlib.contextmanager
     def until_over(self) -> Iterator[None]:
-        """A block of this task that is left with FaultError as soon as the epoch is over."""
+        """Yield a block of this task that is left with FaultError as soon as the epoch is over."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)

@@ -34,7 +34,7 @@ class FaultError(Exception):
 
 
 def kind_of(error: BaseException) -> pb.FaultKind:
-    """Returns the kind of fault that an error is where it was raised."""
+    """Return the kind of fault of an error where it was raised."""
     if isinstance(error, FaultError):
         return error.fault.kind
     if isinstance(error, ModelError):

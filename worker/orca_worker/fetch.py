@@ -110,7 +110,7 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
 
 
 def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tuple[int, int] | None) -> list[str]:
-    """Returns the weight files: all, or those with a tensor of the partition's layers or of no layer."""
+    """Return the weight files: all, or those with a tensor of the partition's layers or of no layer."""
     if INDEX not in siblings:
         weight_files = sorted(filter(WEIGHTS.match, siblings))
         if not weight_files:
@@ -132,7 +132,7 @@ def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tup
 
 
 def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) -> None:
-    """Downloads and verifies one file, unless it is there and was verified."""
+    """Download and verifies one file, unless it is there and was verified."""
     record = folder / VERIFIED
     verified = _verified(record)
     name, expected = sibling.rfilename, _digest(sibling)
@@ -159,7 +159,7 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
 
 
 def _verified(record: Path) -> dict[str, Any]:
-    """Returns the digests of files that were verified, by name; none if the record is absent or damaged."""
+    """Return the digests of files that were verified, by name; none if the record is absent or damaged."""
     try:
         value = json.loads(record.read_bytes())
     except FileNotFoundError:
@@ -173,12 +173,12 @@ def _verified(record: Path) -> dict[str, Any]:
 
 
 def _digest(sibling: RepoSibling) -> str | None:
-    """Returns the published digest of a file in hexadecimal digits, None if there is none."""
+    """Return the published digest of a file in hexadecimal digits, None if there is none."""
     return (sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id) or None
 
 
 def _download_resumed(url: str, path: Path) -> None:
-    """Downloads a large file; what an earlier process left of it is kept (hf_hub_download would begin anew)."""
+    """Download a large file; what an earlier process left of it is kept (hf_hub_download would begin anew)."""
     metadata = get_hf_file_metadata(url)
     partial = path.with_name(f"{path.name}.incomplete")
     with partial.open("ab") as file:
@@ -196,7 +196,7 @@ def _download_resumed(url: str, path: Path) -> None:
 
 
 def _git_blob(path: Path) -> str:
-    """Returns the id that Git gives to a file's content: SHA-1 over its kind, its length and its bytes."""
+    """Return the id that Git gives to a file's content: SHA-1 over its kind, its length and its bytes."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

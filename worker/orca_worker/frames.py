@@ -23,7 +23,7 @@ class FrameError(Exception):
 
 
 def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
-    """Returns the frame of a message."""
+    """Return the frame of a message."""
     body = message.SerializeToString()
     return _LENGTH.pack(len(body)) + body
 
@@ -43,7 +43,7 @@ def read_command(connection: socket.socket) -> pb.RankCommand | None:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> pb.RankReply | None:
-    """Waits for the next reply; None at the end of the stream. Raises FrameError."""
+    """Wait for the next reply; None at the end of the stream. Raises FrameError."""
     try:
         length = _checked_length(await reader.readexactly(_LENGTH.size))
         return pb.RankReply.FromString(await reader.readexactly(length))

@@ -16,7 +16,7 @@ class HostCopies:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Starts to copy a tensor to the host; returns what waits for the copy, and has it."""
+        """Start to copy a tensor to the host; return what waits for the copy, and has it."""
         if self._stream is None:
             return lambda: tensor
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)

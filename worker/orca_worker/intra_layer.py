@@ -27,18 +27,18 @@ class IntraLayer:
         self.shared: SharedSum | None = None
 
     def part(self, total: int) -> slice:
-        """This rank's slice of `total` entries; sizes differ by at most one."""
+        """Return this rank's slice of `total` entries; sizes differ by at most one."""
         return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
-        """This rank's K/V heads; with fewer heads than ranks, neighbours hold copies of one."""
+        """Return this rank's K/V heads; with fewer heads than ranks, neighbours hold copies of one."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
         return slice(head, head + 1)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' x, in place."""
+        """Return the sum of all ranks' x, in place."""
         if self.shared is not None and self.shared.takes(x):
             return self.shared.sum(x)
         if self.size > 1:
@@ -47,7 +47,7 @@ class IntraLayer:
         return x
 
     def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns rank 0's token ids (int64) on every rank; the others give zeros of the same shape."""
+        """Return rank 0's token ids (int64) on every rank; the others give zeros of the same shape."""
         if self.shared is not None:
             # Token ids are whole numbers below 2**24, which float32 holds, and so sums with zeros, exactly.
             return self.shared.sum(tokens.float()).long()
@@ -57,7 +57,7 @@ class IntraLayer:
         return tokens
 
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
-        """Returns [rows, total] on rank 0 from each rank's x [rows, its part]; other ranks get x back."""
+        """Return [rows, total] on rank 0 from each rank's x [rows, its part]; other ranks get x back."""
         if self.size == 1:
             return x
         widest = -(-total // self.size)
@@ -73,7 +73,7 @@ class IntraLayer:
 
     @contextlib.contextmanager
     def _naming_the_loss(self) -> Iterator[None]:
-        """Raises NeighbourError where a collective breaks: gloo and NCCL raise RuntimeError."""
+        """Raise NeighbourError where a collective breaks: gloo and NCCL raise RuntimeError."""
         try:
             yield
         except RuntimeError as error:

@@ -25,12 +25,12 @@ class RowParallelLinear:
         self.ranks = ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [S, outputs], the same on every rank."""
+        """Return [S, outputs], the same on every rank."""
         y = self.ranks.sum(self.map(x))
         return y if self.bias is None else y + self.bias
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns residual [S, outputs] plus the map's output; residual may be overwritten."""
+        """Return residual [S, outputs] plus the map's output; residual may be overwritten."""
         return self.map.add(x, residual) if self.ranks.size == 1 else residual + self(x)
 
 
@@ -44,7 +44,7 @@ class VocabularyEmbedding:
         self.ranks = ranks
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns [S, H] for token ids [S], the same on every rank."""
+        """Return [S, H] for token ids [S], the same on every rank."""
         if self.ranks.size == 1:
             return functional.embedding(tokens, self.weight)
         local = tokens - self.first
@@ -62,7 +62,7 @@ class Head:
         self.ranks = ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [rows, vocabulary] on rank 0, this rank's columns on the others."""
+        """Return [rows, vocabulary] on rank 0, this rank's columns on the others."""
         return self.ranks.gather_columns(self.map(x), self.vocabulary)
 
 
@@ -76,7 +76,7 @@ class Rotary:
         self._cosine, self._sine = angles.cos() * factor, angles.sin() * factor
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cosine and sine [S, D] in float32 for positions [S]."""
+        """Return cosine and sine [S, D] in float32 for positions [S]."""
         return self._cosine[positions], self._sine[positions]
 
 
@@ -98,10 +98,10 @@ class PagedAttention:
         return isinstance(self._attention, ReferenceAttention)
 
     def allocate(self, pools: Pools) -> None:
-        """Takes the layer's pools."""
+        """Take the layer's pools."""
         self.pools = pools
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Returns [S, N x D] for query [S, N, D] and key, value [S, G, D]."""
+        """Return [S, N x D] for query [S, N, D] and key, value [S, G, D]."""
         self._attention.store(key, value, self.pools, batch.slots)
         return self._attention(query, self.pools, batch).flatten(1)

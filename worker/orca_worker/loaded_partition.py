@@ -35,7 +35,7 @@ class LoadedPartition:
     model: ModelPartition
 
     def facts(self) -> pb.ModelFacts:
-        """Returns what the master learns about the model."""
+        """Return what the master learns about the model."""
         return pb.ModelFacts(
             digest=load_digest(self.request),
             vocabulary_size=self.config.vocabulary_size,
@@ -45,7 +45,7 @@ class LoadedPartition:
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
-        """Returns what records iterations of increments, and for which batch sizes; None if nothing does."""
+        """Return what records iterations of increments, and for which batch sizes; None if nothing does."""
         if self.request.enforce_eager or any(entry.is_reference for entry in self.model.attentions()):
             return None  # the reference's attention reads lengths on the host: a replay would keep the recording's
         if self.device.type == "cuda":
@@ -56,7 +56,7 @@ class LoadedPartition:
 
 
 def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> LoadedPartition:
-    """Reads the weights of a rank; `on_read` gets the number of bytes read so far.
+    """Read the weights of a rank; `on_read` gets the number of bytes read so far.
 
     Raises ModelError for a model that does not fit.
     """

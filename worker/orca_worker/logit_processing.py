@@ -36,7 +36,7 @@ class LogitProcessors:
         self._rows: dict[int, _Row] = {}
 
     def observe(self, iteration: pb.Iteration, input_tokens: torch.Tensor) -> None:
-        """Takes note of rows that begin and of the tokens [S] that an iteration computes."""
+        """Take note of rows that begin and of the tokens [S] that an iteration computes."""
         for admission in iteration.admission:
             self._rows.pop(admission.row, None)
             if _asks_for_processing(admission):
@@ -55,7 +55,7 @@ class LogitProcessors:
             start += count
 
     def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
-        """Returns logits [K, vocabulary], K the requests that sample, processed; the input is left as it is."""
+        """Return logits [K, vocabulary], K the requests that sample, processed; the input is left as it is."""
         sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
         places = [place for place, row in enumerate(sampling) if row in self._rows]
         if not places:

@@ -39,7 +39,7 @@ class FreeMemory:
 
 
 def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> FreeMemory:
-    """Returns the memory that is free for `device`; `root` and `environment` are this process's, but in tests."""
+    """Return the memory that is free for `device`; `root` and `environment` are this process's, but in tests."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return FreeMemory(free, "of the device", free)
@@ -61,7 +61,7 @@ def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[st
 def blocks_that_fit(
     free: FreeMemory, sharers: int, utilization: float, buffers: int, block_bytes: int, longest: int
 ) -> tuple[int, str]:
-    """Returns the number of blocks for one of `sharers` ranks, and its formula.
+    """Return the number of blocks for one of `sharers` ranks, and its formula.
 
     Weights are loaded already, so `free` is without them. `longest`: blocks of one sequence of the longest length. If a
     memory request does not hold these, they are taken beyond it as far as memory is there, with a warning: a pod that

@@ -32,7 +32,7 @@ CPU_SECONDS = 15
 def check_model(
     folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int, partitions: range
 ) -> ModelConfig:
-    """Returns the configuration of a model that can be loaded as far as `partitions` go; raises ModelError.
+    """Return the configuration of a model that can be loaded as far as `partitions` go; raise ModelError.
 
     `max_model_len` 0: the configuration's. A folder may lack files that hold tensors of other partitions only.
     """
@@ -55,7 +55,7 @@ def check_model(
 
 
 def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
-    """Raises ModelError if tables of `max_model_len` positions would be larger than the weights."""
+    """Raise ModelError if tables of `max_model_len` positions would be larger than the weights."""
     if config.rope is None:  # positions have weights
         return
     position_bytes = 2 * 4 * config.head_dim  # cosine and sine in float32
@@ -68,7 +68,7 @@ def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, or 2 for a model that is refused."""
+    """Return 0, or 2 for a model that is refused."""
     parser = argparse.ArgumentParser(prog="orca_worker.model_check", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-pp", type=int, default=1)

@@ -18,7 +18,7 @@ from orca_worker.models.family import ModelConfig
 
 
 def read_model_config(model_path: Path) -> ModelConfig:
-    """Reads config.json; raises ModelError that names what is missing, wrong or unsupported."""
+    """Read config.json; raise ModelError that names what is missing, wrong or unsupported."""
     path = model_path / "config.json"
     try:
         raw = read_object(model_path, path.name, CONFIG_BYTES)
@@ -35,7 +35,7 @@ def read_model_config(model_path: Path) -> ModelConfig:
 
 
 def load_digest(request: pb.LoadRequest) -> str:
-    """Returns a digest of configuration, weight files (name, size, time) and this worker's share of them.
+    """Return a digest of configuration, weight files (name, size, time) and this worker's share of them.
 
     A second Load of the same digest is a no-op.
     """

@@ -16,7 +16,7 @@ from orca_worker.controller import Controller
 
 
 def create_probes(controller: Controller) -> Any:
-    """Returns the probe port's application; make it on the controller's loop."""
+    """Return the probe port's application; make it on the controller's loop."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for name, text, read in (

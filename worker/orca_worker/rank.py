@@ -58,7 +58,7 @@ class Rank:
         self._unfinished: Callable[[], pb.RankReply] | None = None
 
     def decode(self, command: pb.RankCommand) -> Command:
-        """Decodes a command on the reader thread, and posts the receive of an iteration's activations early."""
+        """Decode a command on the reader thread, and post the receive of an iteration's activations early."""
         stage = self._stage  # the main thread may take it away
         if command.WhichOneof("command") != "iteration" or stage is None:
             return command
@@ -67,7 +67,7 @@ class Rank:
         return iteration
 
     def handle(self, command: Command) -> None:
-        """Runs one command; raises the error that ends this rank.
+        """Run one command; raise the error that ends this rank.
 
         The reply to an iteration may be left to `finish`, so that the next iteration starts before the reply is ready.
         """
@@ -124,12 +124,12 @@ class Rank:
             del self._answers[number]
 
     def answer(self, command: pb.RankCommand) -> None:
-        """Passes an answer from the reader thread to the thread that asked; a late answer is dropped."""
+        """Pass an answer from the reader thread to the thread that asked; a late answer is dropped."""
         if (waiting := self._answers.get(command.number)) is not None:
             waiting.put(command.rendezvous)
 
     def finish(self) -> None:
-        """Waits for the iteration that was started last, and answers it."""
+        """Wait for the iteration that was started last, and answer it."""
         if self._unfinished is not None:
             reply, self._unfinished = self._unfinished, None
             self._reply(reply())
@@ -161,7 +161,7 @@ class Rank:
             self._reply(pb.RankReply(load=pb.LoadProgress(loaded_bytes=loaded_bytes)))
 
     def report(self, error: BaseException) -> None:
-        """Logs the error that ends this rank and tells the controller, unless the other thread is stuck in a reply."""
+        """Log the error that ends this rank and tell the controller, unless the other thread is stuck in a reply."""
         traceback.print_exception(error)
         sys.stderr.flush()
         if not self._writing.acquire(timeout=LOCK_SECONDS):
@@ -192,7 +192,7 @@ class Rank:
 
 
 def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) -> int:
-    """Serves the controller until it is gone or a fault ends this rank; returns the exit code.
+    """Serve the controller until it is gone or a fault ends this rank; return the exit code.
 
     `cores`: what the calling thread, and every thread that it starts later, is pinned to; none: not pinned.
     """
@@ -214,7 +214,7 @@ def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) 
 
 
 def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Command]) -> None:
-    """The reader thread: ends the process with code 0 when the controller is gone, with code 1 on an error."""
+    """Run the reader thread: end the process with code 0 when the controller is gone, with code 1 on an error."""
     code = 1
     try:
         while (command := _next_command(connection)) is not None:
@@ -238,7 +238,7 @@ def _next_command(connection: socket.socket) -> pb.RankCommand | None:
 
 
 def run_as_process() -> None:
-    """Parses what the controller passes on, serves it, and ends this process."""
+    """Parse what the controller passes on, serve it, and end this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     parser.add_argument("--tensor-rank", type=int, required=True)

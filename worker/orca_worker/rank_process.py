@@ -94,7 +94,7 @@ class RankProcess:
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> RankProcess:
-        """Starts a rank process with `environment` on top of this process's; raises OSError if it cannot be started."""
+        """Start a rank process with `environment` on top of this process's; raise OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -110,19 +110,19 @@ class RankProcess:
         return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault, on_question)
 
     def send(self, command: pb.RankCommand) -> None:
-        """Puts a command into the rank's local queue. Never blocks."""
+        """Put a command into the rank's local queue. Never blocks."""
         if self._fault is None:
             self._writer.write(encode(command))
 
     async def ask(self, command: pb.RankCommand, timeout: float) -> pb.RankReply:
-        """Sends a cold command and returns its last answer; see `answers`."""
+        """Send a cold command and return its last answer; see `answers`."""
         async with contextlib.aclosing(self.answers(command, timeout)) as answers:
             async for reply in answers:
                 last = reply
         return last
 
     async def answers(self, command: pb.RankCommand, timeout: float) -> AsyncGenerator[pb.RankReply, None]:
-        """Sends a cold command and yields its answers: progress if it is a load, and the last one.
+        """Send a cold command and yield its answers: progress if it is a load, and the last one.
 
         Raises ModelError if the rank refuses the command, FaultError if the rank fails. A rank that stays silent for
         `timeout` seconds, or gives an answer of another kind, has failed: it is killed.
@@ -162,7 +162,7 @@ class RankProcess:
             del self._waiting[number]
 
     async def end(self) -> None:
-        """Ends the process within a bound and waits for it. Its end is no fault, but ends every question."""
+        """End the process within a bound and wait for it. Its end is no fault, but ends every question."""
         self._ending = True
         self._fail(self._own_fault("was ended by its controller"))
         self._writer.close()
@@ -229,7 +229,7 @@ class RankProcess:
             print(text, file=sys.stderr, flush=True)
 
     def _own_fault(self, message: str, out_of_memory: bool = False) -> pb.Fault:
-        """Returns a fault of this rank that the controller itself noticed."""
+        """Return a fault of this rank that the controller itself noticed."""
         # A rank that its controller ends, because of another rank or another model, is not what went wrong.
         kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
         return pb.Fault(
@@ -249,7 +249,7 @@ class RankProcess:
         return pb.RankReply(fault=self._fault)
 
     def _fail(self, fault: pb.Fault) -> None:
-        """Takes the fault that ends this rank; the first stands, and fails every question."""
+        """Take the fault that ends this rank; the first stands, and fails every question."""
         if self._fault is None:
             self._fault = fault
             if not self._ending:

@@ -32,7 +32,7 @@ class RankStart:
 def rank_starts(
     request: pb.LoadRequest, command: Sequence[str] = RANK_COMMAND, may_pin: bool = False
 ) -> list[RankStart]:
-    """Returns how each rank of a load is started. `may_pin`: ranks may be pinned to cores (cores.py)."""
+    """Return how each rank of a load is started. `may_pin`: ranks may be pinned to cores (cores.py)."""
     environment = dict(request.environment)
     if request.socket_interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -75,7 +75,7 @@ class Ranks:
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> Ranks:
-        """Starts a process for each of `starts`; raises FaultError if one cannot be started.
+        """Start a process for each of `starts`; raise FaultError if one cannot be started.
 
         `on_reply`, `on_fault` and `on_question`: see RankProcess.
         """
@@ -123,7 +123,7 @@ class Ranks:
         return kept
 
     def send(self, command: pb.RankCommand) -> None:
-        """Puts a command into every rank's local queue. Never blocks."""
+        """Put a command into every rank's local queue. Never blocks."""
         for process in self._processes:
             process.send(command)
 
@@ -135,7 +135,7 @@ class Ranks:
         return await _together(process.ask(command, timeout) for process in self._processes)
 
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Loads the partition; yields the bytes read so far by all ranks, and the facts at the end. Raises as `ask`."""
+        """Load the partition; yield the bytes read so far by all ranks, and the facts at the end. Raises as `ask`."""
         progress: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
         loaded = [0] * len(self._processes)
 
@@ -158,7 +158,7 @@ class Ranks:
             await asyncio.gather(loading, return_exceptions=True)
 
     async def end(self) -> None:
-        """Ends every rank within a bound."""
+        """End every rank within a bound."""
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.end() for process in processes))
 

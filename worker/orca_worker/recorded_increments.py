@@ -71,7 +71,7 @@ class RecordedIncrements:
         return one_each and batch.last is None and not self._refused
 
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Returns hidden [S, H], as `forward` does, for the batch's tokens or `hidden` [S, H]."""
+        """Return hidden [S, H], as `forward` does, for the batch's tokens or `hidden` [S, H]."""
         count = len(batch.tokens)
         recording = self._recording(next(size for size in self._sizes if size >= count), hidden)
         if recording is None:

@@ -53,7 +53,7 @@ class Rendezvous:
             return pb.RendezvousReply(error=f"partition 0: {error.details() or error.code().name}")
 
     async def exchange(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Sets the key if the request has a value, else waits for the value. Raises RendezvousError."""
+        """Set the key if the request has a value, else waits for the value. Raises RendezvousError."""
         if request.epoch != self._epoch or self._closed:
             raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:
@@ -64,7 +64,7 @@ class Rendezvous:
         return pb.RendezvousReply(value=await self._get(request.key, request.timeout_ms / 1000))
 
     async def close(self) -> None:
-        """Ends every wait here. Questions that were passed on end when the caller closes the channel to the host."""
+        """End every wait here. Questions that were passed on end when the caller closes the channel to the host."""
         async with self._changed:
             self._closed = True
             self._values.clear()

@@ -28,15 +28,15 @@ class RendezvousStore(Store):
         self._timeout = timeout
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Sets a key for all ranks."""
+        """Set a key for all ranks."""
         self._exchange(key, self._timeout, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Waits for a key and returns its value."""
+        """Wait for a key and return its value."""
         return self._exchange(key, self._timeout)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Waits until all keys are set."""
+        """Wait until all keys are set."""
         for key in keys:
             self._exchange(key, self._timeout if timeout is None else timeout)
 
@@ -49,7 +49,7 @@ class RendezvousStore(Store):
         return True
 
     def clone(self) -> RendezvousStore:
-        """Returns this store: it has no connection of its own."""
+        """Return this store: it has no connection of its own."""
         return self
 
     def _exchange(self, key: str, timeout: datetime.timedelta, value: bytes | None = None) -> bytes:

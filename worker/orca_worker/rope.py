@@ -84,7 +84,7 @@ class Rope:
 
 
 def read_rope(file: RotaryFile) -> Rope:
-    """Reads both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
+    """Read both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
 
     Raises ModelError for a type that is not supported, or a parameter that is missing or does not fit.
     """
@@ -121,7 +121,7 @@ def read_rope(file: RotaryFile) -> Rope:
 def inverse_frequencies(
     rope: Rope, head_dim: int, max_model_len: int, device: torch.device
 ) -> tuple[torch.Tensor, float]:
-    """Returns float32 [head_dim / 2] angles per position, and the factor on cosines and sines."""
+    """Return float32 [head_dim / 2] angles per position, and the factor on cosines and sines."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim

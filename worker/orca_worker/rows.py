@@ -61,11 +61,11 @@ class RowTable:
         """Each row's last token."""
 
     def keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
-        """Takes the tokens [K] that a batch sampled: a later one may need them before the master knows them."""
+        """Take the tokens [K] that a batch sampled: a later one may need them before the master knows them."""
         self._sampled[batch.rows] = tokens
 
     def batch(self, iteration: pb.Iteration) -> IterationBatch:
-        """Applies the grants of an iteration and returns its batch, with the tokens that were not known to the sender.
+        """Apply the grants of an iteration and return its batch, with the tokens that were not known to the sender.
 
         Those are the last ones sampled in their rows.
         """
@@ -147,7 +147,7 @@ class RowTable:
             taken += count
 
     def _tensors(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """Returns int64 arrays on the device: one copy, from pinned memory, so that nobody waits for it."""
+        """Return int64 arrays on the device: one copy, from pinned memory, so that nobody waits for it."""
         sizes = [array.size for array in arrays]
         packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self._device.type == "cuda")
         np.concatenate([array.reshape(-1) for array in arrays], out=packed.numpy())

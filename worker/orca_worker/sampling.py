@@ -51,17 +51,17 @@ class SamplingRows:
 
 
 def sampling_row(sampling: pb.Sampling) -> tuple[float, ...]:
-    """Returns the values of SAMPLING_ROW in a request's message; an optional number that is absent is -1."""
+    """Return the values of SAMPLING_ROW in a request's message; an optional number that is absent is -1."""
     return tuple(getattr(sampling, name) if name not in _OPTIONAL or sampling.HasField(name) else -1 for name in _NAMES)
 
 
 def sampling_rows(rows: np.ndarray, position: np.ndarray) -> SamplingRows:
-    """Returns the parameters of requests: `rows` [K] of SAMPLING_ROW, and the positions [K] of their next tokens."""
+    """Return the parameters of requests: `rows` [K] of SAMPLING_ROW, and the positions [K] of their next tokens."""
     return SamplingRows(**{name: rows[name] for name in _NAMES}, position=position.astype(np.uint64))
 
 
 def uniform(seed: np.ndarray, choice: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Returns float64 in [0, 1) of the same shape as the three uint64 arrays.
+    """Return float64 in [0, 1) of the same shape as the three uint64 arrays.
 
     SplitMix64's finaliser (Steele et al., OOPSLA 2014) over the three counters in turn.
     """
@@ -105,7 +105,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> torch.Tensor:
-    """Returns the smallest probability that is kept [K, 1], of [K, vocabulary]; equal ones are all kept.
+    """Return the smallest probability that is kept [K, 1], of [K, vocabulary]; equal ones are all kept.
 
     Tokens are kept, likeliest first, by `min_p` and `top_k`, then down to the smallest set that holds `top_p` of what
     is left (Holtzman et al., 2020). Nearly always they are few; sorting a whole vocabulary takes as long as an
@@ -135,7 +135,7 @@ def _column(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[pb.Logprobs]:
-    """Returns log probabilities of the rows that want them, for logits as the model gives them."""
+    """Return log probabilities of the rows that want them, for logits as the model gives them."""
     wanting = np.flatnonzero(rows.logprobs >= 0)
     if len(wanting) == 0:
         return []

@@ -55,7 +55,7 @@ class SharedSum:
         return x.dtype in self._functions and x.is_contiguous()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' x, in place; raises NeighbourError if one is lost."""
+        """Return the sum of all ranks' x, in place; raise NeighbourError if one is lost."""
         done = self._functions[x.dtype](
             x.data_ptr(), x.numel(), self._address, self._rank, self._size, CAPACITY, self._round, self._timeout
         )
@@ -71,7 +71,7 @@ def num_bytes(size: int) -> int:
 
 
 def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout: float) -> SharedSum | None:
-    """Makes a SharedSum with the other ranks of a gloo group, or None if one of them cannot: all ranks get the same."""
+    """Make a SharedSum with the other ranks of a gloo group, or None if one of them cannot: all ranks get the same."""
     path = _same_path(_make(size) if rank == 0 else "", group)
     shared = None
     try:
@@ -87,7 +87,7 @@ def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout:
 
 
 def _same_path(path: str, group: dist.ProcessGroup | None) -> str:
-    """Returns rank 0's path on every rank. Its bytes travel as a tensor: torch would send a string as a pickle."""
+    """Return rank 0's path on every rank. Its bytes travel as a tensor: torch would send a string as a pickle."""
     encoded = os.fsencode(path)
     padded = torch.tensor(list(encoded.ljust(PATH_BYTES, b"\0")), dtype=torch.uint8)
     dist.broadcast(padded, group=group, group_src=0)
@@ -95,7 +95,7 @@ def _same_path(path: str, group: dist.ProcessGroup | None) -> str:
 
 
 def _make(size: int) -> str:
-    """Returns the path of zeroed memory, empty if there is none to share."""
+    """Return the path of zeroed memory, empty if there is none to share."""
     try:
         handle, path = tempfile.mkstemp(prefix="orca-", dir="/dev/shm")
         with os.fdopen(handle, "wb") as file:

@@ -62,7 +62,7 @@ class Stage:
         return self._device.type == "cuda"
 
     def facts(self) -> pb.ModelFacts:
-        """What the master learns about the model."""
+        """Return what the master learns about the model."""
         return self._loaded.facts()
 
     def prepare(self, epoch: int) -> None:
@@ -79,7 +79,7 @@ class Stage:
         self._data_plane = None
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
-        """Joins the epoch's group, over a rendezvous that `ask` reaches; raises RankError if the others do not come."""
+        """Join the epoch's group, over a rendezvous that `ask` reaches; raise RankError if the others do not come."""
         if request.world_size == 1:
             return
         self._data_plane = DataPlane(
@@ -93,7 +93,7 @@ class Stage:
         )
 
     def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        """Runs the largest iteration once; returns how many blocks fit beside it, and the formula.
+        """Run the largest iteration once; return how many blocks fit beside it, and the formula.
 
         The answer to a later formation with the same limits is the same, and the pools stay.
         """
@@ -138,7 +138,7 @@ class Stage:
 
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
-        """Starts one iteration, which `expect` has seen; what it returns waits for it.
+        """Start one iteration, which `expect` has seen; what it returns waits for it.
 
         That is its result on the last partition, else its timing. The next one may be started before (`runs_ahead`).
         """
@@ -174,7 +174,7 @@ class Stage:
     def _sample(
         self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
     ) -> Callable[[pb.IterationResult], None]:
-        """Samples a token for each row of `output` [K, H]; returns what waits for them and puts them into a result."""
+        """Sample a token for each row of `output` [K, H]; return what waits for them and put them into a result."""
         logits = self._model.logits(output)
         tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device)
         if self._ranks.rank == 0:  # it has all columns

@@ -76,7 +76,7 @@ class WeightHeaders:
             raise ModelError(str(error)) from error
 
     def tensor(self, name: str) -> StoredTensor:
-        """Returns dtype and shape of the weight `name`; the dtype is one of FLOATS."""
+        """Return dtype and shape of the weight `name`; the dtype is one of FLOATS."""
         if name not in self.file_of:
             raise ModelError(f"{self._folder}: tensor {name} is missing")
         file = self.file_of[name]
@@ -93,13 +93,13 @@ class WeightHeaders:
         return stored
 
     def num_bytes(self) -> int:
-        """Returns the size of the weight files that are here."""
+        """Return the size of the weight files that are here."""
         return sum(
             path.stat().st_size for name in set(self.file_of.values()) if (path := self._folder / name).is_file()
         )
 
     def _tensor_files(self) -> dict[str, str]:
-        """Returns tensor → file name, from the index if there is one."""
+        """Return tensor → file name, from the index if there is one."""
         path = self._folder / INDEX
         if path.is_symlink() or path.exists():
             return read_index(self._folder)
@@ -114,7 +114,7 @@ class WeightHeaders:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Returns tensor → file name from the index; raises FileError, also for names that are no plain weight files."""
+    """Return tensor → file name from the index; raise FileError, also for names that are no plain weight files."""
     path = folder / INDEX
     weight_map = checked(IndexFile, read_object(folder, INDEX, INDEX_BYTES), path).weight_map
     for name in set(weight_map.values()):
@@ -124,7 +124,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def weight_file(folder: Path, name: str) -> Path:
-    """Returns the path of a weight file to open; raises ModelError."""
+    """Return the path of a weight file to open; raise ModelError."""
     try:
         return regular_file(folder, name)
     except FileError as error:
@@ -132,7 +132,7 @@ def weight_file(folder: Path, name: str) -> Path:
 
 
 def read_header(folder: Path, name: str) -> dict[str, StoredTensor]:
-    """Reads and checks the header of a safetensors file; raises FileError, MissingFileError."""
+    """Read and check the header of a safetensors file; raise FileError, MissingFileError."""
     path = folder / name
     try:
         with open_file(folder, name) as file:

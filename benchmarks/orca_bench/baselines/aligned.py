@@ -36,7 +36,7 @@ class Aligned(abc.ABC):
 
     @abc.abstractmethod
     def shape(self, request: Request) -> Hashable:
-        """Requests of one shape may share a batch."""
+        """Return the shape of a request: requests of one shape may share a batch."""
 
     @abc.abstractmethod
     def num_tokens(self, request: Request) -> int:
@@ -44,7 +44,7 @@ class Aligned(abc.ABC):
 
     @abc.abstractmethod
     def first(self, groups: list[list[Request]]) -> list[Request]:
-        """Picks one of the groups, which come in the order of their oldest request."""
+        """Pick one of the groups, which come in the order of their oldest request."""
 
     def add(self, request: Request) -> None:
         """See Scheduling."""

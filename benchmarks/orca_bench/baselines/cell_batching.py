@@ -22,7 +22,7 @@ class CellBatching(Aligned):
         super().__init__(max_batch_size, num_in_flight=1, slots=slots)
 
     def shape(self, request: Request) -> Hashable:
-        """The token index."""
+        """Return the token index."""
         return request.num_computed
 
     def num_tokens(self, request: Request) -> int:
@@ -30,5 +30,5 @@ class CellBatching(Aligned):
         return 1
 
     def first(self, groups: list[list[Request]]) -> list[Request]:
-        """A full batch before the oldest request."""
+        """Return a full batch if there is one, else the group with the oldest request."""
         return next((group for group in groups if len(group) >= self._max_batch_size), groups[0])

@@ -22,7 +22,7 @@ class PhaseAligned(Aligned):
         return (initiates, len(request.prompt) if initiates else request.num_tokens)
 
     def num_tokens(self, request: Request) -> int:
-        """The whole prompt, or one."""
+        """Return the whole prompt, or one."""
         return request.num_uncomputed
 
     def first(self, groups: list[list[Request]]) -> list[Request]:

@@ -28,20 +28,20 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
         self._replay.argtypes, self._replay.restype = [POINTER, INTEGER], None
 
     def function(self, name: str, types: Sequence[Any]) -> Function:
-        """Returns a function of the library; raises AttributeError if it has none of this name."""
+        """Return a function of the library; raise AttributeError if it has none of this name."""
         function = getattr(self._library, f"orca_{name}")
         function.argtypes, function.restype = types, None
         again = getattr(self._library, f"orca_run_{name}")
         return Function(self, function, ctypes.cast(again, POINTER).value or 0, types)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns memory for an output; during a recording it belongs to the recordings (RecordingMemory)."""
+        """Return memory for an output; during a recording it belongs to the recordings (RecordingMemory)."""
         if self.steps is None:
             return torch.empty(shape, dtype=dtype)
         return self.memory.empty(shape, contiguous_strides(shape), dtype)
 
     def note_call(self, words: list[int]) -> None:
-        """Adds a call that has just been made to the calls right before it, if a recording is being made."""
+        """Add a call that has just been made to the calls right before it, if a recording is being made."""
         if self.steps is None:
             return
         last = self.steps[-1] if self.steps else None
@@ -63,7 +63,7 @@ class Function:
         self._types = types
 
     def __call__(self, *arguments: Any) -> None:
-        """Calls the function, and logs the call if a recording is being made."""
+        """Call the function, and log the call if a recording is being made."""
         self._function(*arguments)
         if self._calls.steps is not None:
             words = [self._again, *map(_word, self._types, arguments)]
@@ -83,12 +83,12 @@ class _CallsInARow:
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    """Returns the strides, in elements, of a dense tensor in row-major order."""
+    """Return the strides, in elements, of a dense tensor in row-major order."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _word(kind: Any, value: Any) -> int:
-    """The bytes of an argument as one number."""
+    """Return the bytes of an argument as one number."""
     if kind is REAL:
         (word,) = struct.unpack("<I", struct.pack("<f", value))
         return int(word)

@@ -1,4 +1,4 @@
-"""Returns memory that was freed to the system: glibc keeps it for later allocations."""
+"""Return freed memory to the system: glibc keeps it for later allocations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Calls malloc_trim(3), which glibc has; other C libraries are left alone."""
+    """Call malloc_trim(3), which glibc has; other C libraries are left alone."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

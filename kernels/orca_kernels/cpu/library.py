@@ -46,7 +46,7 @@ class CpuLibrary(ctypes.CDLL):
 
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:
-    """Returns the library for a target (default: the best one of this processor), built if necessary.
+    """Return the library for a target (default: the best one of this processor), built if necessary.
 
     Raises BuildError. A target that needs instructions which this processor lacks ends the process when it is used.
     """
@@ -61,7 +61,7 @@ def load(target: CpuTarget | None = None) -> CpuLibrary:
 
 
 def best_target(flags: set[str]) -> CpuTarget:
-    """Returns the best target for a processor with these flags; raises BuildError if there is none."""
+    """Return the best target for a processor with these flags; raise BuildError if there is none."""
     for target in TARGETS:
         if not target.missing(flags):
             return target
@@ -69,7 +69,7 @@ def best_target(flags: set[str]) -> CpuTarget:
 
 
 def file_name(level: str) -> str:
-    """Returns the name of the library's file for a level of the psABI with extensions."""
+    """Return the name of the library's file for a level of the psABI with extensions."""
     return f"orca-{level}-{_digest()}.so"
 
 
@@ -108,7 +108,7 @@ def _compile(compiler: str, level: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds an advisory lock on a folder (flock(2)), which ends with the process.
+    """Hold an advisory lock on a folder (flock(2)), which ends with the process.
 
     Proceeds without the lock after BUILD_SECONDS and on file systems without locks: two builds cost time, not safety.
     """

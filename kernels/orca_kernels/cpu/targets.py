@@ -24,7 +24,7 @@ class CpuTarget:
     """Element types, by their names in torch, whose matrix products oneDNN computes; the library has the others."""
 
     def missing(self, flags: set[str]) -> list[str]:
-        """Returns the flags that a processor with these flags lacks, sorted."""
+        """Return the flags that a processor with these flags lacks, sorted."""
         return sorted(self.needs - flags)
 
 
@@ -47,12 +47,12 @@ TARGETS = (
 
 
 def processor_flags() -> set[str]:
-    """Returns the flags of the first processor in /proc/cpuinfo (proc(5)); empty where none are listed."""
+    """Return the flags of the first processor in /proc/cpuinfo (proc(5)); empty where none are listed."""
     return set(_first("flags").split())
 
 
 def processor_name() -> str:
-    """Returns the model name of the first processor in /proc/cpuinfo; empty where none is listed."""
+    """Return the model name of the first processor in /proc/cpuinfo; empty where none is listed."""
     return _first("model name")
 
 

@@ -171,6 +171,6 @@ class CudaKernels(ReferenceKernels):
 def launch_rows(
     launcher: Launcher, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1
 ) -> None:
-    """Launches a kernel of rows.cu with a thread block for each row, or for each of the row's parts."""
+    """Launch a kernel of rows.cu with a thread block for each row, or for each of the row's parts."""
     kernel = Kernel("rows.cu", f"orca_{name}", x.dtype)
     launcher.launch(kernel, (rows, parts, 1), ROW_THREADS, arguments)

@@ -45,17 +45,17 @@ class Launcher(Protocol):
     """Runs kernels on a device."""
 
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
-        """Launches thread blocks of `threads` threads; arguments are tensors and ctypes values."""
+        """Launch thread blocks of `threads` threads; arguments are tensors and ctypes values."""
 
 
 def program(source: str) -> str:
-    """Returns a source with what it includes, so that a compiler needs no path."""
+    """Return a source with what it includes, so that a compiler needs no path."""
     text = (SOURCES / source).read_text(encoding="utf-8")
     return re.sub(r'#include "(\w+\.cuh)"', lambda found: program(found[1]), text)
 
 
 def attention_source(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Returns the source that computes attention for this element type and head dimension, None if none can."""
+    """Return the source that computes attention for this element type and head dimension, None if none can."""
     if head_dim % 16 or head_dim > 256:
         return None
     return "attention.cu" if dtype == torch.float32 else TENSOR_CORES

@@ -33,7 +33,7 @@ LAST_SECONDS = 5.0
 
 
 async def run(engine_path: Path, listener: socket.socket) -> None:
-    """Serves until SIGTERM, or until the master is gone; raises EngineUnavailableError if it is not there."""
+    """Serve until SIGTERM, or until the master is gone; raise EngineUnavailableError if it is not there."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine, hello = await connect(engine_path)
@@ -55,7 +55,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, or 1 if the master is not there."""
+    """Return 0, or 1 if the master is not there."""
     parser = argparse.ArgumentParser(
         prog="orca_master.api_processes.api_process", description="One API process of a master."
     )

@@ -67,7 +67,7 @@ Envelope = TypeVar("Envelope", pb.ToMaster, pb.FromMaster)
 
 
 def encode_to_master(message: ToMaster) -> bytes:
-    """Returns the wire form; raises ValueOutOfRangeError."""
+    """Return the wire form; raise ValueOutOfRangeError."""
     envelope = pb.ToMaster()
     match message:
         case Submit(number, submission):
@@ -84,7 +84,7 @@ def encode_to_master(message: ToMaster) -> bytes:
 
 
 def decode_to_master(data: bytes) -> ToMaster:
-    """Returns the message; raises LinkError."""
+    """Return the message; raise LinkError."""
     envelope = _parse(pb.ToMaster(), data)
     match envelope.WhichOneof("message"):
         case "submit":
@@ -100,7 +100,7 @@ def decode_to_master(data: bytes) -> ToMaster:
 
 
 def encode_from_master(message: FromMaster) -> bytes:
-    """Returns the wire form; raises ValueError for a status or an option that no field can carry."""
+    """Return the wire form; raise ValueError for a status or an option that no field can carry."""
     envelope = pb.FromMaster()
     match message:
         case Outputs(outputs):
@@ -121,7 +121,7 @@ def encode_from_master(message: FromMaster) -> bytes:
 
 
 def decode_from_master(data: bytes) -> FromMaster:
-    """Returns the message; raises LinkError."""
+    """Return the message; raise LinkError."""
     envelope = _parse(pb.FromMaster(), data)
     match envelope.WhichOneof("message"):
         case "outputs":
@@ -147,7 +147,7 @@ def _parse(envelope: Envelope, data: bytes) -> Envelope:
 
 
 def _fill_error(message: pb.Error, error: Exception) -> None:
-    """A class that has no kind of its own is named in the text, for the operator of the server."""
+    """Return an error's text, which names a class that has no kind of its own, for the operator of the server."""
     kind = _ERROR_KINDS.get(type(error))
     message.kind = pb.ERROR_KIND_ENGINE if kind is None else kind
     message.message = text(str(error) if kind is not None else f"{type(error).__name__}: {error}")

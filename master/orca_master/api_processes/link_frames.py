@@ -24,12 +24,12 @@ _OTHER_BYTES = 64 << 10
 
 
 def max_to_master_bytes(status: EngineStatus) -> int:
-    """Returns the longest frame to the master: a prompt as long as the context, with a bias for every token."""
+    """Return the longest frame to the master: a prompt as long as the context, with a bias for every token."""
     return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
 
 
 def send(writer: asyncio.StreamWriter, body: bytes) -> None:
-    """Writes a frame; raises LinkError if the peer does not read.
+    """Write a frame; raise LinkError if the peer does not read.
 
     A frame that cannot arrive any more is dropped: the reader of the other direction notices the end of the link.
     """
@@ -40,7 +40,7 @@ def send(writer: asyncio.StreamWriter, body: bytes) -> None:
 
 
 async def receive(reader: asyncio.StreamReader, max_bytes: Callable[[], int]) -> bytes | None:
-    """Waits for the next frame; None at the end of the stream.
+    """Wait for the next frame; None at the end of the stream.
 
     Raises LinkError, before the frame is read, if its length exceeds `max_bytes()` at that time.
     """

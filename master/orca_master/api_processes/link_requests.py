@@ -25,7 +25,7 @@ _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number 
 
 
 def fill_submission(message: pb.Submission, submission: Submission) -> None:
-    """Writes a submission into an empty message; raises ValueOutOfRangeError."""
+    """Write a submission into an empty message; raise ValueOutOfRangeError."""
     message.request_id = submission.request_id
     if not 0 <= submission.max_gen_tokens < 1 << 64:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
@@ -43,7 +43,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
 
 
 def submission_of(message: pb.Submission) -> Submission:
-    """Returns the submission with the values that the sender chose (request_limits.check_values); raises LinkError."""
+    """Return the submission with the values that the sender chose (request_limits.check_values); raise LinkError."""
     try:
         sampling = sampling_of(message.sampling)
     except ValueError as error:
@@ -59,7 +59,7 @@ def submission_of(message: pb.Submission) -> Submission:
 
 
 def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
-    """Writes outputs into an empty message. Hot: most outputs are a request id and a token, written as two arrays."""
+    """Write outputs into an empty message. Hot: most outputs are a request id and a token, written as two arrays."""
     message.SetInParent()
     message.request_id.extend([output[0] for output in outputs])
     tokens = [output[1] for output in outputs]
@@ -77,7 +77,7 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
 
 
 def outputs_of(message: pb.Outputs) -> list[Output]:
-    """Returns the outputs; raises LinkError."""
+    """Return the outputs; raise LinkError."""
     if len(message.request_id) != len(message.token):
         raise LinkError(f"{len(message.request_id)} request ids for {len(message.token)} tokens")
     count = len(message.token)
@@ -110,12 +110,12 @@ def _reason_of(number: int) -> FinishReason:
 
 
 def _copy(logprobs: engine_pb2.Logprobs) -> engine_pb2.Logprobs:
-    """A message of its own: a part of a message would keep the memory of the whole."""
+    """Return a message of its own: a part of a message would keep the memory of the whole."""
     copy = engine_pb2.Logprobs()
     copy.CopyFrom(logprobs)
     return copy
 
 
 def text(message: str) -> str:
-    """Returns a text for people that a string field can hold: valid UTF-8 of bounded length."""
+    """Return a text for people that a string field can hold: valid UTF-8 of bounded length."""
     return message[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()

@@ -63,7 +63,7 @@ class EngineServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
-        """Takes connections at `path` while the block runs."""
+        """Take connections at `path` while the block runs."""
         server = await asyncio.start_unix_server(self._serve, path)
         watching = asyncio.create_task(self._watch())
         try:
@@ -75,7 +75,7 @@ class EngineServer:
                 link.writer.close()
 
     def announce(self) -> None:
-        """Sends the engine's status to the processes if it has changed."""
+        """Send the engine's status to the processes if it has changed."""
         status = self._engine.status
         if status != self._announced:
             self._announced = status
@@ -167,7 +167,7 @@ class _Link:
         self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
 
     def send(self, message: FromMaster) -> None:
-        """Writes a message unless the link has ended; ends it if the process does not read."""
+        """Write a message unless the link has ended; end it if the process does not read."""
         if self.writer.is_closing():
             return
         try:
@@ -176,22 +176,22 @@ class _Link:
             self.fail(str(error))
 
     def fail(self, reason: str) -> None:
-        """Ends the link and drops what is unsent; its reader sees the end of the stream."""
+        """End the link and drop what is unsent; its reader sees the end of the stream."""
         self.fault = self.fault or reason
         self.writer.transport.abort()
 
     def close(self) -> None:
-        """Ends the link after what has been sent; later messages are dropped."""
+        """End the link after what has been sent; later messages are dropped."""
         self.writer.close()
 
     def deliver(self, output: Output) -> None:
-        """Takes an output. Those of one iteration come in one turn of the event loop and leave in one message."""
+        """Take an output. Those of one iteration come in one turn of the event loop and leave in one message."""
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
 
     async def answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
-        """Sends an answer once `value` is known; returns when another one may be asked for."""
+        """Send an answer once `value` is known; return when another one may be asked for."""
         await self._unanswered.acquire()
         task = asyncio.create_task(self._answer(number, value))
         self._answers.add(task)

@@ -44,7 +44,7 @@ class ApiProcesses:
         """Done when they could not be kept: no process can be started."""
 
     async def joined(self) -> None:
-        """Returns when each process has come and knows the engine; raises EngineUnavailableError after a bound."""
+        """Return when each process has come and knows the engine; raise EngineUnavailableError after a bound."""
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 for _ in self._keepers:
@@ -60,7 +60,7 @@ class ApiProcesses:
         await self._signal(signal.SIGTERM, self._drain_timeout)
 
     async def end(self) -> None:
-        """Ends the processes, by force those that do not end within a bound."""
+        """End the processes, by force those that do not end within a bound."""
         self._ending = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             await self._signal(number, EXIT_SECONDS)
@@ -81,7 +81,7 @@ class ApiProcesses:
                     process.kill()
 
     async def _keep(self, listener: socket.socket) -> None:
-        """Runs a process on a listener, and another one when it ends unasked."""
+        """Run a process on a listener, and another one when it ends unasked."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
@@ -103,7 +103,7 @@ class ApiProcesses:
 async def api_processes(
     engine: EngineThread, model_path: Path, config: EndpointConfig, listeners: Sequence[socket.socket]
 ) -> AsyncIterator[ApiProcesses]:
-    """Runs a process for each listener while the block runs."""
+    """Run a process for each listener while the block runs."""
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         path = Path(folder) / "engine.sock"
         server = EngineServer(engine, model_path, config)

@@ -39,7 +39,7 @@ HELLO_SECONDS = 30.0
 
 
 async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
-    """Returns the engine behind a socket, and the master's Hello; raises EngineUnavailableError."""
+    """Return the engine behind a socket, and the master's Hello; raise EngineUnavailableError."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -56,7 +56,7 @@ async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
 
 
 async def _receive(reader: asyncio.StreamReader) -> FromMaster | None:
-    """Waits for the next message; None at the end of the stream. Raises LinkError."""
+    """Wait for the next message; None at the end of the stream. Raises LinkError."""
     frame = await receive(reader, lambda: MAX_FROM_MASTER_BYTES)
     return None if frame is None else decode_from_master(frame)
 
@@ -105,7 +105,7 @@ class RemoteEngine(EngineClient):
         return text
 
     async def listen(self) -> None:
-        """Takes what the master sends; returns when it has ended, after which nothing waits any more."""
+        """Take what the master sends; return when it has ended, after which nothing waits any more."""
         try:
             while (message := await _receive(self._reader)) is not None:
                 self._handle(message)
@@ -141,7 +141,7 @@ class RemoteEngine(EngineClient):
                 raise LinkError("a second Hello")
 
     def _encode(self, message: Submit) -> bytes:
-        """Returns the wire form; raises RequestError if the request exceeds the model's limits or the link's."""
+        """Return the wire form; raise RequestError if the request exceeds the model's limits or the link's."""
         submission, status = message.submission, self._status
         if status.state is EngineState.SERVING:
             request = Request(submission.request_id, 0, submission.prompt, submission.max_gen_tokens)
@@ -164,7 +164,7 @@ class RemoteEngine(EngineClient):
         return answer
 
     def _send(self, body: bytes) -> None:
-        """Writes a frame; ends the link if the master does not read."""
+        """Write a frame; end the link if the master does not read."""
         if self._writer.is_closing():
             return
         try:
@@ -175,7 +175,7 @@ class RemoteEngine(EngineClient):
 
 
 def _settle(answer: asyncio.Future[Any], value: bytes | None, error: Exception | None) -> None:
-    """Gives an answer to who waits for it, if somebody still does."""
+    """Give an answer to who waits for it, if somebody still does."""
     if answer.done():
         return
     if error is None:

@@ -22,7 +22,7 @@ class BodyBudget:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that reserves bytes for one body, or raises QueueFullError; frees them at the end."""
+        """Yield a function that reserves bytes for one body, or raise QueueFullError; free them at the end."""
         own = 0
 
         def take(num_bytes: int) -> None:

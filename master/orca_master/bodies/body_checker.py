@@ -38,7 +38,7 @@ class BodyChecker:
         self._num_waiting = 0
 
     async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
-        """Returns the value of a body of `kind` (bodies.KINDS), and empties `body` if it is large.
+        """Return the value of a body of `kind` (bodies.KINDS), and empty `body` if it is large.
 
         Raises RequestError; QueueFullError if too many large bodies wait, or this one for too long;
         EngineUnavailableError if the process cannot be started. When cancelled, ends the process if that has the body.
@@ -87,7 +87,7 @@ class BodyChecker:
             raise
 
     async def _started(self) -> subprocess.Popen[bytes]:
-        """Returns the process. The start is not cancelled with its caller: the next large body gets the process."""
+        """Return the process. The start is not cancelled with its caller: the next large body gets the process."""
         if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
             self._starting = self._starting or asyncio.create_task(asyncio.to_thread(_start))
             try:
@@ -101,7 +101,7 @@ class BodyChecker:
         return self._process
 
     def _kill(self) -> None:
-        """Ends the process. A thread that still exchanges data with the process gets OSError or EOFError."""
+        """End the process. A thread that still exchanges data with the process gets OSError or EOFError."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -120,7 +120,7 @@ def _start() -> subprocess.Popen[bytes]:
 def _exchange(
     process: subprocess.Popen[bytes], kind: str, body: bytearray, lengths: Lengths
 ) -> tuple[dict[str, Any], bytes]:
-    """Sends a body and empties it, and returns the answer; raises OSError or EOFError if the process ends."""
+    """Send a body, empty it, and return the answer; raise OSError or EOFError if the process ends."""
     assert process.stdin is not None
     assert process.stdout is not None
     header = json.dumps({"kind": kind, "max_model_len": lengths.max_model_len}).encode()

@@ -60,7 +60,7 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
 
 
 def main() -> int:
-    """Returns 0 at the end of the input, 1 if memory does not suffice."""
+    """Return 0 at the end of the input, 1 if memory does not suffice."""
     limit_memory()
     try:
         while answer(sys.stdin.buffer, sys.stdout.buffer):

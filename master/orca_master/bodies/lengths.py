@@ -33,11 +33,11 @@ class Lengths:
 
     @classmethod
     def of(cls, info: ValidationInfo) -> Lengths:
-        """The bounds of a validation."""
+        """Return the bounds of a validation."""
         return info.context if isinstance(info.context, cls) else cls()
 
     def check_tokens(self, count: int) -> None:
-        """Raises PydanticCustomError for more token ids than the model's context has."""
+        """Raise PydanticCustomError for more token ids than the model's context has."""
         if self.max_model_len is not None and count > self.max_model_len:
             raise PydanticCustomError(
                 "too_long",
@@ -46,7 +46,7 @@ class Lengths:
             )
 
     def check_prompts(self, count: int) -> None:
-        """Raises PydanticCustomError for too many characters in all prompts together."""
+        """Raise PydanticCustomError for too many characters in all prompts together."""
         if count > MAX_CHARACTERS:
             raise PydanticCustomError(
                 "too_long",
@@ -55,7 +55,7 @@ class Lengths:
             )
 
     def check_characters(self, count: int) -> None:
-        """Raises PydanticCustomError for a text that is too long to be tokenized."""
+        """Raise PydanticCustomError for a text that is too long to be tokenized."""
         if self.max_model_len is None:
             return
         limit = max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * self.max_model_len)

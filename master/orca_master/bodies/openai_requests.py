@@ -72,7 +72,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_and_not_null(cls, data: Any) -> Any:
-        """Drops fields that are null, unless they are required, and all unknown fields but the first.
+        """Drop fields that are null, unless they are required, and all unknown fields but the first.
 
         Clients send null for what they do not mean. The first unknown field is the one that the error names.
         """
@@ -175,7 +175,7 @@ def _check_prompts(prompts: list[str], info: ValidationInfo) -> list[str]:
 
 
 def _kind_of_prompt(value: Any) -> str:
-    """The tag of the one type of `prompt` that a value is checked against: its first entry decides."""
+    """Return the tag of the one type of `prompt` that a value is checked against: its first entry decides."""
     if not isinstance(value, list):
         return "[text]"
     first = value[0] if value else 0

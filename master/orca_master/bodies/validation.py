@@ -37,7 +37,7 @@ MAX_FIELD = 64
 
 
 def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
-    """Returns the value of a JSON document, of one of KINDS; raises RequestError."""
+    """Return the value of a JSON document, of one of KINDS; raise RequestError."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -49,7 +49,7 @@ def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
 
 
 def described(errors: Sequence[Any]) -> RequestError:
-    """Returns pydantic's errors as one error with the name of the field to blame."""
+    """Return pydantic's errors as one error with the name of the field to blame."""
     # A field with several types gets errors for each of them. The deepest error is reported, and of several one about
     # a value rather than a type.
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
@@ -71,12 +71,12 @@ def _names_a_type(place: int, part: str) -> bool:
 
 
 def shortened(message: str) -> str:
-    """The beginning of a message that may repeat the input."""
+    """Return the beginning of a message that may repeat the input."""
     return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
 
 
 def pack(value: Any) -> tuple[dict[str, Any], bytes]:
-    """Returns a checked value as what JSON can hold, and its token ids as 32-bit numbers: see `unpack`."""
+    """Return a checked value as what JSON can hold, and its token ids as 32-bit numbers: see `unpack`."""
     names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
     packed: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
     if "messages" in packed["value"]:
@@ -99,7 +99,7 @@ def pack(value: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def unpack(kind: str, packed: dict[str, Any], token_ids: bytes) -> Any:
-    """Returns the value that was packed. Token ids are arrays: four bytes each, where a list takes forty."""
+    """Return the value that was packed. Token ids are arrays: four bytes each, where a list takes forty."""
     name = packed.get("name")
     if name is None:
         return KINDS[kind].validate_python(packed["value"])

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:
-    """Returns the master's state; raises OSError, HTTPException, or ValueError for an answer that is not a state."""
+    """Return the master's state; raise OSError, HTTPException, or ValueError for an answer that is not a state."""
     connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_SECONDS)
     with contextlib.closing(connection):
         connection.connect()

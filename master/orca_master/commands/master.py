@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:
-    """Serves until a signal comes; raises ConfigurationError or EngineUnavailableError if it cannot start."""
+    """Serve until a signal comes; raise ConfigurationError or EngineUnavailableError if it cannot start."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -102,14 +102,14 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
 
 
 async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
-    """Returns when requests are taken and answered."""
+    """Return when requests are taken and answered."""
     await engine.start()
     if isinstance(front, ApiProcesses):
         await front.joined()
 
 
 def make_engine(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> EngineThread:
-    """Returns an engine that is still to be started; needs a running loop."""
+    """Return an engine that is still to be started; needs a running loop."""
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     observer: EngineObserver = metrics
     if config.iteration_log is not None:
@@ -126,7 +126,7 @@ def run_to_exit_code(
     endpoint_config: EndpointConfig,
     ports: Ports,
 ) -> int:
-    """Runs the server and returns the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
+    """Run the server and return the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
     # One that comes while the loop is being made would leave half of it; it waits for the loop's own handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -196,7 +196,7 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _tls(arguments: argparse.Namespace, topology: Topology) -> TlsFolder | None:
-    """Returns the certificates, none if the user wants none or all workers are on Unix sockets."""
+    """Return the certificates, none if the user wants none or all workers are on Unix sockets."""
     if arguments.tls_dir is not None:
         try:
             return TlsFolder(arguments.tls_dir, "master")

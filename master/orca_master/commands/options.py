@@ -76,7 +76,7 @@ MAX_STALL_SECONDS = 4_000_000
 
 
 def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
-    """Returns the arguments with those of `--config FILE` put in front; raises ConfigurationError.
+    """Return the arguments with those of `--config FILE` put in front; raise ConfigurationError.
 
     `positional` is the name of the command's argument that has no dashes.
     """
@@ -113,7 +113,7 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options about the model."""
+    """Add the options about the model."""
     parser.add_argument(
         "--served-model-name",
         action="append",
@@ -140,7 +140,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of scheduler and engine."""
+    """Add the options of scheduler and engine."""
     parser.add_argument(
         "--max-batch-size", type=positive, default=32, help="requests per iteration, Algorithm 1's max_bs (32)"
     )
@@ -218,7 +218,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the HTTP server."""
+    """Add the options of the HTTP server."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=port, default=8000, help="port to listen on, 0 for any (8000)")
     parser.add_argument(
@@ -274,19 +274,19 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_http_limits(parser: argparse.ArgumentParser) -> None:
-    """Adds the bounds of the API's port."""
+    """Add the bounds of the API's port."""
     for name, field, unit, text in HTTP_LIMITS:
         default = int(getattr(HttpLimits(), field))
         parser.add_argument(f"--{name}", type=positive, metavar=unit, default=default, help=f"{text} ({default})")
 
 
 def http_limits(arguments: argparse.Namespace) -> HttpLimits:
-    """Returns the bounds of the API's port."""
+    """Return the bounds of the API's port."""
     return HttpLimits(**{field: getattr(arguments, name.replace("-", "_")) for name, field, *_ in HTTP_LIMITS})
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """Returns the engine's part of the options."""
+    """Return the engine's part of the options."""
     return EngineConfig(
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
@@ -305,7 +305,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
-    """Returns the endpoint's part; raises ConfigurationError for a bad key or key file.
+    """Return the endpoint's part; raise ConfigurationError for a bad key or key file.
 
     Takes the keys out of `arguments` and of the environment.
     """
@@ -344,21 +344,21 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
 
 
 def positive(text: str, most: int = MAX_NUMBER) -> int:
-    """A whole number from 1 to `most`; by default what fits into 32 bits with a sign, as messages to workers need."""
+    """Return a whole number from 1 to `most`; by default what fits into a signed 32-bit field of a message."""
     if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
     return int(text)
 
 
 def count(text: str) -> int:
-    """A whole number of at least 0."""
+    """Return a whole number of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
 def stall_seconds(text: str) -> int:
-    """A whole number of seconds, from 1 to MAX_STALL_SECONDS."""
+    """Return a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
     number = positive(text)
     if number > MAX_STALL_SECONDS:
         raise argparse.ArgumentTypeError(f"{number} is more than {MAX_STALL_SECONDS} seconds")
@@ -374,7 +374,7 @@ def slots(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A share in (0, 1]."""
+    """Return a share in (0, 1]."""
     try:
         number = float(text)
     except ValueError:

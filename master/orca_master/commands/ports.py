@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
-    """Returns listening sockets that share one port; raises ConfigurationError if the address cannot be had."""
+    """Return listening sockets that share one port; raise ConfigurationError if the address cannot be had."""
     try:
         # Alone first: it fails where another program has the port, which sockets that share it would not.
         first = listen(host, port)

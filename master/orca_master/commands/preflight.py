@@ -27,7 +27,7 @@ REFUSED = 2
 def model_command(
     folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int | None
 ) -> list[str]:
-    """Returns the command that checks configuration and weights, which the worker's package has."""
+    """Return the command that checks configuration and weights, which the worker's package has."""
     return [
         *("orca_worker.model_check", str(folder), "--max-model-len", str(max_model_len or 0)),
         *("-pp", str(pipeline_parallel_size), "-tp", str(tensor_parallel_size)),
@@ -35,13 +35,13 @@ def model_command(
 
 
 def text_command(folder: Path, chat_template: Path | None) -> list[str]:
-    """Returns the command that checks tokenizer, stop tokens and chat template."""
+    """Return the command that checks tokenizer, stop tokens and chat template."""
     options = ["--chat-template", str(chat_template)] if chat_template is not None else []
     return ["orca_master.commands.text_check", str(folder), *options]
 
 
 def check(*commands: Sequence[str]) -> None:
-    """Runs Python modules with arguments; raises ConfigurationError with the line of the first that refuses."""
+    """Run Python modules with arguments; raise ConfigurationError with the line of the first that refuses."""
     environment = {**os.environ, "RUST_BACKTRACE": "0"}
     deadline = time.monotonic() + WALL_SECONDS
     processes = [

@@ -41,13 +41,13 @@ WORKER_EXIT_SECONDS = 5.0
 
 
 def _die_with_parent() -> None:
-    """Runs in the child before exec: its end follows this process's (prctl(2), Linux)."""
+    """Run in the child before exec: its end follows this process's (prctl(2), Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
-    """Starts `count` workers and yields their addresses; they have ended when it returns.
+    """Start `count` workers and yield their addresses; they have ended when it returns.
 
     Must be entered on the main thread while it is the only one: the kernel ties "dies with its parent"
     to the thread that started the child.
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
 
 
 def _model_folder(name: str) -> Path:
-    """Returns the resolved model directory; raises ConfigurationError if it has no config.json that can be opened."""
+    """Return the resolved model directory; raise ConfigurationError if it has no config.json that can be opened."""
     try:
         folder = Path(name).resolve()
         regular_file(folder, "config.json")
@@ -154,7 +154,7 @@ def _model_folder(name: str) -> Path:
 def local_topology(
     model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
 ) -> Topology:
-    """Returns the topology of workers on this machine, `pipeline_parallel_size` of them to a pipeline."""
+    """Return the topology of workers on this machine, `pipeline_parallel_size` of them to a pipeline."""
     size = pipeline_parallel_size
     return Topology(
         model=model,

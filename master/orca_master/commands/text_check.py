@@ -26,7 +26,7 @@ PROBES = ("Hello, world! 12345 \n", "a" * 40 + "!", "1" * 40 + "a", " " * 40 + "
 
 
 def try_text(folder: Path, chat_template: Path | None) -> None:
-    """Loads and tries the text side in this process; raises ConfigurationError."""
+    """Load and try the text side in this process; raise ConfigurationError."""
     codec = TextCodec(folder)
     template = ChatTemplate(folder, chat_template)
     try:
@@ -44,7 +44,7 @@ def try_text(folder: Path, chat_template: Path | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, 2 if something is refused, or 1 if the check itself fails."""
+    """Return 0, 2 if something is refused, or 1 if the check itself fails."""
     parser = argparse.ArgumentParser(prog="orca_master.commands.text_check", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--chat-template", type=Path)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_topology(path: Path) -> Topology:
-    """Reads topology.json; raises ConfigurationError with the first field that is wrong."""
+    """Read topology.json; raise ConfigurationError with the first field that is wrong."""
     try:
         topology, unknown = read(Topology, path.read_bytes())
     except OSError as error:

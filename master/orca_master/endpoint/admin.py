@@ -35,7 +35,7 @@ BEARER = HTTPBearer(auto_error=False)
 
 
 def report(engine: EngineThread) -> StateReport:
-    """Returns what `GET /state` says."""
+    """Return what `GET /state` says."""
     snapshot, config = engine.engine.snapshot, engine.config
     return StateReport(
         contract_version=VERSION,
@@ -56,7 +56,7 @@ def report(engine: EngineThread) -> StateReport:
 
 
 def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
-    """Returns the admin port's application."""
+    """Return the admin port's application."""
 
     async def authorized(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
@@ -76,12 +76,12 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
 
     @app.get(routes.STATE)
     async def state() -> dict[str, Any]:
-        """What the engine is and does."""
+        """Return what the engine is and does."""
         return report(engine).wire()
 
     @app.put(routes.TOPOLOGY)
     async def topology(request: Request) -> dict[str, Any]:
-        """Takes pipelines in and out."""
+        """Take pipelines in and out."""
         wanted = await body(Topology, request)
         if refusal := wanted.refusal():
             raise HTTPException(422, refusal)
@@ -93,13 +93,13 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
 
     @app.put(routes.SCHEDULER)
     async def scheduler(request: Request) -> dict[str, Any]:
-        """Changes the scheduler's limits."""
+        """Change the scheduler's limits."""
         await engine.reconfigure(_changed(engine.config, await body(SchedulerKnobs, request)))
         return report(engine).wire()
 
     @app.post(routes.DRAIN, status_code=202)
     async def drain() -> dict[str, Any]:
-        """Takes no new requests from now on; `idle` says when those under way have ended."""
+        """Take no new requests from now on; `idle` says when those under way have ended."""
         engine.draining = True
         return report(engine).wire()
 
@@ -116,7 +116,7 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
 
 
 def create_probes(engine: EngineThread) -> Any:
-    """Returns the probe port's application. Must be called on the endpoint's event loop, which it watches."""
+    """Return the probe port's application. Must be called on the endpoint's event loop, which it watches."""
     endpoint_loop = LoopWatch()
 
     async def startupz() -> tuple[int, str]:

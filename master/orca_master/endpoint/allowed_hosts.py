@@ -15,7 +15,7 @@ from orca_master.endpoint.responding import error_response
 
 
 def name_of(host: str) -> str:
-    """Returns the name in a Host field, without port and brackets, in lower case; "" if it has none."""
+    """Return the name in a Host field, without port and brackets, in lower case; "" if it has none."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

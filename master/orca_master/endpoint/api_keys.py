@@ -29,12 +29,12 @@ _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 def digest(key: str) -> str:
-    """Returns the SHA-256 of a key, in hexadecimal digits."""
+    """Return the SHA-256 of a key, in hexadecimal digits."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def digests_of(keys: Iterable[str], source: str) -> frozenset[str]:
-    """Returns the digests of keys, of which some may be `sha256:` and a digest; raises ConfigurationError."""
+    """Return the digests of keys, of which some may be `sha256:` and a digest; raise ConfigurationError."""
     found = set()
     for key in keys:
         if not key.strip():
@@ -46,7 +46,7 @@ def digests_of(keys: Iterable[str], source: str) -> frozenset[str]:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An `opener` (see `open`) that does not wait for a pipe's writer; raises OSError for all but regular files."""
+    """Return an `opener` (see `open`) that waits for no pipe's writer; raise OSError for all but regular files."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -55,7 +55,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -> frozenset[str]:
-    """Returns the digests of the keys in a file, one per line; raises ConfigurationError."""
+    """Return the digests of the keys in a file, one per line; raise ConfigurationError."""
     source = f"--api-key-file {path}"
     try:
         with open(path, "rb", opener=opener) as file:
@@ -101,7 +101,7 @@ class KeyRing:
         return any(matches)
 
     def _follow_file(self) -> None:
-        """Reads the file again if it has changed; looks every few seconds at the most."""
+        """Read the file again if it has changed; look every few seconds at the most."""
         now = time.monotonic()
         if self._path is None or now - self._checked < self._reload_seconds:
             return

@@ -42,7 +42,7 @@ from orca_master.errors import (
 
 
 def create_app(endpoint: Endpoint) -> FastAPI:
-    """Returns the application around `endpoint`."""
+    """Return the application around `endpoint`."""
     error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
     app = FastAPI(
         title="ORCA",
@@ -120,7 +120,7 @@ def _add_errors(app: FastAPI) -> None:
 def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> ModelList:
-        """Lists the one model that is served, under all its names."""
+        """List the one model that is served, under all its names."""
         return ModelList(data=endpoint.cards())
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard)
@@ -150,13 +150,13 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
 def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get(routes.LIVE, response_class=PlainTextResponse)
     async def livez() -> str:
-        """The process answers."""
+        """Answer as long as the process lives."""
         return "ok\n"
 
     @app.get("/health", response_class=PlainTextResponse)
     @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """Requests are taken; if not, why."""
+        """Answer 200 if requests are taken, else 503 with the reason."""
         reason = endpoint.engine.status.unavailable
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
 
@@ -178,7 +178,7 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
 
 
 def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, longest: int) -> dict[str, Any]:
-    """The schema of this very server: its model's names and limits are in it, once they are known (else 0)."""
+    """Return the schema of this very server: its model's names and limits are in it, once they are known (else 0)."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     parts = schema["components"]["schemas"]
     for name in (
@@ -203,7 +203,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
 
 
 def _limit(node: Any, key: str, old: int, new: int) -> None:
-    """Replaces the bound `old` by `new` wherever it stands: token ids are below the vocabulary size."""
+    """Replace the bound `old` by `new` wherever it stands: token ids are below the vocabulary size."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _limit(child, key, old, new)
     if isinstance(node, dict) and node.get(key) == old:

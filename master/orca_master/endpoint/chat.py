@@ -33,7 +33,7 @@ class ChatFormat:
         self._codec = codec
 
     def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
-        """The role, once for each choice."""
+        """Yield the role, once for each choice."""
         role = AssistantMessage(role="assistant", content="")
         for choice in generation.choices:
             yield self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
@@ -102,7 +102,7 @@ class ChatFormat:
 
 
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
-    """Adds the route."""
+    """Add the route."""
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:

@@ -39,7 +39,7 @@ class _CheckedRequest(Request):
 
 
 def checked_route(endpoint: Endpoint) -> type[APIRoute]:
-    """Returns the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`.
+    """Return the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`.
 
     Bodies that have not been checked share a budget, into which one of the longest allowed fits.
     """

@@ -72,7 +72,7 @@ class CompletionFormat:
         )
 
     def _echo_of(self, index: int, prompt: Sequence[int]) -> str:
-        """The text of a prompt, decoded once for its n choices, which follow each other."""
+        """Return the text of a prompt, decoded once for its n choices, which follow each other."""
         if index % self._body.n == 0:
             self._echo = self._codec.decode(list(prompt), skip_special_tokens=True)
         return self._echo
@@ -92,7 +92,7 @@ class CompletionFormat:
 
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
-    """Returns the prompts as token ids; raises RequestError without a tokenizer."""
+    """Return the prompts as token ids; raise RequestError without a tokenizer."""
     if isinstance(body.prompt, str):
         return [await endpoint.encode(body.prompt, "prompt")]
     if isinstance(body.prompt[0], int):
@@ -104,11 +104,11 @@ async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Seq
 
 
 def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
-    """Adds the route."""
+    """Add the route."""
 
     @app.post("/v1/completions", response_model=Completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Generates text after a prompt."""
+        """Generate text after a prompt."""
         endpoint.check(body.model)
         prompts = await token_prompts(body, endpoint)
         generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)

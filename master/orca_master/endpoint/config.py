@@ -12,7 +12,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def default_hosts(listen_host: str) -> tuple[str, ...]:
-    """Returns the host names that are allowed by default: loopback's for a loopback address, else (), for any name."""
+    """Return the host names that are allowed by default: loopback's for a loopback address, else (), for any name."""
     try:
         loopback = ipaddress.ip_address(listen_host).is_loopback
     except ValueError:

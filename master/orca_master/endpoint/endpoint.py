@@ -44,7 +44,7 @@ class Endpoint:
         return self.config.model_names[0]
 
     def check(self, model: str | None) -> None:
-        """Raises EngineUnavailableError while nothing is served, ModelNotFoundError for another model."""
+        """Raise EngineUnavailableError while nothing is served, ModelNotFoundError for another model."""
         if reason := self.engine.status.unavailable:
             raise EngineUnavailableError(reason)
         if model is not None and model not in self.config.model_names:
@@ -52,7 +52,7 @@ class Endpoint:
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server has {served}")
 
     def cards(self) -> list[ModelCard]:
-        """The model under each of its names."""
+        """Return the model under each of its names."""
         length = self.engine.status.max_model_len
         return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
 
@@ -62,10 +62,10 @@ class Endpoint:
         return Lengths(self.engine.status.max_model_len or None)
 
     async def encode(self, text: str, name: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a text, the field `name` of a request; raises RequestError."""
+        """Return the token ids of a text, the field `name` of a request; raise RequestError."""
         return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
 
     async def drain(self) -> None:
-        """Waits for the requests under way, within `drain_timeout`."""
+        """Wait for the requests under way, within `drain_timeout`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.generator.idle.wait(), self.config.drain_timeout)

@@ -100,7 +100,7 @@ class Generator:
         max_tokens: int,
         logprobs: int | None,
     ) -> Generation:
-        """Returns the choices of a request.
+        """Return the choices of a request.
 
         Raises RequestError for tokens that the model does not have and for more choices than can wait, QueueFullError
         for more than can wait now.
@@ -143,7 +143,7 @@ class Generator:
         return Generation(request_id, int(time.time()), shared, choices)
 
     async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
-        """Yields the pieces of all choices as they come; leaving early cancels what still runs.
+        """Yield the pieces of all choices as they come; leaving early cancels what still runs.
 
         Raises what the engine refuses or fails with, and RequestTimeoutError, also after a caller has left too many
         pieces untaken: the engine's work for them is then cancelled at once.
@@ -198,7 +198,7 @@ class _Run:
                     raise refusal
 
     async def next_piece(self) -> Piece:
-        """Waits for the next piece; raises why there is none."""
+        """Wait for the next piece; raise why there is none."""
         piece = await self._pieces.get()
         if isinstance(piece, Exception):
             raise piece

@@ -39,23 +39,23 @@ class Format(Protocol):
     """How one endpoint words its answers."""
 
     def opening(self, generation: Generation) -> Iterator[BaseModel]:
-        """Yields the chunks of a stream before the first piece."""
+        """Yield the chunks of a stream before the first piece."""
 
     def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
-        """The chunk of a piece; one without text still says that a token came."""
+        """Return the chunk of a piece; one without text still says that a token came."""
 
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> BaseModel:
         """One whole choice of an answer; `pieces` are all of its pieces."""
 
     def answer(self, generation: Generation, usage: Usage) -> BaseModel:
-        """The answer around its choices."""
+        """Return the answer around its choices."""
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
-        """The last chunk of a stream, for those who ask for usage."""
+        """Return the last chunk of a stream, for those who ask for usage."""
 
 
 def error_response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """Returns an error in OpenAI's shape."""
+    """Return an error in OpenAI's shape."""
     detail = ErrorDetail(message=message, type=KINDS.get(status, "server_error"), param=param, code=code)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
@@ -64,7 +64,7 @@ def error_response(status: int, message: str, param: str | None = None, code: st
 async def respond(
     request: Request, body: GenerationRequest, generator: Generator, generation: Generation, style: Format
 ) -> Response:
-    """Runs a generation and answers in `style`; raises what the engine refuses."""
+    """Run a generation and answer in `style`; raise what the engine refuses."""
     pieces = generator.pieces(generation)
     if not body.stream:
         collected = await unless_gone(request, _collect(generation, pieces))
@@ -80,7 +80,7 @@ async def respond(
 
 
 async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """Returns the answer as JSON. Between choices other requests get a turn: many long choices take long to write."""
+    """Return the answer as JSON. Between choices other requests get a turn: many long choices take long to write."""
     choices = []
     for index, said in enumerate(pieces):
         choices.append(_json(_dump_choice(style.choice(generation, index, said).model_dump())))
@@ -91,7 +91,7 @@ async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usag
 
 
 def dump(answer: BaseModel) -> dict[str, Any]:
-    """The wire form: what was not asked for is left out, OpenAI's nulls stay."""
+    """Return the wire form: what was not asked for is left out, OpenAI's nulls stay."""
     data = answer.model_dump()
     if data["usage"] is None:
         del data["usage"]
@@ -125,7 +125,7 @@ async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list
 async def _events(
     generation: Generation, pieces: AsyncIterator[Piece], first: Piece, include_usage: bool, style: Format
 ) -> AsyncIterator[str]:
-    """Yields server-sent events; an error under way becomes the last one."""
+    """Yield server-sent events; an error under way becomes the last one."""
     try:
         for chunk in style.opening(generation):
             yield _event(dump(chunk))

@@ -52,5 +52,5 @@ class EngineConfig:
     tls: TlsFolder | None = None
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
-        """Returns the options of the scheduler; `n_workers` is the number of partitions."""
+        """Return the options of the scheduler; `n_workers` is the number of partitions."""
         return SchedulerConfig(self.max_batch_size, n_workers, self.token_budget, self.balanced)

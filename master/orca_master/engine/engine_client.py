@@ -71,4 +71,4 @@ class EngineClient(abc.ABC):
 
     @abc.abstractmethod
     async def metrics(self) -> bytes:
-        """Returns the text exposition of the metrics."""
+        """Return the text exposition of the metrics."""

@@ -84,7 +84,7 @@ class EngineMaster:
         self._applying = asyncio.Lock()
 
     async def start(self) -> None:
-        """Returns when the engine serves.
+        """Return when the engine serves.
 
         If the engine owns the workers every pipeline must be formed, else ConfigurationError or WorkerLostError is
         raised; otherwise it waits for the first pipeline, however long its workers take to come.
@@ -100,7 +100,7 @@ class EngineMaster:
             raise
 
     async def stop(self, reason: str) -> None:
-        """Ends what runs with an error; ends the workers if the engine owns them."""
+        """End what runs with an error; end the workers if the engine owns them."""
         self._enter(EngineState.STOPPED, f"the server stops: {reason}")
         supervisors = list(self.supervisors.values())
         await asyncio.gather(*(supervisor.end() for supervisor in supervisors))
@@ -108,7 +108,7 @@ class EngineMaster:
         await asyncio.gather(*(supervisor.part(reason) for supervisor in supervisors))
 
     async def apply(self, topology: Topology) -> None:
-        """Takes pipelines in and out; requests of those that leave are rewound and continue on the others.
+        """Take pipelines in and out; requests of those that leave are rewound and continue on the others.
 
         Raises ConfigurationError if anything but the pipelines differs.
         """
@@ -130,14 +130,14 @@ class EngineMaster:
             self.on_change()  # also if pipelines only left
 
     def reconfigure(self, config: EngineConfig) -> None:
-        """Changes the limits of batch, iteration and queue from the next selection on."""
+        """Change the limits of batch, iteration and queue from the next selection on."""
         self._config = config
         self.scheduler.config = config.for_scheduler(self._topology.pipeline_parallel_size)
         self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._dispatch()
 
     def submit(self, submission: Submission) -> None:
-        """Takes a request into the pool.
+        """Take a request into the pool.
 
         Before `start` has returned it waits there. Raises QueueFullError, EngineUnavailableError, or
         RequestError for a request that can never fit or that the protocol cannot carry.
@@ -150,14 +150,14 @@ class EngineMaster:
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request; one that has ended already is no error."""
+        """End a request; one that has ended already is no error."""
         if self._requests.cancel(request_id):
             self._dispatch()
 
     # -- the life of pipelines (PipelineListener) ----------------------------------------------------
 
     def on_change(self) -> None:
-        """Publishes a new snapshot."""
+        """Publish a new snapshot."""
         ledgers = self.scheduler.ledgers
         num_blocks = sum(ledger.num_blocks for ledger in ledgers)
         num_free = sum(ledger.num_free_blocks for ledger in ledgers)
@@ -177,7 +177,7 @@ class EngineMaster:
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """Opens the pipeline in the scheduler; the engine may serve now."""
+        """Open the pipeline in the scheduler; the engine may serve now."""
         self._progressed_at = time.monotonic()
         self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
         self._serving[supervisor.id] = supervisor
@@ -197,7 +197,7 @@ class EngineMaster:
         self._dispatch()
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """Commits the result, sends what can be selected now, and then delivers the tokens."""
+        """Commit the result, send what can be selected now, and then deliver the tokens."""
         self._num_iterations += 1
         self._progressed_at = time.monotonic()
         outputs = []
@@ -217,7 +217,7 @@ class EngineMaster:
         self._observer.on_timing(pipeline, timing)
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """Takes the pipeline out of the scheduler: its requests wait again."""
+        """Take the pipeline out of the scheduler: its requests wait again."""
         del self._serving[supervisor.id]
         self.scheduler.remove_pipeline(supervisor.id)
         if self._serving:
@@ -255,7 +255,7 @@ class EngineMaster:
         self.on_change()
 
     def _dispatch(self) -> None:
-        """Sends what can be selected, the pipeline with the fewest iterations in flight first."""
+        """Send what can be selected, the pipeline with the fewest iterations in flight first."""
         while self._state is EngineState.SERVING:
             working = [supervisor for supervisor in self._serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
@@ -269,7 +269,7 @@ class EngineMaster:
         self.on_change()
 
     def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
-        """Sends what `select` proposes; returns whether it proposed anything.
+        """Send what `select` proposes; return whether it proposed anything.
 
         An unexpected exception leaves the scheduler and the pipeline at odds: it ends this pipeline with a logged error
         instead of stopping the engine without a word.
@@ -292,7 +292,7 @@ class EngineMaster:
         return max((ledger.num_blocks for ledger in self.scheduler.ledgers), default=0) * BLOCK_SIZE
 
     def _check_fits(self, request: Request) -> None:
-        """Raises RequestError for a request that can never be served, as far as the limits are known."""
+        """Raise RequestError for a request that can never be served, as far as the limits are known."""
         if self._state is EngineState.SERVING:
             check_fits(request, self._facts.max_model_len, self._num_slots)
             check_values(request, self._facts.vocabulary_size)
@@ -302,7 +302,7 @@ class EngineMaster:
         self._fail_requests()
 
     def _fail_requests(self) -> None:
-        """Ends all requests with the reason of the engine's state."""
+        """End all requests with the reason of the engine's state."""
         self._requests.fail_all(self._failure)
         self.on_change()
 

@@ -90,12 +90,12 @@ class EngineThread(EngineClient):
         return not self._streams
 
     async def start(self) -> None:
-        """Starts the thread and returns when the engine serves; raises what `EngineMaster.start` raises."""
+        """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
         self._thread.start()
         await self._on_engine(self.engine.start)
 
     async def stop(self, reason: str) -> None:
-        """Stops engine, workers and thread; gives up after STOP_SECONDS if the engine's loop takes no turn."""
+        """Stop engine, workers and thread; give up after STOP_SECONDS if the engine's loop takes no turn."""
         try:
             await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:

@@ -47,7 +47,7 @@ class WorkerLostError(EngineUnavailableError):
 
 
 def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
-    """Returns the error for a fault whose origin is the worker at `address`."""
+    """Return the error for a fault whose origin is the worker at `address`."""
     evidence = Evidence.CAUSE
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
         evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
@@ -56,7 +56,7 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
 
 
 def choose(errors: Iterable[BaseException]) -> BaseException:
-    """Returns the error to report: the first that is no WorkerLostError, or those closest to the cause, as one."""
+    """Return the error to report: the first that is no WorkerLostError, or those closest to the cause, as one."""
     lost: list[WorkerLostError] = []
     for error in errors:
         if not isinstance(error, WorkerLostError):
@@ -66,7 +66,7 @@ def choose(errors: Iterable[BaseException]) -> BaseException:
 
 
 def closest(errors: Sequence[WorkerLostError]) -> WorkerLostError:
-    """Returns the errors closest to the cause as one: all their messages, reason and worker of the first."""
+    """Return the errors closest to the cause as one: all their messages, reason and worker of the first."""
     evidence = min(error.evidence for error in errors)
     chosen = [error for error in errors if error.evidence is evidence]
     if len(chosen) == 1:
@@ -95,14 +95,14 @@ class FaultCollector:
         self._conclusive = asyncio.Event()
 
     def report(self, error: WorkerLostError) -> None:
-        """Takes an error."""
+        """Take an error."""
         self.errors.append(error)
         self.broken.set()
         if is_conclusive(error):
             self._conclusive.set()
 
     async def settle(self, streams: Collection[asyncio.Task[None]]) -> None:
-        """Waits until the cause is known or every one of `streams` has ended, FAULTS_SECONDS at most."""
+        """Wait until the cause is known or every one of `streams` has ended, FAULTS_SECONDS at most."""
         waits = [asyncio.ensure_future(self._conclusive.wait()), asyncio.ensure_future(_ended(streams))]
         try:
             await asyncio.wait(waits, timeout=FAULTS_SECONDS, return_when=asyncio.FIRST_COMPLETED)

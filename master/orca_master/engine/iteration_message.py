@@ -11,7 +11,7 @@ from orca_master.scheduling.request import Request
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
-    """Returns the wire form of a dispatched batch; its requests passed `check_encodes`."""
+    """Return the wire form of a dispatched batch; its requests passed `check_encodes`."""
     iteration = pb.Iteration(epoch=epoch, sequence=sequence)
     for scheduled in batch.requests:
         iteration.row.append(scheduled.row)
@@ -30,7 +30,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
 
 
 def check_encodes(request: Request) -> None:
-    """Raises RequestError for a request with a number that the protocol cannot carry.
+    """Raise RequestError for a request with a number that the protocol cannot carry.
 
     An iteration holds many requests: one that cannot be encoded must be refused before it is in a batch.
     """
@@ -42,7 +42,7 @@ def check_encodes(request: Request) -> None:
 
 
 def _fill(admission: pb.Admission, request: Request) -> None:
-    """Writes what the workers need to know of a request that begins."""
+    """Write what the workers need to know of a request that begins."""
     admission.prompt_length = len(request.prompt)
     request.sampling.fill(admission.sampling)
     if request.sampling.min_tokens:

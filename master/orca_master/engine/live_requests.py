@@ -28,7 +28,7 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
-        """Takes a request into the pool.
+        """Take a request into the pool.
 
         Raises what `check` raises, QueueFullError, or RequestError if the protocol cannot carry the request.
         """
@@ -49,7 +49,7 @@ class LiveRequests:
         self._requests[request.request_id] = request
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a request; returns False for a request that has ended before."""
+        """End a request; return False for a request that has ended before."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._scheduler.cancel(request)
@@ -60,7 +60,7 @@ class LiveRequests:
         del self._requests[request.request_id]
 
     def refuse_misfits(self, check: Callable[[Request], None]) -> None:
-        """Ends the waiting requests that `check` refuses by a RequestError."""
+        """End the waiting requests that `check` refuses by a RequestError."""
         for request in list(self._scheduler.pool):
             try:
                 check(request)
@@ -68,7 +68,7 @@ class LiveRequests:
                 self._fail([request], str(error))
 
     def fail_all(self, reason: str) -> None:
-        """Ends all requests with an error."""
+        """End all requests with an error."""
         self._fail(list(self._requests.values()), reason)
 
     def _fail(self, requests: list[Request], reason: str) -> None:

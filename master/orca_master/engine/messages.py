@@ -39,28 +39,28 @@ class EngineObserver(Protocol):
     """What metrics and tests may watch; called on the engine's loop, must not block."""
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """An iteration was sent."""
+        """Count an iteration that was sent."""
 
     def on_preemption(self, count: int) -> None:
-        """Requests were rewound to make room."""
+        """Count requests that were preempted to make room."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """A partition computed an iteration."""
+        """Count an iteration that a partition computed."""
 
 
 class RequestMetrics(Protocol):
     """Measures requests where all of them pass. Called on the endpoint's loop, must not block. Times in seconds."""
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
-        """Counts a token that reached its request; `generated` counts the request's tokens."""
+        """Count a token that reached its request; `generated` counts the request's tokens."""
 
     def on_finish(
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
-        """Counts a request that ended."""
+        """Count a request that ended."""
 
     def render(self) -> bytes:
-        """Returns all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
 
 
 class Observers:

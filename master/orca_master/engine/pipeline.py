@@ -121,7 +121,7 @@ class Pipeline:
         )
 
     async def _end_exhausted(self, described: list[pb.Description]) -> None:
-        """Ends a worker that can take no higher epoch (started anew, it has seen none) and raises WorkerLostError."""
+        """End a worker that can take no higher epoch (started anew, it has seen none) and raise WorkerLostError."""
         for worker, description in zip(self._connections, described, strict=True):
             if description.highest_epoch >= HIGHEST_EPOCH:
                 await worker.shutdown("its epochs are used up")
@@ -132,7 +132,7 @@ class Pipeline:
                 )
 
     def _compare_versions(self, described: list[pb.Description]) -> None:
-        """Logs which workers were built with another version of the contract than this master.
+        """Log which workers were built with another version of the contract than this master.
 
         Raises ConfigurationError for a worker that speaks another version of engine.proto.
         """
@@ -193,7 +193,7 @@ class Pipeline:
     async def serve(
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
-        """Moves messages until a worker reports a fault or is lost; `reported` says why.
+        """Move messages until a worker reports a fault or is lost; `reported` says why.
 
         Raises what `on_result` or `on_timing` raises.
         """
@@ -216,17 +216,17 @@ class Pipeline:
         return self._faults.errors
 
     async def reported_until_conclusive(self) -> list[WorkerLostError]:
-        """Returns `reported` once the cause is among them, or no more is to be expected (FaultCollector.settle)."""
+        """Return `reported` once the cause is among them, or no more is to be expected (FaultCollector.settle)."""
         await self._faults.settle(self._parts[1:])
         return self._faults.errors
 
     async def shutdown(self, reason: str) -> None:
-        """Ends the workers and the channels."""
+        """End the workers and the channels."""
         await asyncio.gather(*(worker.shutdown(reason) for worker in self._connections))
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channels, the workers live on."""
+        """Close the channels, the workers live on."""
         for part in self._parts:
             part.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
@@ -258,7 +258,7 @@ class Pipeline:
                 on_result(result)
 
     async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
-        """Yields the messages of a kept-open stream, and reports the faults in it and at its end."""
+        """Yield the messages of a kept-open stream, and report the faults in it and at its end."""
         closed = WorkerLostError(f"worker {worker.address} closed its stream", None, worker.address, Evidence.GONE)
         try:
             async for message in stream:
@@ -278,7 +278,7 @@ class Pipeline:
 
 
 def _host(address: str) -> str:
-    """The host of a worker's address; Unix sockets are all on this one."""
+    """Return the host of a worker's address; Unix sockets are all on this one."""
     return "" if address.startswith("unix:") else address.rpartition(":")[0]
 
 

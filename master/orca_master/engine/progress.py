@@ -32,7 +32,7 @@ class Progress:
     stall_timeout: float = 0.0
 
     def stall(self, now: float) -> str:
-        """Returns why a serving engine is stalled at `now`, "" if it is not."""
+        """Return why a serving engine is stalled at `now`, "" if it is not."""
         if not self.num_unfinished or now - self.since <= self.stall_timeout:
             return ""
         return (
@@ -42,7 +42,7 @@ class Progress:
 
 
 def progress_report(state: EngineState, serves: bool, progress: Progress) -> ProgressReport:
-    """Returns what `/progressz` says; `serves` is whether a pipeline claims to serve."""
+    """Return what `/progressz` says; `serves` is whether a pipeline claims to serve."""
     now = time.monotonic()
     return ProgressReport(
         state=state,

@@ -13,7 +13,7 @@ from orca_master.scheduling.request import Request
 
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
-    """Raises RequestError for one that exceeds the model's context, or all K/V slots of the largest pipeline."""
+    """Raise RequestError for one that exceeds the model's context, or all K/V slots of the largest pipeline."""
     rounded = blocks_for(request.max_tokens) * BLOCK_SIZE
     numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
     if request.max_tokens > max_model_len:
@@ -56,7 +56,7 @@ def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatu
 
 
 def check_values(request: Request, vocabulary_size: int) -> None:
-    """Raises RequestError for values that no worker can compute with.
+    """Raise RequestError for values that no worker can compute with.
 
     The endpoint checks the same and more where a request arrives (openai_requests.py, generation.py). This check does
     not rely on it: an API process is not trusted (docs/contracts.md, section 9), and a value that a message to the

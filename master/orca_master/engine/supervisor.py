@@ -60,22 +60,22 @@ class PipelineListener(Protocol):
     """What follows from the life of a pipeline. Called on the event loop of the supervisor."""
 
     def on_change(self) -> None:
-        """A supervisor's report has changed."""
+        """Publish a report that has changed."""
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """The pipeline is formed: `send` may be called."""
+        """Take a formed pipeline into service: `send` may be called."""
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """An iteration returned."""
+        """Take the result of an iteration."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """A partition of the pipeline computed an iteration."""
+        """Take the timings of an iteration that a partition computed."""
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """The pipeline serves no longer: requests in it are to be rewound. `reason`: as far as known."""
+        """Rewind the requests of a pipeline that serves no longer. `reason`: as far as known."""
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """The pipeline was not formed, or was lost, or its supervisor has failed; the cause is known now."""
+        """Take the cause: the pipeline was not formed, or was lost, or its supervisor has failed."""
 
 
 class PipelineSupervisor:
@@ -123,23 +123,23 @@ class PipelineSupervisor:
         return self._in_flight[-1][1]
 
     def begin(self) -> None:
-        """Starts to form the pipeline."""
+        """Start to form the pipeline."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._on_end)
 
     async def end(self) -> None:
-        """Ends the supervision; the workers live on until `part`."""
+        """End the supervision; the workers live on until `part`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def part(self, reason: str) -> None:
-        """Ends the workers if the engine owns them, or closes the connections to them."""
+        """End the workers if the engine owns them, or close the connections to them."""
         owned = self._config.worker_owner is WorkerOwner.ENGINE
         await (self.workers.shutdown(reason) if owned else self.workers.close())
 
     def send(self, batch: Batch) -> int:
-        """Sends one iteration and returns its sequence number. Never blocks."""
+        """Send one iteration and return its sequence number. Never blocks."""
         sequence = self.workers.send(batch)
         self._in_flight.append((sequence, batch))
         if self._deadline is None:
@@ -147,7 +147,7 @@ class PipelineSupervisor:
         return sequence
 
     def give_up(self, error: WorkerLostError) -> None:
-        """Ends the state Serving: nothing more is sent."""
+        """End the state Serving: nothing more is sent."""
         if not self._broken.done():
             self._broken.set_result(error)
 
@@ -166,7 +166,7 @@ class PipelineSupervisor:
             self._enter(PipelinePhase.CONNECTING)
 
     async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:
-        """Returns why the pipeline was not formed, or why it was lost."""
+        """Return why the pipeline was not formed, or why it was lost."""
         try:
             await self.workers.form(self._enter)
         except (ConfigurationError, WorkerLostError) as error:
@@ -186,7 +186,7 @@ class PipelineSupervisor:
         return lost
 
     async def _serve(self) -> WorkerLostError:
-        """Moves iterations and results until the pipeline is lost, and returns why."""
+        """Move iterations and results until the pipeline is lost, and return why."""
         self._broken = asyncio.get_running_loop().create_future()
         own: list[WorkerLostError] = []
         self._listener.on_serving(self)
@@ -226,7 +226,7 @@ class PipelineSupervisor:
         self._listener.on_result(self, batch, result)
 
     def _set_deadline(self) -> None:
-        """Sets the deadline of the oldest iteration in flight, from now."""
+        """Set the deadline of the oldest iteration in flight, from now."""
         self._clear_deadline()
         if self._in_flight:
             self._deadline = asyncio.get_running_loop().call_later(self._config.stall_timeout, self._on_stall)
@@ -242,7 +242,7 @@ class PipelineSupervisor:
         self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
 
     def _note(self, error: ConfigurationError | WorkerLostError, reason: Reason) -> None:
-        """Keeps the time of the first failure of a series, and the message of the latest."""
+        """Keep the time of the first failure of a series, and the message of the latest."""
         worker = ""
         if isinstance(error, WorkerLostError):
             reason, worker = error.reason or reason, error.worker

@@ -38,7 +38,7 @@ class WorkerConnection:
         self._stub: Any = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def describe(self, timeout: float) -> pb.Description:
-        """Waits up to `timeout` seconds for the worker to be there."""
+        """Wait up to `timeout` seconds for the worker to be there."""
         try:
             description: pb.Description = await self._stub.Describe(
                 pb.DescribeRequest(), timeout=timeout, wait_for_ready=True
@@ -52,7 +52,7 @@ class WorkerConnection:
         return description
 
     async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
-        """Loads a partition; raises ConfigurationError for a model that does not fit."""
+        """Load a partition; raise ConfigurationError for a model that does not fit."""
         stream = self._stub.Load(request)
         while True:
             try:
@@ -73,12 +73,12 @@ class WorkerConnection:
         return await self._call(self._stub.Prepare(request, timeout=deadlines.PREPARE.master))
 
     async def form(self, request: pb.FormRequest) -> pb.Formed:
-        """Joins the groups of the epoch; every worker of the pipeline must be asked at the same time."""
+        """Join the groups of the epoch; every worker of the pipeline must be asked at the same time."""
         timeout = deadlines.form(request.group_timeout_ms / 1000).master
         return await self._call(self._stub.Form(request, timeout=timeout))
 
     async def warmup(self, request: pb.WarmupRequest) -> pb.WarmedUp:
-        """Runs the largest iteration once."""
+        """Run the largest iteration once."""
         timeout = deadlines.warmup(request.timeout_ms / 1000).master
         return await self._call(self._stub.Warmup(request, timeout=timeout))
 
@@ -92,15 +92,15 @@ class WorkerConnection:
             await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=deadlines.SHUTDOWN_SECONDS)
 
     def run(self, epoch: int) -> Any:
-        """Opens the hot stream Iteration → Ack."""
+        """Open the hot stream Iteration → Ack."""
         return self._stub.Run(metadata=((EPOCH_KEY, str(epoch)),))
 
     def results(self, epoch: int) -> Any:
-        """Opens the hot stream of results."""
+        """Open the hot stream of results."""
         return self._stub.Results(pb.ResultsRequest(epoch=epoch))
 
     async def close(self) -> None:
-        """Closes the channel and every stream on it."""
+        """Close the channel and every stream on it."""
         await self._channel.close()
 
     async def _call(self, call: Awaitable[Reply]) -> Reply:
@@ -110,7 +110,7 @@ class WorkerConnection:
             raise self._translate(error) from error
 
     def _translate(self, error: grpc.aio.AioRpcError) -> Exception:
-        """Returns the typed error behind the status of a unary call or a load."""
+        """Return the typed error behind the status of a unary call or a load."""
         fault = faults.from_error(error)
         if fault is None:
             return self.gone(error)
@@ -119,6 +119,6 @@ class WorkerConnection:
         return lost_worker(fault, self.address)
 
     def gone(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
-        """Returns the error for a call that ended without a fault: the worker, its host or the network is gone."""
+        """Return the error for a call that ended without a fault: the worker, its host or the network is gone."""
         words = error.details() or error.code().name
         return WorkerLostError(f"worker {self.address}: {words}", None, self.address, Evidence.GONE)

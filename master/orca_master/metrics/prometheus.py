@@ -50,7 +50,7 @@ class Metrics:
         self._stages = StageMetrics(self.registry, model_name)
 
     def watch(self, engine: EngineMaster) -> None:
-        """Adds the gauges of `engine`."""
+        """Add the gauges of `engine`."""
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
         self._gauge(
@@ -58,12 +58,12 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        """Returns the text exposition format."""
+        """Return the text exposition format."""
         text = generate_latest(self.registry)
         return text + text.replace(b"orca:", b"vllm:") if self._vllm_names else text
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
-        """A token reached its request; `generated` counts it. Times in seconds."""
+        """Count a token that reached its request; `generated` includes it. Times in seconds."""
         if generated == 1:
             self._prompt_tokens.inc(prompt_tokens)
             self._first_token.observe(since_arrival)
@@ -74,7 +74,7 @@ class Metrics:
     def on_finish(
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
-        """A request ended. Times in seconds."""
+        """Count a request that ended. Times in seconds."""
         self._finished.labels(self._model_name, reason).inc()
         if reason not in ("stop", "length"):
             return
@@ -85,7 +85,7 @@ class Metrics:
             self._per_token.observe(since_first_token / (generated - 1))
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """Counts an iteration."""
+        """Count an iteration."""
         self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
         self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
@@ -95,7 +95,7 @@ class Metrics:
         self._stages.on_timing(pipeline, timing)
 
     def on_preemption(self, count: int) -> None:
-        """Requests were rewound to make room."""
+        """Count requests that were preempted to make room."""
         self._preemptions.inc(count)
 
     def _counter(self, name: str, text: str) -> Counter:

@@ -38,12 +38,12 @@ class StageMetrics:
         self._last_end_ns: dict[tuple[str, int], int] = {}
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """Notes iterations of new requests only."""
+        """Note iterations of new requests only."""
         if not any(scheduled.context_length for scheduled in batch.requests):
             self._beginnings[batch.pipeline].append(sequence)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Adds up a stage's time and the gap before it."""
+        """Add up a stage's time and the gap before it."""
         labels = (self._model_name, pipeline, str(timing.partition))
         self._busy.labels(*labels).inc((timing.ended_ns - timing.started_ns) / 1e9)
         before = self._last_end_ns.get((pipeline, timing.partition))

@@ -89,11 +89,11 @@ class KvLedger:
         return blocks
 
     def holding(self, request: Request) -> Holding:
-        """Returns what `request` holds; raises KeyError if it holds nothing."""
+        """Return what `request` holds; raise KeyError if it holds nothing."""
         return self._holdings[request.request_id]
 
     def release(self, request: Request) -> None:
-        """Takes back what `request` holds; raises KeyError if it holds nothing (released exactly once)."""
+        """Take back what `request` holds; raise KeyError if it holds nothing (released exactly once)."""
         holding = self._holdings.pop(request.request_id)
         self._free_blocks.extend(reversed(holding.blocks))
         heapq.heappush(self._free_rows, holding.row)

@@ -86,7 +86,7 @@ class Request:
         return self.max_gen_tokens - len(self.generated)
 
     def tokens(self, start: int, count: int) -> list[int]:
-        """Returns `count` tokens from position `start` on, without those that are not known yet."""
+        """Return `count` tokens from position `start` on, without those that are not known yet."""
         prompt_length = len(self.prompt)
         if start >= prompt_length:
             return self.generated[start - prompt_length : start - prompt_length + count]
@@ -94,7 +94,7 @@ class Request:
         return head + self.generated[: count - len(head)]
 
     def append(self, token: int) -> None:
-        """Takes a sampled token and sets `finish_reason` if it is the last."""
+        """Take a sampled token and set `finish_reason` if it is the last."""
         self.generated.append(token)
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP

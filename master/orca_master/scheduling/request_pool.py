@@ -31,7 +31,7 @@ class RequestPool:
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Takes a new request; raises QueueFullError at a bound.
+        """Take a new request; raise QueueFullError at a bound.
 
         A request is let in when none waits, whatever its size: the token bound shapes a queue, it
         does not forbid a long prompt.
@@ -46,12 +46,12 @@ class RequestPool:
         self.put_back(request)
 
     def put_back(self, request: Request) -> None:
-        """Takes a request that was accepted before, in its place by `order`; never refused."""
+        """Take a request that was accepted before, in its place by `order`; never refused."""
         bisect.insort(self._waiting, request, key=self.order)
         self._num_tokens += request.max_tokens
 
     def remove(self, request: Request) -> None:
-        """Takes `request` out; raises KeyError if it does not wait here."""
+        """Take `request` out; raise KeyError if it does not wait here."""
         index = bisect.bisect_left(self._waiting, self.order(request), key=self.order)
         if index == len(self._waiting) or self._waiting[index] is not request:
             raise KeyError(request.request_id)

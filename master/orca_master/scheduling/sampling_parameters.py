@@ -30,7 +30,7 @@ class ValueOutOfRangeError(ValueError):
 
 
 def _bounded(default: Any, least: float, most: float, name: str = "") -> Any:
-    """Returns a field with bounds that `check` applies; `name` is the API's, if it is another one."""
+    """Return a field with bounds that `check` applies; `name` is the API's, if it is another one."""
     return dataclasses.field(default=default, metadata={"bounds": (least, most), "name": name})
 
 
@@ -52,7 +52,7 @@ class SamplingParameters:
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
 
     def check(self) -> None:
-        """Raises RequestError for a value that no worker can compute with. Token ids are not looked at."""
+        """Raise RequestError for a value that no worker can compute with. Token ids are not looked at."""
         bounds = [(_FIELDS[name], getattr(self, name), *_BOUNDS[name]) for name in _BOUNDS]
         bounds += [("logit_bias", value, -LARGEST_FLOAT, LARGEST_FLOAT) for _, value in self.logit_bias]
         for field, value, least, most in bounds:
@@ -60,7 +60,7 @@ class SamplingParameters:
                 raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
 
     def fill(self, message: pb.Sampling) -> None:
-        """Writes the values into an empty message; raises ValueOutOfRangeError for one that its field cannot carry."""
+        """Write the values into an empty message; raise ValueOutOfRangeError for one that its field cannot carry."""
         name, value = "logit_bias", 0
         try:
             if self.logit_bias:
@@ -88,7 +88,7 @@ _WIDE = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == 
 
 
 def sampling_of(message: pb.Sampling) -> SamplingParameters:
-    """Returns the values of a message, as the sender chose them; raises ValueError if a bias has no value."""
+    """Return the values of a message, as the sender chose them; raise ValueError if a bias has no value."""
     bias = message.logit_bias
     if len(bias.token) != len(bias.value):
         raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")

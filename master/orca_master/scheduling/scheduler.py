@@ -53,12 +53,12 @@ class _Room:
     preempted: list[Request] = field(default_factory=list)
 
     def tokens_for(self, request: Request) -> int:
-        """Returns how many tokens of `request` the batch can compute."""
+        """Return how many tokens of `request` the batch can compute."""
         left = request.num_uncomputed
         return left if self.num_tokens is None else min(left, self.num_tokens)
 
     def take(self, num_blocks: int, num_tokens: int) -> None:
-        """Takes blocks and tokens."""
+        """Take blocks and tokens."""
         self.num_blocks -= num_blocks
         if self.num_tokens is not None:
             self.num_tokens -= num_tokens
@@ -107,11 +107,11 @@ class Scheduler:
         self._pipeline_of: dict[str, str] = {}
 
     def add_pipeline(self, pipeline: str, ledger: KvLedger) -> None:
-        """Opens `pipeline`: requests may be admitted to it."""
+        """Open `pipeline`: requests may be admitted to it."""
         self._pipelines[pipeline] = _Pipeline(ledger)
 
     def remove_pipeline(self, pipeline: str) -> list[Request]:
-        """Closes `pipeline`: returns its requests, rewound and waiting again, in their order."""
+        """Close `pipeline`: returns its requests, rewound and waiting again, in their order."""
         requests = list(self._pipelines[pipeline].admitted)
         for request in requests:
             self.rewind(request)
@@ -128,7 +128,7 @@ class Scheduler:
         return self._pipelines[pipeline].in_flight
 
     def ledger(self, pipeline: str) -> KvLedger:
-        """The ledger of one pipeline."""
+        """Return the ledger of one pipeline."""
         return self._pipelines[pipeline].ledger
 
     @property
@@ -202,9 +202,9 @@ class Scheduler:
         return Batch(pipeline, tuple(scheduled))
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
-        """Takes the result of a batch back (lines 10 to 15).
+        """Take the result of a batch back (lines 10 to 15).
 
-        Returns the requests that got a token, each with that token's index. `tokens` has one entry for each
+        Return the requests that got a token, each with that token's index. `tokens` has one entry for each
         scheduled request that samples, in order. Requests that were rewound or cancelled meanwhile are passed
         over: their result is stale. A request whose `finish_reason` is set has left, and its slots are free.
 
@@ -236,7 +236,7 @@ class Scheduler:
     # -- at any moment -------------------------------------------------------------------------------
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Ends `request` now, wherever it is; from the next select on it costs nothing."""
+        """End `request` now, wherever it is; from the next select on it costs nothing."""
         if request.state is RequestState.FINISHED:
             return
         if request.request_id in self._pipeline_of:
@@ -246,7 +246,7 @@ class Scheduler:
         request.finish(reason)
 
     def rewind(self, request: Request) -> None:
-        """Takes the slots of an admitted request back and lets it wait again, all tokens kept."""
+        """Take the slots of an admitted request back and lets it wait again, all tokens kept."""
         self._release(request)
         request.rewind()
         self.pool.put_back(request)

@@ -91,7 +91,7 @@ class ChatTemplate:
         self._num_waiting = 0
 
     async def render(self, messages: list[ChatMessage], add_generation_prompt: bool, options: dict[str, Any]) -> str:
-        """Returns the prompt.
+        """Return the prompt.
 
         Raises RequestError if there is no template, or for messages or options that the template refuses;
         QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
@@ -140,7 +140,7 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Returns the answer to one frame; {} if the process did not give one, which is ended then."""
+        """Return the answer to one frame; {} if the process did not give one, which is ended then."""
         try:
             process = await self._started()
         except OSError as error:  # no descriptors or processes are left
@@ -151,7 +151,7 @@ class ChatTemplate:
         return answer or {}
 
     async def _started(self) -> asyncio.subprocess.Process | None:
-        """Returns the process with the template compiled; None if that takes too long or does not succeed."""
+        """Return the process with the template compiled; None if that takes too long or fails."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
@@ -164,7 +164,7 @@ class ChatTemplate:
         return self._process if answer == {} else None
 
     async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
-        """Returns the answer to one frame, None if the process ends or is silent."""
+        """Return the answer to one frame, None if the process ends or is silent."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -196,7 +196,7 @@ def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:
 
 
 def _source(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> str | None:
-    """Returns the template's text; raises FileError, ConfigurationError."""
+    """Return the template's text; raise FileError, ConfigurationError."""
     path = model_path / "chat_template.jinja"
     if file is not None:
         try:

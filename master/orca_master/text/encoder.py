@@ -33,7 +33,7 @@ class Encoder:
         self._num_waiting = 0
 
     async def encode(self, text: str, name: str, add_special_tokens: bool, lengths: Lengths) -> list[int]:
-        """Returns the token ids of the field `name`; raises RequestError, or QueueFullError if many texts wait."""
+        """Return the token ids of the field `name`; raise RequestError, or QueueFullError if many texts wait."""
         if len(text) <= SHORT:
             return self._codec.encode(text, add_special_tokens)
         if self._num_waiting >= MAX_WAITING:

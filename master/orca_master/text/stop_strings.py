@@ -24,9 +24,9 @@ class StopSearch:
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> tuple[int, str] | None:
-        """Takes the next characters; once a stop string is complete the search is over.
+        """Take the next characters; once a stop string is complete the search is over.
 
-        Returns the stop string that begins first, of several the longest one, and how many characters before the end of
+        Return the stop string that begins first, of several the longest one, and how many characters before the end of
         `text` it begins. None if there is none.
         """
         found = []

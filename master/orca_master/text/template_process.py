@@ -51,7 +51,7 @@ class Renderer:
         self._template = environment.from_string(source)
 
     def render(self, variables: dict[str, Any], limit: int) -> str:
-        """Returns the text; raises ValueError beyond `limit` characters, and whatever the template raises."""
+        """Return the text; raise ValueError beyond `limit` characters, and whatever the template raises."""
         parts, length = [], 0
         for part in self._template.generate(**{**self._special_tokens, **variables}):
             length += len(part)
@@ -62,7 +62,7 @@ class Renderer:
 
 
 def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer | None, dict[str, str]]:
-    """Returns the renderer for the frames to come, and the answer to this one."""
+    """Return the renderer for the frames to come, and the answer to this one."""
     try:
         if renderer is None:
             return Renderer(frame["source"], frame["special_tokens"]), {}
@@ -78,7 +78,7 @@ def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer |
 
 
 def read_frame(file: BinaryIO) -> dict[str, Any] | None:
-    """Returns the next frame, None at the end of the input."""
+    """Return the next frame, None at the end of the input."""
     head = file.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
@@ -92,7 +92,7 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
 
 
 def encode_frame(value: dict[str, Any]) -> bytes:
-    """Returns the bytes of a frame; lone surrogates stay escapes."""
+    """Return the bytes of a frame; lone surrogates stay escapes."""
     content = json.dumps(value).encode("ascii")
     return len(content).to_bytes(LENGTH_BYTES, "big") + content
 

@@ -63,7 +63,7 @@ class TextCodec:
         return self._tokenizer is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of `text`.
+        """Return the token ids of `text`.
 
         Raises RequestError without a tokenizer, for text that UTF-8 cannot carry (a lone surrogate in JSON), or if the
         tokenizer fails.
@@ -78,14 +78,14 @@ class TextCodec:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
-        """Returns the text of whole sequences of tokens, "" without a tokenizer; raises RequestError if that fails."""
+        """Return the text of whole sequences of tokens, "" without a tokenizer; raise RequestError if that fails."""
         if self._tokenizer is None:
             return ""
         with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def decoder(self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool) -> IncrementalDecoder:
-        """Returns the detokeniser of one choice; raises RequestError for stop strings without a tokenizer."""
+        """Return the detokeniser of one choice; raise RequestError for stop strings without a tokenizer."""
         if self._tokenizer is None and stop_strings:
             raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
         return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens)
@@ -108,7 +108,7 @@ class IncrementalDecoder:
         self.stopped = False
 
     def step(self, token: int, last: bool) -> str:
-        """Returns the text that may go out after `token`; with `last`, all text that is held back goes out.
+        """Return the text that may go out after `token`; with `last`, all text that is held back goes out.
 
         Sets `stopped` when a stop string is complete; text behind it is dropped. Raises RequestError if the tokenizer
         fails.
@@ -130,7 +130,7 @@ class IncrementalDecoder:
 
 @contextlib.contextmanager
 def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str) -> Iterator[None]:
-    """Turns errors of `tokenizers` into `kind`: bare exceptions, and panics, which are no `Exception`."""
+    """Turn errors of `tokenizers` into `kind`: bare exceptions, and panics, which are no `Exception`."""
     try:
         yield
     except BaseException as error:

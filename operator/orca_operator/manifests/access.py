@@ -11,7 +11,7 @@ from orca_operator.manifests.context import Context
 
 
 def service_account(context: Context) -> dict[str, Any]:
-    """Returns the account of all pods; it has no rights, and no pod holds its token."""
+    """Return the account of all pods; it has no rights, and no pod holds its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -21,7 +21,7 @@ def service_account(context: Context) -> dict[str, Any]:
 
 
 def admin_secret(context: Context, token: str) -> dict[str, Any]:
-    """Returns the Secret that guards the master's admin port."""
+    """Return the Secret that guards the master's admin port."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -32,7 +32,7 @@ def admin_secret(context: Context, token: str) -> dict[str, Any]:
 
 
 def network_policies(context: Context) -> list[dict[str, Any]]:
-    """Returns who may reach which port (docs/contracts.md, section 6); none if they are switched off."""
+    """Return who may reach which port (docs/contracts.md, section 6); none if they are switched off."""
     if not context.spec.network_policy.enabled:
         return []
     anyone = [_tcp(names.API_PORT), _tcp(names.PROBE_PORT)]
@@ -73,7 +73,7 @@ def _policy(context: Context, role: str, name: str, ingress: list[dict[str, Any]
 
 
 def disruption_budget(context: Context) -> dict[str, Any] | None:
-    """Returns the PodDisruptionBudget of the workers; None with one pipeline, where it would only block node drains."""
+    """Return the PodDisruptionBudget of the workers; None with one pipeline, where it would only block node drains."""
     budget = context.spec.pod_disruption_budget
     if not budget.enabled or context.spec.replicas <= 1:
         return None
@@ -89,7 +89,7 @@ def disruption_budget(context: Context) -> dict[str, Any] | None:
 
 
 def pod_monitor(context: Context) -> dict[str, Any] | None:
-    """Returns the PodMonitor of the Prometheus operator, None if it is not wanted."""
+    """Return the PodMonitor of the Prometheus operator, None if it is not wanted."""
     monitoring = context.spec.monitoring
     if not monitoring.enabled:
         return None

@@ -16,7 +16,7 @@ from orca_operator.manifests.model import model_source
 
 
 def topology(context: Context, pipelines: int) -> Topology:
-    """Returns the topology of `pipelines`, at least 1."""
+    """Return the topology of `pipelines`, at least 1."""
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
     return Topology(
         model=ModelSpec(
@@ -46,7 +46,7 @@ def topology(context: Context, pipelines: int) -> Topology:
 
 
 def scheduler_knobs(context: Context) -> SchedulerKnobs:
-    """Returns what of the scheduler changes without a restart."""
+    """Return what of the scheduler changes without a restart."""
     scheduler = context.spec.scheduler
     return SchedulerKnobs(
         max_batch_size=scheduler.max_batch_size,
@@ -56,7 +56,7 @@ def scheduler_knobs(context: Context) -> SchedulerKnobs:
 
 
 def options(context: Context) -> dict[str, Any]:
-    """Returns the options of `orca master`."""
+    """Return the options of `orca master`."""
     spec = context.spec
     found: dict[str, Any] = {
         "host": "0.0.0.0",
@@ -82,7 +82,7 @@ def options(context: Context) -> dict[str, Any]:
 
 
 def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
-    """Returns the ConfigMap; changes reach a running master through its admin port, at once."""
+    """Return the ConfigMap; changes reach a running master through its admin port, at once."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -16,7 +16,7 @@ DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 
 
 def master_deployment(context: Context) -> dict[str, Any]:
-    """Returns the Deployment; plan.py sets its replicas."""
+    """Return the Deployment; plan.py sets its replicas."""
     spec, settings = context.spec, context.spec.master
     labels = names.master_labels(context.name, context.revision)
     volumes: list[dict[str, Any]] = [

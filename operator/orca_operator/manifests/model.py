@@ -24,7 +24,7 @@ class ModelSource:
 
 
 def model_source(model: Model) -> ModelSource:
-    """Returns the source; a URI of a kind that this version cannot fetch has no path."""
+    """Return the source; a URI of a kind that this version cannot fetch has no path."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelSource(path=rest)
@@ -57,7 +57,7 @@ def is_supported(model: Model) -> bool:
 
 
 def not_supported(model: Model) -> str:
-    """Returns what is said about a model of a kind that cannot be fetched yet."""
+    """Return what is said about a model of a kind that cannot be fetched yet."""
     scheme = model.uri.partition("://")[0]
     return f"spec.model.uri: {scheme}:// is not supported yet; hf://, pvc:// and file:// are"
 
@@ -65,7 +65,7 @@ def not_supported(model: Model) -> str:
 def fetch_container(
     model: Model, image: str, pull_policy: str, share: list[str], env: list[dict[str, Any]], security: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the init container; `share` are the options that say which files this pod needs."""
+    """Return the init container; `share` are the options that say which files this pod needs."""
     source = model_source(model)
     environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
     if model.secret_ref is not None:

@@ -25,12 +25,12 @@ NODE_TOLERANCE_SECONDS = 30
 
 
 def probe(path: str, **settings: int) -> dict[str, Any]:
-    """Returns an HTTP probe on the probe port."""
+    """Return an HTTP probe on the probe port."""
     return {"httpGet": {"path": path, "port": PROBE_PORT}, "timeoutSeconds": 5, **settings}
 
 
 def probes() -> dict[str, Any]:
-    """Returns the three probes; none depends on another pod but the master's readiness."""
+    """Return the three probes; none depends on another pod but the master's readiness."""
     return {
         "startupProbe": probe(routes.STARTUP, periodSeconds=1, failureThreshold=120),
         "livenessProbe": probe(routes.LIVE, periodSeconds=10, failureThreshold=6),
@@ -39,19 +39,19 @@ def probes() -> dict[str, Any]:
 
 
 def downward_env() -> list[dict[str, Any]]:
-    """Returns what a pod knows of itself."""
+    """Return what a pod knows of itself."""
     fields = {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid", "POD_IP": "status.podIP"}
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
 
 
 def merged_env(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The user's environment wins."""
+    """Return the variables of the container; those of the user win."""
     names = {entry.get("name") for entry in theirs}
     return [entry for entry in ours if entry["name"] not in names] + theirs
 
 
 def tolerations(theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A pod on a node that is gone is given up after half a minute."""
+    """Return tolerations: a pod on a node that is gone is given up after half a minute."""
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_TOLERANCE_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -68,7 +68,7 @@ def pod_template(
     volumes: list[dict[str, Any]],
     share: list[str],
 ) -> dict[str, Any]:
-    """Returns a pod template around one container; `share`: what of a hub's model this pod needs (model.py)."""
+    """Return a pod template around one container; `share`: what of a hub's model this pod needs (model.py)."""
     source = model_source(spec.model)
     volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
     container = {
@@ -114,7 +114,7 @@ def pod_template(
 
 
 def resources(settings: PodSettings, devices: dict[str, str], default_requests: dict[str, str]) -> dict[str, Any]:
-    """Returns requests and limits with the devices in both.
+    """Return requests and limits with the devices in both.
 
     A default request gives way to the user's, and to a limit of the user's, which implies one.
     """

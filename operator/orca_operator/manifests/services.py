@@ -9,7 +9,7 @@ from orca_operator.manifests.context import Context
 
 
 def client_service(context: Context) -> dict[str, Any]:
-    """Returns the Service that clients use: port 80 to the ready masters of any revision."""
+    """Return the Service that clients use: port 80 to the ready masters of any revision."""
     settings = context.spec.service
     metadata = context.metadata(context.name, {**settings.labels, **names.labels(context.name)})
     if settings.annotations:
@@ -28,7 +28,7 @@ def client_service(context: Context) -> dict[str, Any]:
 
 
 def control_service(context: Context) -> dict[str, Any]:
-    """Returns the headless Service: peers must resolve before they are ready (lws KEP-820)."""
+    """Return the headless Service: peers must resolve before they are ready (lws KEP-820)."""
     port = {"name": "control", "port": names.WORKER_PORT, "targetPort": names.WORKER_PORT, "protocol": "TCP"}
     return {
         "apiVersion": "v1",

@@ -31,7 +31,7 @@ class PodTls:
 
 
 def pod_tls(context: Context, role: str) -> PodTls:
-    """Returns the additions to a new revision's pods of a role. Plaintext needs an option as well: `--insecure`."""
+    """Return the additions to a new revision's pods of a role. Plaintext needs an option as well: `--insecure`."""
     mode = context.spec.tls.source
     if mode == "off":
         return PodTls(["--insecure"], [], [])
@@ -44,7 +44,7 @@ def pod_tls(context: Context, role: str) -> PodTls:
 
 
 def own_secret(owner: Owner, part: str, data: Mapping[str, bytes]) -> dict[str, Any]:
-    """Returns a Secret that the operator makes; no pod mounts the authority's."""
+    """Return a Secret that the operator makes; no pod mounts the authority's."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -55,7 +55,7 @@ def own_secret(owner: Owner, part: str, data: Mapping[str, bytes]) -> dict[str, 
 
 
 def issued_certificates(context: Context) -> list[dict[str, Any]]:
-    """Returns the Certificates of `tls.mode: certManager`, none for other modes."""
+    """Return the Certificates of `tls.mode: certManager`, none for other modes."""
     issuer = context.spec.tls.issuer_ref
     if context.spec.tls.source != "certManager" or issuer is None:
         return []

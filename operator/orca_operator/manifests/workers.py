@@ -21,13 +21,13 @@ NO_MESH = {"sidecar.istio.io/inject": "false"}
 
 
 def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
-    """Returns the StatefulSets in the order of the partitions; plan.py sets their replicas."""
+    """Return the StatefulSets in the order of the partitions; plan.py sets their replicas."""
     count = context.spec.parallelism.pipeline_parallel_size
     return [_stateful_set(context, partition, count) for partition in range(count)]
 
 
 def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the variable from which a worker sizes its K/V memory (docs/contracts.md, section 2).
+    """Return the variable from which a worker sizes its K/V memory (docs/contracts.md, section 2).
 
     None on GPUs, whose own memory holds keys and values, nor with a memory limit, which a worker reads from its control
     group.

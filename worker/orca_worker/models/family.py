@@ -48,11 +48,11 @@ class ModelConfig:
     dtype: str
 
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
-        """Yields the tensors that an inter-layer partition reads from a checkpoint with the `stored` names."""
+        """Yield the tensors that an inter-layer partition reads from a checkpoint with the `stored` names."""
         raise NotImplementedError
 
     def build(self, parts: Parts) -> ModelPartition:
-        """Reads the weights of a partition and returns its model; raises ModelError."""
+        """Read the weights of a partition and return its model; raise ModelError."""
         raise NotImplementedError
 
     @property
@@ -70,7 +70,7 @@ class ModelConfig:
         return range(first, first + share + (partition < rest))
 
     def check_fits(self, pipeline_parallel_size: int, tensor_parallel_size: int) -> None:
-        """Raises ModelError, with the values that would fit."""
+        """Raise ModelError, with the values that would fit."""
         if pipeline_parallel_size > self.num_layers:
             raise ModelError(
                 f"pipeline-parallel-size {pipeline_parallel_size} does not fit: "
@@ -84,7 +84,7 @@ class ModelConfig:
             )
 
     def _divides(self, size: int) -> bool:
-        """True if all dimensions can be split; K/V heads are copied where there are fewer of them than ranks."""
+        """Return True if all dimensions can be split; K/V heads are copied where there are fewer of them than ranks."""
         kv_heads_fit = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
         return self.num_heads % size == 0 and self.intermediate_size % size == 0 and kv_heads_fit
 
@@ -118,22 +118,22 @@ class ModelPartition:
         self._attentions = parts.attentions
 
     def attentions(self) -> list[PagedAttention]:
-        """Returns the attention of each layer of the partition, in order: each needs pools."""
+        """Return the attention of each layer of the partition, in order: each needs pools."""
         return self._attentions
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Returns [S, H] for token ids [S]. First partition only."""
+        """Return [S, H] for token ids [S]. First partition only."""
         raise NotImplementedError
 
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
-        """Runs the partition's layers over hidden [S, H] and returns [S, H]; with `last`, only those rows [K, H].
+        """Run the partition's layers over hidden [S, H] and return [S, H]; with `last`, only those rows [K, H].
 
         The last layer then computes only keys and values of the other tokens: nobody reads the rest.
         """
         raise NotImplementedError
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits for hidden [rows, H] of the rows that sample. Last partition only.
+        """Return float32 logits for hidden [rows, H] of the rows that sample. Last partition only.
 
         [rows, vocabulary] on rank 0, some of the columns on the others.
         """

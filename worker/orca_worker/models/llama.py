@@ -55,7 +55,7 @@ class LlamaFields(RotaryFile):
         return self
 
     def facts(self, family: str) -> dict[str, Any]:
-        """Returns the values of `LlamaConfig` that a relative need not give; raises ModelError."""
+        """Return the values of `LlamaConfig` that a relative need not give; raise ModelError."""
         self.require(*self.activation)
         return {
             "family": family,
@@ -111,7 +111,7 @@ class LlamaConfig(ModelConfig):
                 yield f"model.layers.{layer}.{name}", shape
 
     def layer_tensors(self) -> Iterator[Named]:
-        """Yields the tensors of a layer."""
+        """Yield the tensors of a layer."""
         hidden, inner, size = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * size, self.num_kv_heads * size
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -165,7 +165,7 @@ class LlamaAttention:
     def __call__(
         self, x: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
     ) -> torch.Tensor:
-        """Returns this rank's attended heads [S, N x D], or those of the `last` tokens, for `out`."""
+        """Return this rank's attended heads [S, N x D], or those of the `last` tokens, for `out`."""
         num_queries, num_keys = self.heads
         heads = self.qkv(x).view(len(x), -1, self.head_dim)
         turned, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
@@ -192,7 +192,7 @@ class LlamaMlp:
         self.down = parts.row_parallel("down_proj", inner, hidden, config.mlp_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's inner units [S, I], for `down`."""
+        """Return this rank's inner units [S, I], for `down`."""
         return self.activate(self.gate_up(x))
 
 

@@ -38,7 +38,7 @@ class QwenFields(LlamaFields):
     @model_validator(mode="before")
     @classmethod
     def _without_unused_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Drops the fields that a model without windows does not use: they may hold anything."""
+        """Drop the fields that a model without windows does not use: they may hold anything."""
         unused: tuple[str, ...] = ()
         if raw.get("use_sliding_window", False) is False:
             unused = ("sliding_window", "max_window_layers", "layer_types")
@@ -47,7 +47,7 @@ class QwenFields(LlamaFields):
         return {name: value for name, value in raw.items() if name not in unused}
 
     def windows(self) -> tuple[int | None, ...]:
-        """Returns the window of each layer; raises ModelError if the fields do not agree."""
+        """Return the window of each layer; raise ModelError if the fields do not agree."""
         layers, window = self.num_hidden_layers, self.sliding_window
         if window is None:
             return (None,) * layers

@@ -24,7 +24,7 @@ Block = Callable[[torch.Tensor], torch.Tensor]
 
 
 def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> ModelPartition:
-    """Reads the weights of one partition and returns its model; raises ModelError.
+    """Read the weights of one partition and return its model; raise ModelError.
 
     Logs one line if the kernels lack an operation of the model, which plain torch then computes.
     """
@@ -58,24 +58,24 @@ class Parts:
         return name in self._scope
 
     def operation(self, name: str) -> Callable[..., torch.Tensor]:
-        """Returns the operation `name` of `orca_kernels.interface.Kernels`."""
+        """Return the operation `name` of `orca_kernels.interface.Kernels`."""
         return self._operations.operation(name)
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
-        """Returns a whole tensor."""
+        """Return a whole tensor."""
         return self._scope.read(name, *shape)
 
     def layer_norm(self, name: str, size: int, epsilon: float) -> Block:
-        """Returns LayerNorm with weight and bias [size]."""
+        """Return LayerNorm with weight and bias [size]."""
         weight, bias = self._scope[name].read("weight", size), self._scope[name].read("bias", size)
         return partial(self.operation("layer_norm"), weight=weight, bias=bias, epsilon=epsilon)
 
     def rms_norm(self, name: str, size: int, epsilon: float, operation: str = "rms_norm") -> Block:
-        """Returns a root mean square norm with weight [size], by the `operation` of the kernels."""
+        """Return a root mean square norm with weight [size], by the `operation` of the kernels."""
         return partial(self.operation(operation), weight=self._scope[name].read("weight", size), epsilon=epsilon)
 
     def linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
-        """Reads maps of the same input as one: of each (name, outputs, part) the rows `part` of weight and bias."""
+        """Read maps of the same input as one: of each (name, outputs, part) the rows `part` of weight and bias."""
         scopes = [(self._scope[name], outputs, part) for name, outputs, part in maps]
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in scopes if bias]
         sizes = [len(range(*part.indices(outputs))) for _, outputs, part in scopes]
@@ -86,7 +86,7 @@ class Parts:
         return self.spec.kernels.linear(weight, torch.cat(biases) if biases else None)
 
     def linear_transposed(self, name: str, inputs: int, outputs: int, parts: list[slice]) -> LinearMap:
-        """Reads columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
+        """Read columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
         scope = self._scope[name]
         biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
         sizes = [len(bias) for bias in biases]
@@ -96,13 +96,13 @@ class Parts:
         return self.spec.kernels.linear(weight, torch.cat(biases))
 
     def row_parallel(self, name: str, inputs: int, outputs: int, bias: bool) -> RowParallelLinear:
-        """Reads this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
+        """Read this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
         scope = self._scope[name]
         weight = scope.read("weight", outputs, inputs, part=(ALL, self.ranks.part(inputs))).contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs) if bias else None)
 
     def row_parallel_transposed(self, name: str, inputs: int, outputs: int) -> RowParallelLinear:
-        """Reads this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
+        """Read this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
         scope = self._scope[name]
         weight = scope.read("weight", inputs, outputs, part=(self.ranks.part(inputs),)).t().contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs))
@@ -113,27 +113,27 @@ class Parts:
         return RowParallelLinear(linear_map, None if alone else bias, self.ranks)
 
     def embedding(self, name: str, entries: int, size: int) -> Block:
-        """Returns rows [S, size] of a table [entries, size] for indices [S]."""
+        """Return rows [S, size] of a table [entries, size] for indices [S]."""
         return partial(functional.embedding, weight=self._scope[name].read("weight", entries, size))
 
     def vocabulary_table(self, name: str, vocabulary: int, size: int) -> torch.Tensor:
-        """Returns this rank's rows of a table [vocabulary, size], for `vocabulary_embedding` and `head`."""
+        """Return this rank's rows of a table [vocabulary, size], for `vocabulary_embedding` and `head`."""
         return self._scope[name].read("weight", vocabulary, size, part=(self.ranks.part(vocabulary),))
 
     def vocabulary_embedding(self, table: torch.Tensor, vocabulary: int) -> VocabularyEmbedding:
-        """Returns the embedding of token ids."""
+        """Return the embedding of token ids."""
         return VocabularyEmbedding(table, self.ranks.part(vocabulary).start, self.ranks)
 
     def head(self, table: torch.Tensor, vocabulary: int) -> Head:
-        """Returns the map to logits."""
+        """Return the map to logits."""
         return Head(self.spec.kernels.linear(table, None), vocabulary, self.ranks)
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
-        """Returns cosines and sines for every position of the longest sequence."""
+        """Return cosines and sines for every position of the longest sequence."""
         return Rotary(rope, head_dim, self.spec.max_model_len, self.spec.device)
 
     def attention(self, num_kv_heads: int, form: AttentionForm) -> PagedAttention:
-        """Returns the attention of the next layer, with `num_kv_heads` heads on this rank."""
+        """Return the attention of the next layer, with `num_kv_heads` heads on this rank."""
         attention = self._operations.attention(form, self._scope.dtype)
         self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention))
         return self.attentions[-1]
