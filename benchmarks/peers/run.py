@@ -113,14 +113,16 @@ def environment_of(name: str, revision: str | None = None) -> Path:
     assert block is not None
     metadata = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
     home = ROOT / "build" / "peers" / (f"{name}-{revision}" if revision else name)
-    python, done = home / "bin" / "python", home / "installed"
-    repository = f"git+{ROOT.as_uri()}@{revision}" if revision else ROOT.as_uri()
-    wanted = [entry.format(repository=repository) for entry in metadata["dependencies"]]
+    python, done, source = home / "bin" / "python", home / "installed", home / "source"
+    wanted = [entry.format(repository=(source if revision else ROOT).as_uri()) for entry in metadata["dependencies"]]
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not done.exists():
         print(f"making the environment of {home.name}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         subprocess.run([*pip, "torch==2.13.0"], check=True)
+        if revision:
+            subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(source)], check=True)
+            subprocess.run(["git", "-C", str(source), "checkout", "--quiet", "--detach", revision], check=True)
         if without := metadata.get("without"):
             wanted = _without(pip, python, wanted, without)
         subprocess.run([*pip, "torch==2.13.0", *wanted], check=True)
@@ -140,6 +142,15 @@ def _without(pip: list[str], python: Path, wanted: list[str], left_out: list[str
     found = subprocess.run([str(python), "-c", program, *names], check=True, capture_output=True, text=True).stdout
     skipped = re.compile(rf"(torch|setuptools|{'|'.join(left_out)})\b(?!-)")
     return [entry for entry in json.loads(found) if "extra ==" not in entry and not skipped.match(entry)]
+
+
+def commit(revision: str) -> str:
+    """Return the short hash of a commit of this repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "--verify", "--quiet", f"{revision}^{{commit}}"]
+    named = subprocess.run(command, check=False, capture_output=True, text=True)
+    if named.returncode:
+        raise argparse.ArgumentTypeError(f"{revision!r} is no commit of this repository")
+    return named.stdout.strip()
 
 
 def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, cores: set[int]) -> dict[str, Any]:
@@ -223,7 +234,12 @@ def main() -> None:
     parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument(
-        "--before", nargs="*", default=[], metavar="REVISION", help="ORCA at these commits is compared, too"
+        "--before",
+        type=commit,
+        nargs="*",
+        default=[],
+        metavar="REVISION",
+        help="ORCA at these commits is compared, too",
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: vllm_cpu and openvino_genai have none"
