@@ -13,14 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Any
-
-from orca_contract.state import StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation
@@ -29,9 +25,10 @@ from orca_operator.events import Announcer
 from orca_operator.execute import Executor, Outcome
 from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported, not_supported
-from orca_operator.master_client import Door, MasterClient, MasterError
-from orca_operator.observe import AdminPort, Object, Observed
-from orca_operator.plan import Put, plan, unknown_to_master
+from orca_operator.master_client import MasterClient
+from orca_operator.masters import Masters
+from orca_operator.observe import Object, Observed
+from orca_operator.plan import plan
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import make_status
 from orca_operator.store import WATCHED, Key, Store
@@ -54,20 +51,26 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What passes over one OrcaDeployment work with; another one of the same name gets its own."""
+
+    uid: str
+    executor: Executor
+    keeper: CertificateKeeper
+    masters: Masters
+
+
 @dataclass(slots=True)
 class _Deployment:
-    """State of one OrcaDeployment between passes: caches only, a restart may lose all of it."""
+    """State of the OrcaDeployment of one name between passes: caches only, a restart may lose all of it."""
 
-    executor: Executor
-    keeper: CertificateKeeper | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    uid: str = ""
+    parts: _Parts | None = None
     listed_at: float = float("-inf")
     skipped: tuple[str, ...] = ()
     refused_generation: int = 0
-    attempts: Attempts = field(default_factory=Attempts)
-    not_applied: tuple[str, ...] = ()
 
 
 class Reconciler:
@@ -99,7 +102,7 @@ class Reconciler:
         deployment.wake.set()
 
     async def run_pass(self, key: Key) -> bool:
-        """Run one pass; returns whether the OrcaDeployment still exists. Raises ClusterError."""
+        """Run one pass; return whether the OrcaDeployment still exists. Raises ClusterError."""
         return await self._pass(key, self._deployment(key))
 
     async def watch_loop(self) -> None:
@@ -118,8 +121,16 @@ class Reconciler:
 
     def _deployment(self, key: Key) -> _Deployment:
         if key not in self._deployments:
-            self._deployments[key] = _Deployment(Executor(self._cluster))
+            self._deployments[key] = _Deployment()
         return self._deployments[key]
+
+    def _parts(self, deployment: _Deployment, owner: Owner) -> _Parts:
+        if deployment.parts is None or deployment.parts.uid != owner.uid:
+            executor = Executor(self._cluster)
+            keeper = CertificateKeeper(executor, owner, self._propagation)
+            masters = Masters(self._masters, executor, keeper, deployment.wake.set)
+            deployment.parts = _Parts(owner.uid, executor, keeper, masters)
+        return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
         retry, longest = RETRY_SECONDS
@@ -147,17 +158,14 @@ class Reconciler:
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
-        """Run one pass; returns whether the OrcaDeployment still exists."""
+        """Run one pass; return whether the OrcaDeployment still exists."""
         namespace, name = key
         resource = await asyncio.to_thread(self._cluster.get, names.KIND, namespace, name)
         if resource is None:
             return False
         metadata = resource["metadata"]
-        if metadata["uid"] != deployment.uid:  # a new OrcaDeployment of the same name
-            deployment.executor, deployment.uid = Executor(self._cluster), metadata["uid"]
-            deployment.attempts, deployment.not_applied = Attempts(), ()
-            owner = Owner(name, namespace, metadata["uid"])
-            deployment.keeper = CertificateKeeper(deployment.executor, owner, self._propagation)
+        parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
+        keeper, masters = parts.keeper, parts.masters
         if metadata.get("deletionTimestamp"):
             return True
         if time.monotonic() - deployment.listed_at > RELIST_SECONDS:
@@ -168,25 +176,24 @@ class Reconciler:
         spec: Spec | None = None
         context: Context | None = None
         problem = source = ""
-        keeper, request = deployment.keeper, (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
-        assert keeper is not None
+        request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
             context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
-            view = look(await self._observe(key, deployment, children, context), now)
+            view = look(await masters.observe(key, children, context), now)
             if is_supported(spec.model):
                 actions = plan(context, view, has_certificates=not keeper.problems.get(source))
-                outcome = await asyncio.to_thread(deployment.executor.run, actions, context, view.observed)
-                view = replace(view, observed=await self._tell_masters(outcome, deployment, view.observed, context))
+                outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
+                view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
                 await self._announce_skipped(resource, deployment, outcome)
             else:
                 problem = not_supported(spec.model)
         except InvalidSpecError as error:
             problem = str(error)
             await self._certify(keeper, children, source, request, now)
-            view = look(await self._observe(key, deployment, children, None), now)
+            view = look(await masters.observe(key, children, None), now)
         situation = Situation(
             name,
             namespace,
@@ -196,7 +203,7 @@ class Reconciler:
             view,
             problem,
             deployment.skipped,
-            deployment.not_applied,
+            masters.not_applied,
             source,
             keeper.problems,
         )
@@ -217,65 +224,6 @@ class Reconciler:
         """Check and renew the certificates of the wanted revision and of running revisions."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, now)
-
-    async def _observe(
-        self, key: Key, deployment: _Deployment, children: tuple[Object, ...], context: Context | None
-    ) -> Observed:
-        """Return the children and the reports of running masters."""
-        observed = Observed(children)
-        ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
-        executor, reports = deployment.executor, {}
-        if context is not None:
-            token = await asyncio.to_thread(executor.admin_token, context)
-        else:
-            token = await asyncio.to_thread(executor.read_admin_token, *key)
-        for revision, port in ports.items():
-            if (door := _door(port, token, deployment)) is None:
-                continue
-            try:
-                reports[revision] = await self._masters.state(door)
-            except MasterError as error:
-                logger.debug("%s/%s: %s", *key, error)
-                if error.status == HTTPStatus.OK:  # a report that this version cannot read
-                    deployment.not_applied = (f"master of revision {revision}: {error}",)
-                if port is not None and deployment.keeper is not None:
-                    deployment.keeper.forget(port.secret)
-                if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
-                    await asyncio.to_thread(executor.admin_token, context, True)
-        return Observed(children, reports)
-
-    async def _tell_masters(
-        self, outcome: Outcome, deployment: _Deployment, observed: Observed, context: Context
-    ) -> Observed:
-        """Send topology and scheduler knobs, record changes without effect; returns the latest reports."""
-        reports, attempts, problems = dict(observed.reports), deployment.attempts, []
-        attempts.prune(outcome.puts, reports)
-        token = await asyncio.to_thread(deployment.executor.admin_token, context)
-        for put in outcome.puts:
-            door, before = _door(observed.admin_port(put.revision), token, deployment), reports[put.revision]
-            if door is None:
-                continue
-            if not (problem := attempts.futile(put, before)):
-                problem, reports[put.revision] = await self._put(door, put, before, attempts)
-                if problem:
-                    logger.warning("%s/%s: %s", context.namespace, context.name, problem)
-                else:
-                    deployment.wake.set()
-            if problem:
-                problems.append(f"master of revision {put.revision}: {problem}")
-        if context.revision in reports:
-            deployment.not_applied = (*problems, *unknown_to_master(context, observed))
-        return Observed(observed.children, reports)
-
-    async def _put(self, door: Door, put: Put, before: StateReport, attempts: Attempts) -> tuple[str, StateReport]:
-        """Send one change; returns why the change is not in effect ("" if it is), and the master's latest report."""
-        try:
-            after = await self._masters.put(door, put.route, put.body)
-        except MasterError as error:
-            if error.status in REFUSALS:
-                attempts.note(put, before, str(error))
-            return str(error), before
-        return attempts.note(put, after), after
 
     async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:
         skipped = tuple(sorted(outcome.skipped))
@@ -308,13 +256,3 @@ class Reconciler:
                 await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
             raise
         await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
-
-
-def _door(port: AdminPort | None, token: str, deployment: _Deployment) -> Door | None:
-    """Return address and credentials of a master; None without a master, or without credentials for TLS."""
-    if port is None:
-        return None
-    if not port.secret:
-        return Door(port.address, token)
-    credentials = deployment.keeper.credentials.get(port.secret) if deployment.keeper is not None else None
-    return Door(port.address, token, credentials) if credentials is not None else None

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from orca_master.bodies.body_budget import BodyBudget
 from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
-from orca_master.bodies.openai_requests import DetokenizeRequest
+from orca_master.bodies.tokenize_requests import DetokenizeRequest
 from orca_master.endpoint import body_limits, checked_route
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.errors import QueueFullError

@@ -105,7 +105,7 @@ def test_a_question_to_the_rendezvous_ends_with_its_epoch(tmp_path):
                 epoch=1, world_size=2, rendezvous_host=f"unix:{tmp_path}/0.sock", group_timeout_ms=100_000
             )
             forming = asyncio.ensure_future(stubs[1].Form(request))
-            while not controllers[0]._rendezvous._num_waiting:
+            while not controllers[0].epoch.rendezvous._num_waiting:
                 await asyncio.sleep(0.01)
             for stub in reversed(stubs):  # the side that asks closes its channel before the host ends the wait
                 assert (await stub.Prepare(pb.PrepareRequest(epoch=2))).epoch == 2
@@ -170,7 +170,7 @@ def test_a_late_failure_leaves_the_ranks_of_a_newer_load_alone(tmp_path, monkeyp
         async with workers(tmp_path, {"silent": "prepare"}) as (controllers, (stub,)):
             await load(stub, load_request())
             late = asyncio.ensure_future(stub.Prepare(pb.PrepareRequest(epoch=1)))
-            while not controllers[0].highest_epoch:
+            while not controllers[0].epoch.highest:
                 await asyncio.sleep(0.01)
             controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
             request = load_request()
@@ -253,7 +253,7 @@ def test_an_epoch_that_forms_while_another_model_is_loaded_is_refused(tmp_path):
             await load(stub, other)
             with pytest.raises(grpc.aio.AioRpcError, match="another load has begun"):
                 await forming
-            assert controllers[0]._epoch is None
+            assert controllers[0].epoch.running is None
 
     asyncio.run(run())
 

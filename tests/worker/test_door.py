@@ -100,7 +100,7 @@ def test_a_stranger_is_refused_at_every_method(tmp_path, who):
             if code is DENIED:
                 assert f"{name} is for master.a" in details
         assert not controller.stopped.is_set()
-        assert controller.highest_epoch == 0
+        assert controller.epoch.highest == 0
 
     at_the_door(tmp_path, visit)
 

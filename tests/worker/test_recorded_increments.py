@@ -21,7 +21,7 @@ LENGTHS = (1, 2, 33, 50, 17)
 NUM_TOKENS = 32
 EMULATED_VARIANTS = ("gpt2-head64-tied", "llama-head80-untied", "mistral-gqa", "qwen3-gqa-tied")
 RECORDED_VARIANTS = [name for name in VARIANTS if not name.startswith("gemma2")]
-"""Models whose attention is the C++'s: the reference's cannot be recorded."""
+"""Models whose attention is the C++'s: the reference's is not recorded (test_loaded_partition.py)."""
 BATCHES = ((0, 1, 2), (4, 3, 2, 1, 0), (2,), (3, 0, 1), (1, 4), (0, 1, 2, 3, 4))
 """Prompts whose next token is computed, iteration by iteration."""
 
@@ -137,17 +137,6 @@ def test_every_model_is_recorded_and_a_replay_equals_its_recording(
         assert torch.equal(first, model.increments(parts))
     assert not caplog.records, "every batch is recorded"
     assert model.recorded[0].take(batch), "recording was not given up"
-
-
-def test_attention_of_the_reference_is_run_as_it_is(checkpoint, references, caplog):
-    expected = references("gemma2-gqa-tied", LENGTHS, NUM_TOKENS)
-    kernels = CpuKernels(load(), torch.float32)
-    model = Recorded(checkpoint("gemma2-gqa-tied"), [kernels], [kernels.calls], CPU_SIZES)
-    caplog.clear()
-    ((logits, wanted),) = model.iterations(expected, [(0, 1, 2, 3, 4)])
-    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
-    (line,) = caplog.messages
-    assert line.endswith("launched one by one: the reference's attention reads lengths on the host")
 
 
 def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog):

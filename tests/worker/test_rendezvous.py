@@ -34,7 +34,7 @@ def get(key: str, seconds: float = 60.0, epoch: int = 7) -> pb.RendezvousRequest
 async def hosted(folder: Path) -> AsyncIterator[tuple[Controller, grpc.aio.Server, grpc.aio.Channel]]:
     """Yield the controller that hosts the values of epoch 7, its server, and a channel to it."""
     host = Controller()
-    host._rendezvous = Rendezvous(7)
+    host.epoch.rendezvous = Rendezvous(7)
     server = grpc.aio.server()
     add_WorkerServicer_to_server(host, server)
     server.add_insecure_port(f"unix:{folder}/host.sock")
@@ -111,7 +111,7 @@ def test_another_partitions_controller_asks_the_host(tmp_path):
             other = Rendezvous(7)
             other.pass_on(WorkerStub(channel))
             waiting = asyncio.ensure_future(other.ask(get("a")))
-            assert await host._rendezvous.ask(put("a", b"here")) == pb.RendezvousReply()
+            assert await host.epoch.rendezvous.ask(put("a", b"here")) == pb.RendezvousReply()
             assert (await waiting).value == b"here"
             assert "nobody set 'b'" in (await other.ask(get("b", 0.01))).error
             waiting = asyncio.ensure_future(other.ask(get("c")))
@@ -133,7 +133,7 @@ def test_questions_end_when_the_side_that_asks_is_closed(tmp_path):
             for each in (other, late):
                 each.pass_on(WorkerStub(channel))
             waiting, given_up = (asyncio.ensure_future(other.ask(get("a"))) for _ in range(2))
-            while host._rendezvous._num_waiting < 2:
+            while host.epoch.rendezvous._num_waiting < 2:
                 await asyncio.sleep(0.01)
             await other.close()
             given_up.cancel()

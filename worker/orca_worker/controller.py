@@ -8,31 +8,31 @@ goes back when this and every later partition has queued it; nobody waits for Ac
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from orca_contract import rank_environment
 from orca_contract.message import VERSION
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
-from orca_protos.engine_pb2_grpc import WorkerServicer, WorkerStub
-from orca_protos.tls import TlsFolder, open_channel
-from orca_protos.wire import EPOCH_KEY, HIGHEST_EPOCH, WIRE_VERSION
+from orca_protos.engine_pb2_grpc import WorkerServicer
+from orca_protos.tls import TlsFolder
+from orca_protos.wire import EPOCH_KEY, WIRE_VERSION
 
+from orca_worker.abort import abort
+from orca_worker.current_epoch import CurrentEpoch
 from orca_worker.epoch import Epoch
-from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError, kind_of
+from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError
+from orca_worker.load_request import check_request
 from orca_worker.model_check import check_model
 from orca_worker.model_config import load_digest
 from orca_worker.rank_process import RANK_COMMAND
 from orca_worker.ranks import Ranks, rank_starts
-from orca_worker.rendezvous import Rendezvous
 
 LEAVE_POLL_SECONDS = 0.05
 
@@ -51,22 +51,17 @@ class Controller(WorkerServicer):
         tls: TlsFolder | None = None,
     ) -> None:
         self.stopped = asyncio.Event()
-        self.highest_epoch = 0
+        self.epoch = CurrentEpoch(tls)
         self.num_streams = 0
         self._leaving = False
         self._rank_command = rank_command
         self._may_pin = may_pin
-        self._tls = tls
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._ranks = Ranks()
         self._replacing_ranks = asyncio.Lock()
         self._load: pb.LoadRequest | None = None
         self._facts: pb.ModelFacts | None = None
-        self._epoch: Epoch | None = None
-        self._rendezvous = Rendezvous(0)
-        self._channels: list[grpc.aio.Channel] = []
-        self._formed = asyncio.Condition()
 
     @property
     def loaded(self) -> bool:
@@ -98,18 +93,18 @@ class Controller(WorkerServicer):
             device=self._load.device if self._load else "",
             free_memory_bytes=self._free_memory,
             loaded_digest=self._facts.digest if self._facts else "",
-            highest_epoch=self.highest_epoch,
-            last_sequence=self._epoch.last_sequence if self._epoch else 0,
+            highest_epoch=self.epoch.highest,
+            last_sequence=self.epoch.last_sequence,
             contract_version=VERSION,
             wire_version=WIRE_VERSION,
         )
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
         """See engine.proto."""
-        if refusal := rank_environment.refusal(request.environment):
-            await self._abort(context, ModelError(f"environment: {refusal}"))
-        if refusal := _refusal_of_counts(request):
-            await self._abort(context, ModelError(refusal))
+        try:
+            check_request(request)
+        except ModelError as error:
+            await self._abort(context, error)
         try:
             path = Path(request.model_path)
             # In a thread: the headers of many weights take seconds, and other calls must not wait for them.
@@ -142,14 +137,16 @@ class Controller(WorkerServicer):
             # Nothing else may reach the processes while they are unloaded: there are none meanwhile.
             previous, self._ranks = self._ranks, Ranks()
             try:
-                await self._leave_epoch("another model is being loaded")
+                await self.epoch.leave("another model is being loaded")
                 self._facts = self._load = None
                 starts = rank_starts(request, self._rank_command, self._may_pin)
                 kept = await previous.keep(starts)
             finally:
                 await asyncio.shield(previous.end())  # nothing, if `keep` has taken the processes over
             if kept is None:
-                kept = await Ranks.spawn(starts, request.partition, self._on_reply, self._on_fault, self._answer)
+                kept = await Ranks.spawn(
+                    starts, request.partition, self.epoch.reply, self._on_fault, self.epoch.ask_rendezvous
+                )
             ranks = self._ranks = kept
         try:
             async for progress in ranks.load(request):
@@ -165,14 +162,10 @@ class Controller(WorkerServicer):
 
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
-        if request.epoch <= self.highest_epoch:
-            message = f"epoch {request.epoch} is over: {self.highest_epoch} was seen"
-            await self._abort(context, EpochError(message))
-        if request.epoch > HIGHEST_EPOCH:
-            await self._abort(context, EpochError(f"epoch {request.epoch} is above the last one, {HIGHEST_EPOCH}"))
-        self.highest_epoch = request.epoch
-        await self._leave_epoch(f"epoch {request.epoch} is being formed")
-        self._rendezvous = Rendezvous(request.epoch)
+        try:
+            await self.epoch.prepare(request.epoch)
+        except EpochError as error:
+            await self._abort(context, error)
         ranks = self._ranks
         try:
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
@@ -186,7 +179,7 @@ class Controller(WorkerServicer):
         """See engine.proto."""
         await self._check_prepared(request.epoch, context)
         if request.rendezvous_host:
-            self._rendezvous.pass_on(self._dial(request.rendezvous_host))
+            self.epoch.rendezvous.pass_on(self.epoch.dial(request.rendezvous_host))
         seconds = deadlines.form(request.group_timeout_ms / 1000).worker
         ranks = self._ranks
         await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
@@ -196,20 +189,17 @@ class Controller(WorkerServicer):
         next_hop = None
         if request.next_hop:
             metadata = ((EPOCH_KEY, str(request.epoch)),)
-            next_hop = self._dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
-        async with self._formed:
-            alone = request.world_size == len(self._ranks)
-            self._epoch = Epoch(request.epoch, self._partition, next_hop, alone)
-            self._formed.notify_all()
+            next_hop = self.epoch.dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
+        alone = request.world_size == len(self._ranks)
+        await self.epoch.begin(Epoch(request.epoch, self._partition, next_hop, alone))
         return pb.Formed()
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:
         """See engine.proto."""
         try:
-            return await self._rendezvous.exchange(request)
+            return await self.epoch.rendezvous.exchange(request)
         except RendezvousError as error:
             await self._abort(context, EpochError(str(error)))
-            raise  # unreachable: abort raises
 
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
@@ -233,7 +223,7 @@ class Controller(WorkerServicer):
         """See engine.proto. Reads iterations on this task and writes Acks on another."""
         self.num_streams += 1
         try:
-            epoch = await self._formed_epoch(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
+            epoch = await self.epoch.formed(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
             acks = asyncio.create_task(_write_acks(epoch, context))
             try:
                 with epoch.until_over():
@@ -256,7 +246,7 @@ class Controller(WorkerServicer):
         """See engine.proto."""
         self.num_streams += 1
         try:
-            epoch = await self._formed_epoch(str(request.epoch))
+            epoch = await self.epoch.formed(str(request.epoch))
             while True:
                 yield await epoch.result()
         except (EpochError, FaultError) as error:
@@ -268,7 +258,7 @@ class Controller(WorkerServicer):
 
     async def close(self) -> None:
         """End epoch and ranks."""
-        await self._leave_epoch("the worker ends")
+        await self.epoch.leave("the worker ends")
         await self._end_ranks()
 
     @property
@@ -276,41 +266,18 @@ class Controller(WorkerServicer):
         return self._load.partition if self._load else 0
 
     async def _check_prepared(self, epoch: int, context: Any) -> None:
-        """Aborts a call for another epoch than the one that was prepared last."""
-        if epoch != self.highest_epoch:
-            await self._abort(context, EpochError(f"epoch {epoch} was not prepared: {self.highest_epoch} is the last"))
-
-    async def _formed_epoch(self, number: str) -> Epoch:
-        """Wait until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
-        if number != str(self.highest_epoch):
-            raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest_epoch}")
-        async with self._formed:
-            with contextlib.suppress(TimeoutError):
-                formed = self._formed.wait_for(lambda: self._epoch is not None)
-                await asyncio.wait_for(formed, deadlines.NEIGHBOUR_FORMED_SECONDS)
-        if self._epoch is None or number != str(self._epoch.number):
-            raise EpochError(f"epoch {number} was not formed")
-        return self._epoch
-
-    def _dial(self, address: str) -> Any:
-        """Return the stub of another worker for the rest of this epoch."""
-        self._channels.append(open_channel(address, self._tls))
-        return WorkerStub(self._channels[-1])  # type: ignore[no-untyped-call]
-
-    async def _answer(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        return await self._rendezvous.ask(request)
-
-    def _on_reply(self, reply: pb.RankReply) -> None:
-        if self._epoch is not None:
-            self._epoch.reply(reply)
+        """Abort a call for another epoch than the one that was prepared last."""
+        try:
+            self.epoch.check_prepared(epoch)
+        except EpochError as error:
+            await self._abort(context, error)
 
     def _on_fault(self, fault: pb.Fault) -> None:
         self._facts = None  # the next Load starts new ranks
-        if self._epoch is not None and self._epoch.number == fault.epoch:
-            self._epoch.report(fault)
+        self.epoch.report(fault)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        """Asks every rank; raises ModelError, FaultError, or EpochError if there is none."""
+        """Ask every rank; raise ModelError, FaultError, or EpochError if there is none."""
         if not self._ranks:
             raise EpochError("nothing is loaded")
         return await self._ranks.ask(command, timeout)
@@ -320,43 +287,14 @@ class Controller(WorkerServicer):
             return await self._ask(command, timeout)
         except (ModelError, FaultError, EpochError) as error:
             await self._abort(context, error)
-            raise  # unreachable: abort raises
 
-    async def _abort(self, context: Any, error: ModelError | EpochError | FaultError) -> None:
-        """End a call with the status that belongs to `error`, and the fault in its trailing metadata."""
-        fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=self.highest_epoch, partition=self._partition)
-        code = grpc.StatusCode.INVALID_ARGUMENT
-        if isinstance(error, EpochError):
-            code = grpc.StatusCode.FAILED_PRECONDITION
-        elif isinstance(error, FaultError):
-            fault = error.fault
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED if fault.out_of_memory else grpc.StatusCode.ABORTED
-        details = faults.cut(fault.message, faults.MAX_DETAILS_BYTES)
-        await context.abort(code, details, faults.to_metadata(fault))
-
-    async def _leave_epoch(self, reason: str) -> None:
-        if self._epoch is not None:
-            self._epoch.leave(reason)
-        self._epoch = None
-        await self._rendezvous.close()
-        channels, self._channels = self._channels, []
-        for channel in channels:
-            await channel.close()
+    async def _abort(self, context: Any, error: ModelError | EpochError | FaultError) -> NoReturn:
+        await abort(context, error, self.epoch.highest, self._partition)
 
     async def _end_ranks(self) -> None:
         """End every rank, also if the call that wants it is cancelled."""
         self._facts = self._load = None
         await asyncio.shield(self._ranks.end())
-
-
-def _refusal_of_counts(request: pb.LoadRequest) -> str:
-    """Return why the counts of a load are refused, "" if they are sound. A master of this version sends sound ones."""
-    for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
-        if getattr(request, name) < 1:
-            return f"{name} {getattr(request, name)}: at least 1 is expected"
-    if not 0 <= request.partition < request.pipeline_parallel_size:
-        return f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0"
-    return ""
 
 
 async def _write_acks(epoch: Epoch, context: Any) -> None:

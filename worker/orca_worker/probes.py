@@ -21,7 +21,7 @@ def create_probes(controller: Controller) -> Any:
     ProcessCollector(registry=registry)
     for name, text, read in (
         ("worker_loaded", "1 when the weights are loaded", lambda: float(controller.loaded)),
-        ("worker_epoch", "The highest epoch seen", lambda: float(controller.highest_epoch)),
+        ("worker_epoch", "The highest epoch seen", lambda: float(controller.epoch.highest)),
         ("worker_streams", "Streams that masters and neighbours hold open", lambda: float(controller.num_streams)),
     ):
         Gauge(f"orca:{name}", text, registry=registry).set_function(read)

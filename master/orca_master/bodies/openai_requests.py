@@ -93,7 +93,7 @@ _BIAS: TypeAdapter[tuple[str, float]] = TypeAdapter(tuple[BiasToken, BiasValue])
 
 
 def _first_wrong(biases: Any) -> Any:
-    """Leaves of a mapping with wrong entries the first of them alone, which the error then names."""
+    """Return a mapping without wrong entries as it is, or else its first wrong entry alone, which the error names."""
     for entry in biases.items() if isinstance(biases, dict) else ():
         try:
             _BIAS.validate_python(entry)
@@ -274,41 +274,3 @@ class ChatCompletionRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
         return self
-
-
-class TokenizeTextRequest(Body):
-    """Body of POST /tokenize for a prompt."""
-
-    prompt: Text
-    model: Name | None = None
-    add_special_tokens: bool = True
-
-
-class TokenizeChatRequest(Body):
-    """Body of POST /tokenize for messages, which pass through the chat template."""
-
-    messages: Messages
-    model: Name | None = None
-    add_generation_prompt: bool = True
-
-
-TAGS = ("[with prompt]", "[with messages]")
-"""Of the two bodies of /tokenize."""
-
-
-def _kind_of_tokenize(value: Any) -> str:
-    return TAGS["messages" in value if isinstance(value, dict) else isinstance(value, TokenizeChatRequest)]
-
-
-TokenizeRequest = Annotated[
-    Annotated[TokenizeTextRequest, Tag(TAGS[0])] | Annotated[TokenizeChatRequest, Tag(TAGS[1])],
-    Discriminator(_kind_of_tokenize),
-]
-"""Body of POST /tokenize."""
-
-
-class DetokenizeRequest(Body):
-    """Body of POST /detokenize."""
-
-    model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True), within_context]

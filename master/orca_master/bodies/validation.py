@@ -1,7 +1,7 @@
 """From the bytes of a request's body to a checked value, and the form in which a value passes between processes.
 
 FastAPI would collect every error of a body before it reports the first; here the first one ends the validation of a
-list (openai_requests.py), and an error never repeats the input.
+list (openai_requests.py, tokenize_requests.py), and an error never repeats the input.
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from orca_master.bodies.lengths import Lengths
-from orca_master.bodies.openai_requests import (
-    TAGS,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeRequest
 from orca_master.errors import RequestError
 
 KINDS: dict[str, TypeAdapter[Any]] = {

@@ -16,7 +16,7 @@ from orca_contract import routes
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.tls import Certificates, TlsError, TlsFolder
 
-from orca_master.commands.options import positive
+from orca_master.commands.argument_types import positive
 
 LINGER_SECONDS = 2.0
 POLL_SECONDS = 0.2

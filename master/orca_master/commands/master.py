@@ -27,14 +27,14 @@ from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from pydantic import ValidationError
 
 from orca_master.api_processes.pool import ApiProcesses, api_processes
+from orca_master.commands.argument_types import positive
+from orca_master.commands.config_file import with_config_file
 from orca_master.commands.options import (
     add_engine_options,
     add_model_options,
     add_server_options,
     endpoint_config,
     engine_config,
-    positive,
-    with_config_file,
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, text_command

@@ -1,8 +1,4 @@
-"""Command-line options that `orca serve` and `orca master` share, the types they check, and `--config`.
-
-Names follow vLLM's where it has them. A configuration file holds the same names without the dashes; the command line
-has the last word.
-"""
+"""Command-line options that `orca serve` and `orca master` share. Names follow vLLM's where it has them."""
 
 from __future__ import annotations
 
@@ -10,106 +6,20 @@ import argparse
 import logging
 import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import yaml
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Dtype
 from orca_protos.command_line import port
-from orca_protos.http_limits import HttpLimits
 from orca_protos.log_lines import LOG_FORMATS
 
+from orca_master.commands.argument_types import count, positive, share, slots, stall_seconds
+from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
-from orca_master.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
-
-HTTP_LIMITS = (
-    (
-        "h11-max-incomplete-event-size",
-        "max_header_bytes",
-        "BYTES",
-        "longest URL (beyond: 414) and longest head of a request; beyond, 431",
-    ),
-    ("h11-max-header-count", "max_header_count", "N", "header fields of a request; beyond, 431"),
-    (
-        "max-body-bytes",
-        "max_body_bytes",
-        "BYTES",
-        "longest body of a request; beyond, 413. All bodies under way share 256 MiB per process; beyond, 429",
-    ),
-    (
-        "max-connections",
-        "max_connections",
-        "N",
-        "open connections per process, fewer if ulimit -n demands it; beyond, idle ones are closed and new ones wait",
-    ),
-    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request; beyond, 408"),
-    (
-        "body-timeout",
-        "body_timeout",
-        "SECONDS",
-        "longest pause (below 1 KiB/s) of a client that sends a body, and, with a second more per 16 KiB, the longest "
-        "time of a body; beyond, 408",
-    ),
-    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "longest wait of a connection for a request"),
-    (
-        "write-timeout",
-        "write_timeout",
-        "SECONDS",
-        "longest pause (below 1 KiB/s) of a client that does not read its answer; beyond, its request is cancelled",
-    ),
-    (
-        "max-unread-bytes",
-        "max_unread_bytes",
-        "BYTES",
-        "text kept per stream for a client that does not read; beyond, its request is cancelled",
-    ),
-)
-"""Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
-MAX_NUMBER = 2**31 - 1
-MAX_SLOTS = 2**63 - 1
-MAX_STALL_SECONDS = 4_000_000
-"""46 days: FormRequest carries the time in milliseconds, in 32 bits."""
-
-
-def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
-    """Return the arguments with those of `--config FILE` put in front; raise ConfigurationError.
-
-    `positional` is the name of the command's argument that has no dashes.
-    """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", type=Path)
-    known, rest = finder.parse_known_args(argv)
-    if known.config is None:
-        return rest
-    try:
-        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--config {known.config}: it is not UTF-8") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
-    arguments: list[str] = []
-    for name, value in values.items():
-        arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
-        if any("\0" in argument for argument in arguments):  # the only character that no command line can hold
-            raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
-    return arguments + rest
-
-
-def _as_arguments(name: str, value: Any) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
-    if value is True:
-        return [option]
-    if value is False or value is None:
-        return []
-    return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -273,18 +183,6 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
-def add_http_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the bounds of the API's port."""
-    for name, field, unit, text in HTTP_LIMITS:
-        default = int(getattr(HttpLimits(), field))
-        parser.add_argument(f"--{name}", type=positive, metavar=unit, default=default, help=f"{text} ({default})")
-
-
-def http_limits(arguments: argparse.Namespace) -> HttpLimits:
-    """Return the bounds of the API's port."""
-    return HttpLimits(**{field: getattr(arguments, name.replace("-", "_")) for name, field, *_ in HTTP_LIMITS})
-
-
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """Return the engine's part of the options."""
     return EngineConfig(
@@ -341,44 +239,3 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         num_processes=arguments.api_processes,
         http=http_limits(arguments),
     )
-
-
-def positive(text: str, most: int = MAX_NUMBER) -> int:
-    """Return a whole number from 1 to `most`; by default what fits into a signed 32-bit field of a message."""
-    if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """Return a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def stall_seconds(text: str) -> int:
-    """Return a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
-    number = positive(text)
-    if number > MAX_STALL_SECONDS:
-        raise argparse.ArgumentTypeError(f"{number} is more than {MAX_STALL_SECONDS} seconds")
-    return number
-
-
-def slots(text: str) -> int:
-    """At least one block of slots. Whether the slots fit into memory is for the workers to say."""
-    number = positive(text, MAX_SLOTS)
-    if number < BLOCK_SIZE:
-        raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
-    return number
-
-
-def share(text: str) -> float:
-    """Return a share in (0, 1]."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
-    return number

@@ -23,14 +23,14 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
 
+from orca_master.commands.argument_types import positive
+from orca_master.commands.config_file import with_config_file
 from orca_master.commands.options import (
     add_engine_options,
     add_model_options,
     add_server_options,
     endpoint_config,
     engine_config,
-    positive,
-    with_config_file,
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, model_command, text_command

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from orca_contract import routes
 from starlette.exceptions import HTTPException
 
-from orca_master.bodies.openai_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from orca_master.bodies.tokenize_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.bodies.validation import described
 from orca_master.endpoint.allowed_hosts import AllowedHosts
 from orca_master.endpoint.api_keys import KeyRing

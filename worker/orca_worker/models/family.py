@@ -8,6 +8,7 @@ from `Parts` (parts.py), and computes with the methods of blocks and tensors.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ Named = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ABC):
     """What the families have in common, under Llama's names. Each family adds its own fields."""
 
     family: str
@@ -47,13 +48,13 @@ class ModelConfig:
     """None if positions have weights."""
     dtype: str
 
+    @abstractmethod
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """Yield the tensors that an inter-layer partition reads from a checkpoint with the `stored` names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, parts: Parts) -> ModelPartition:
         """Read the weights of a partition and return its model; raise ModelError."""
-        raise NotImplementedError
 
     @property
     def longest(self) -> int:
@@ -111,7 +112,7 @@ class PartitionSpec:
         return self.partition == self.num_partitions - 1
 
 
-class ModelPartition:
+class ModelPartition(ABC):
     """Consecutive layers, with the embedding on the first partition and the head on the last."""
 
     def __init__(self, parts: Parts) -> None:
@@ -121,20 +122,20 @@ class ModelPartition:
         """Return the attention of each layer of the partition, in order: each needs pools."""
         return self._attentions
 
+    @abstractmethod
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Return [S, H] for token ids [S]. First partition only."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """Run the partition's layers over hidden [S, H] and return [S, H]; with `last`, only those rows [K, H].
 
         The last layer then computes only keys and values of the other tokens: nobody reads the rest.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits for hidden [rows, H] of the rows that sample. Last partition only.
 
         [rows, vocabulary] on rank 0, some of the columns on the others.
         """
-        raise NotImplementedError

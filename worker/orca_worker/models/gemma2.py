@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from orca_kernels.interface import AttentionForm
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, Heads, whole
 from orca_worker.errors import ModelError
 from orca_worker.models.family import ModelPartition, Named
-from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp
+from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp, LlamaPartition
 from orca_worker.models.llama_relatives import LayerTypes
 
 if TYPE_CHECKING:
@@ -122,42 +123,20 @@ class Gemma2Layer:
         return hidden + self.after_mlp(self.mlp.down(self.mlp(self.before_mlp(hidden))))
 
 
-class Gemma2Partition(ModelPartition):
+class Gemma2Partition(LlamaPartition):
     """One inter-layer partition."""
 
     def __init__(self, config: Gemma2Config, parts: Parts) -> None:
-        super().__init__(parts)
-        assert config.rope is not None
-        scope, spec, vocabulary = parts["model"], parts.spec, config.vocabulary_size
-        if spec.first or (spec.last and config.tied_head):
-            table = scope.vocabulary_table("embed_tokens", vocabulary, config.hidden_size)
-        if spec.first:
-            self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
-            # Rounded to the dtype of the weights, as transformers does: 55.5 in bfloat16, where the root is 55.4256.
-            self.embedding_scale = table.new_tensor(config.hidden_size**0.5)
-        self.rotary = parts.rotary(config.rope, config.head_dim)
-        layers = config.layers_of(spec.partition, spec.num_partitions)
-        self.layers = [Gemma2Layer(config, layer, scope["layers"][layer]) for layer in layers]
+        super().__init__(config, parts, partial(Gemma2Layer, config), NORM)
+        # In the dtype of the weights, as transformers does: 55.5 in bfloat16, where the root is 55.4256.
+        self.embedding_scale = parts.number(config.hidden_size**0.5)
         self.logit_cap = config.logit_cap
-        if spec.last:
-            self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon, NORM)
-            if not config.tied_head:
-                table = parts.vocabulary_table("lm_head", vocabulary, config.hidden_size)
-            self.head = parts.head(table, vocabulary)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""
-        return self.token_embedding(tokens) * self.embedding_scale
-
-    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
-        """See ModelPartition."""
-        rotation = self.rotary.at(batch.positions)
-        *others, final = self.layers
-        for layer in others:
-            hidden = layer(hidden, batch, None, rotation)
-        return final(hidden, batch, last, rotation)
+        return super().embed(tokens, batch) * self.embedding_scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""
-        logits = self.head(self.final_norm(hidden)).float()
+        logits = super().logits(hidden)
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap

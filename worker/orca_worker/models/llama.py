@@ -6,8 +6,9 @@ heads.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from orca_kernels.interface import AttentionForm
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     Rotation = tuple[torch.Tensor, torch.Tensor]
     """Cosine and sine [S, D]."""
+    Layer = Callable[[torch.Tensor, RaggedBatch, LastTokens | None, Rotation], torch.Tensor]
+    """A Transformer layer. Its arguments are those of ModelPartition's call, and the rotation of each token."""
 
 
 class LlamaFields(RotaryFile):
@@ -134,7 +137,7 @@ class LlamaConfig(ModelConfig):
 
     def build(self, parts: Parts) -> ModelPartition:
         """See ModelConfig."""
-        return LlamaPartition(self, parts)
+        return LlamaPartition(self, parts, partial(LlamaLayer, self))
 
 
 class LlamaAttention:
@@ -217,9 +220,14 @@ class LlamaLayer:
 
 
 class LlamaPartition(ModelPartition):
-    """One inter-layer partition."""
+    """One inter-layer partition.
 
-    def __init__(self, config: LlamaConfig, parts: Parts) -> None:
+    `make_layer` reads a layer, given its number and its parts. `norm`: the operation of the kernels for the final norm.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, parts: Parts, make_layer: Callable[[int, Parts], Layer], norm: str = "rms_norm"
+    ) -> None:
         super().__init__(parts)
         assert config.rope is not None
         scope, spec, vocabulary = parts["model"], parts.spec, config.vocabulary_size
@@ -229,9 +237,9 @@ class LlamaPartition(ModelPartition):
             self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
         self.rotary = parts.rotary(config.rope, config.head_dim)
         layers = config.layers_of(spec.partition, spec.num_partitions)
-        self.layers = [LlamaLayer(config, layer, scope["layers"][layer]) for layer in layers]
+        self.layers = [make_layer(layer, scope["layers"][layer]) for layer in layers]
         if spec.last:
-            self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon)
+            self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon, norm)
             if not config.tied_head:
                 table = parts.vocabulary_table("lm_head", vocabulary, config.hidden_size)
             self.head = parts.head(table, vocabulary)

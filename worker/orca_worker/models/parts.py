@@ -65,6 +65,10 @@ class Parts:
         """Return a whole tensor."""
         return self._scope.read(name, *shape)
 
+    def number(self, value: float) -> torch.Tensor:
+        """Return `value`, rounded to the dtype of the weights and on their device, as a tensor []."""
+        return self._scope.empty().fill_(value)
+
     def layer_norm(self, name: str, size: int, epsilon: float) -> Block:
         """Return LayerNorm with weight and bias [size]."""
         weight, bias = self._scope[name].read("weight", size), self._scope[name].read("bias", size)

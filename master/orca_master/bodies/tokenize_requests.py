@@ -1,0 +1,48 @@
+"""Wire types of `/tokenize` and `/detokenize`, which have vLLM's names and meanings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from orca_master.bodies.lengths import within_context
+from orca_master.bodies.openai_requests import Body, Messages, Name, Text, TokenId
+
+
+class TokenizeTextRequest(Body):
+    """Body of POST /tokenize for a prompt."""
+
+    prompt: Text
+    model: Name | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeChatRequest(Body):
+    """Body of POST /tokenize for messages, which pass through the chat template."""
+
+    messages: Messages
+    model: Name | None = None
+    add_generation_prompt: bool = True
+
+
+TAGS = ("[with prompt]", "[with messages]")
+"""Of the two bodies of /tokenize."""
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return TAGS["messages" in value if isinstance(value, dict) else isinstance(value, TokenizeChatRequest)]
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag(TAGS[0])] | Annotated[TokenizeChatRequest, Tag(TAGS[1])],
+    Discriminator(_kind_of_tokenize),
+]
+"""Body of POST /tokenize."""
+
+
+class DetokenizeRequest(Body):
+    """Body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), within_context]

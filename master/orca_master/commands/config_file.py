@@ -1,0 +1,48 @@
+"""`--config FILE`: a YAML mapping of options to values, under the names that they have on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orca_master.errors import ConfigurationError
+
+
+def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
+    """Return the arguments with those of `--config FILE` put in front, so that the command line has the last word.
+
+    `positional` is the name of the command's argument that has no dashes. Raises ConfigurationError.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    known, rest = finder.parse_known_args(argv)
+    if known.config is None:
+        return rest
+    try:
+        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {known.config}: it is not UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
+    arguments: list[str] = []
+    for name, value in values.items():
+        arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
+        if any("\0" in argument for argument in arguments):  # the only character that no command line can hold
+            raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
+    return arguments + rest
+
+
+def _as_arguments(name: str, value: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    if value is False or value is None:
+        return []
+    return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]

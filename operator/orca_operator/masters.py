@@ -1,0 +1,97 @@
+"""`Masters`: reads what the masters of one OrcaDeployment report, and sends them changes of topology and scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from orca_contract.state import StateReport
+
+from orca_operator.attempts import REFUSALS, Attempts
+from orca_operator.certificate_keeper import CertificateKeeper
+from orca_operator.execute import Executor
+from orca_operator.manifests.context import Context
+from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.observe import AdminPort, Object, Observed
+from orca_operator.plan import Put, unknown_to_master
+from orca_operator.store import Key
+
+logger = logging.getLogger(__name__)
+
+
+class Masters:
+    """The masters of one OrcaDeployment, one per revision. `on_change` is called when a change took effect."""
+
+    def __init__(
+        self, client: MasterClient, executor: Executor, keeper: CertificateKeeper, on_change: Callable[[], None]
+    ) -> None:
+        self.not_applied: tuple[str, ...] = ()
+        """Why parts of the spec are not in effect, as sentences."""
+        self._client = client
+        self._executor = executor
+        self._keeper = keeper
+        self._on_change = on_change
+        self._attempts = Attempts()
+
+    async def observe(self, key: Key, children: tuple[Object, ...], context: Context | None) -> Observed:
+        """Return the children and the reports of running masters; without a context no token is made."""
+        observed = Observed(children)
+        ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
+        reports: dict[str, StateReport] = {}
+        if context is not None:
+            token = await asyncio.to_thread(self._executor.admin_token, context)
+        else:
+            token = await asyncio.to_thread(self._executor.read_admin_token, *key)
+        for revision, port in ports.items():
+            if port is None or (door := self._door(port, token)) is None:
+                continue
+            try:
+                reports[revision] = await self._client.state(door)
+            except MasterError as error:
+                logger.debug("%s/%s: %s", *key, error)
+                if error.status == HTTPStatus.OK:  # a report that this version cannot read
+                    self.not_applied = (f"master of revision {revision}: {error}",)
+                self._keeper.forget(port.secret)
+                if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
+                    await asyncio.to_thread(self._executor.admin_token, context, True)
+        return Observed(children, reports)
+
+    async def send(self, puts: Sequence[Put], observed: Observed, context: Context) -> Observed:
+        """Send changes, record those without effect in `not_applied`, and return the latest reports."""
+        reports, problems = dict(observed.reports), []
+        self._attempts.prune(puts, reports)
+        token = await asyncio.to_thread(self._executor.admin_token, context)
+        for put in puts:
+            port, before = observed.admin_port(put.revision), reports[put.revision]
+            if port is None or (door := self._door(port, token)) is None:
+                continue
+            if not (problem := self._attempts.futile(put, before)):
+                problem, reports[put.revision] = await self._put(door, put, before)
+                if problem:
+                    logger.warning("%s/%s: %s", context.namespace, context.name, problem)
+                else:
+                    self._on_change()
+            if problem:
+                problems.append(f"master of revision {put.revision}: {problem}")
+        if context.revision in reports:
+            self.not_applied = (*problems, *unknown_to_master(context, observed))
+        return Observed(observed.children, reports)
+
+    async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
+        """Send one change; return why the change is not in effect ("" if it is), and the master's latest report."""
+        try:
+            after = await self._client.put(door, put.route, put.body)
+        except MasterError as error:
+            if error.status in REFUSALS:
+                self._attempts.note(put, before, str(error))
+            return str(error), before
+        return self._attempts.note(put, after), after
+
+    def _door(self, port: AdminPort, token: str) -> Door | None:
+        """Return address and credentials of a master; None without the credentials that its TLS needs."""
+        if not port.secret:
+            return Door(port.address, token)
+        credentials = self._keeper.credentials.get(port.secret)
+        return Door(port.address, token, credentials) if credentials is not None else None

@@ -1,0 +1,47 @@
+"""Types of arguments: what each takes, and the values that its error names."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.commands import argument_types as types
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (types.positive, "1", 1),
+        (types.positive, str(types.MAX_NUMBER), types.MAX_NUMBER),
+        (types.count, "0", 0),
+        (types.stall_seconds, str(types.MAX_STALL_SECONDS), types.MAX_STALL_SECONDS),
+        (types.slots, str(BLOCK_SIZE), BLOCK_SIZE),
+        (types.share, "1", 1.0),
+        (types.share, "1e-3", 0.001),
+    ],
+)
+def test_values_up_to_the_bounds(kind, text, value):
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (types.positive, "0", "whole number from 1 to 2147483647"),
+        (types.positive, "-1", "whole number from 1 to"),
+        (types.positive, "1.0", "whole number from 1 to"),
+        (types.positive, str(types.MAX_NUMBER + 1), "whole number from 1 to"),
+        (types.positive, "9" * 5000, "whole number from 1 to"),
+        (types.count, "-1", "at least 0"),
+        (types.stall_seconds, str(types.MAX_STALL_SECONDS + 1), "more than 4000000 seconds"),
+        (types.slots, str(BLOCK_SIZE - 1), f"one block of {BLOCK_SIZE} slots"),
+        (types.share, "0", "above 0 and up to 1"),
+        (types.share, "1.01", "above 0 and up to 1"),
+        (types.share, "nan", "above 0 and up to 1"),
+        (types.share, "much", "above 0 and up to 1"),
+    ],
+)
+def test_values_beyond_the_bounds(kind, text, words):
+    with pytest.raises(argparse.ArgumentTypeError, match=words):
+        kind(text)

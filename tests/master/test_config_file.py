@@ -1,0 +1,50 @@
+"""`--config FILE`: what becomes of a mapping of options to values."""
+
+from __future__ import annotations
+
+import pytest
+from orca_master.commands.config_file import with_config_file
+from orca_master.errors import ConfigurationError
+
+CONTENT = """
+model: demo
+max_batch_size: 8
+no-lookahead: true
+enforce-eager: false
+max-model-len: null
+served-model-name: [one, two]
+"""
+
+
+def test_options_of_the_file_come_before_those_of_the_command_line(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(CONTENT)
+    assert with_config_file(["--port", "1", "--config", str(file)], positional="model") == [
+        "demo", "--max-batch-size=8", "--no-lookahead", "--served-model-name=one", "--served-model-name=two",
+        "--port", "1",
+    ]  # fmt: skip
+
+
+def test_without_the_option_nothing_changes():
+    assert with_config_file(["--port", "1"]) == ["--port", "1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- a", "a mapping of option names to values is expected"),
+        (b"\xff", "it is not UTF-8"),
+        (b"a: [", "while parsing"),
+        (b'host: "a\\0b"', "'host': a zero byte is not allowed"),
+    ],
+)
+def test_files_that_are_refused(content, words, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=words):
+        with_config_file(["--config", str(file)])
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigurationError, match="No such file"):
+        with_config_file(["--config", str(tmp_path / "absent")])

@@ -1,0 +1,91 @@
+"""`CurrentEpoch`: which epochs are prepared, who waits until one is formed, and what ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from orca_protos import deadlines
+from orca_protos import engine_pb2 as pb
+from orca_protos.wire import HIGHEST_EPOCH
+from orca_worker.current_epoch import CurrentEpoch
+from orca_worker.epoch import Epoch
+from orca_worker.errors import EpochError, FaultError
+
+
+def run(scene) -> None:
+    asyncio.run(asyncio.wait_for(scene(CurrentEpoch(None)), 30))
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(6, "is over: 7 was seen"), (7, "is over"), (HIGHEST_EPOCH + 1, "above")]
+)
+def test_epochs_only_rise(number, words):
+    async def scene(current):
+        await current.prepare(7)
+        with pytest.raises(EpochError, match=words):
+            await current.prepare(number)
+        assert current.highest == 7
+        current.check_prepared(7)
+        with pytest.raises(EpochError, match="was not prepared"):
+            current.check_prepared(8)
+
+    run(scene)
+
+
+def test_a_stream_of_a_faster_neighbour_waits_until_the_epoch_is_formed():
+    async def scene(current):
+        await current.prepare(3)
+        waiting = asyncio.create_task(current.formed("3"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        epoch = Epoch(3, 0, None, True)
+        await current.begin(epoch)
+        assert await waiting is epoch
+        with pytest.raises(EpochError, match="epoch none is not the current one, 3"):
+            await current.formed("")
+
+    run(scene)
+
+
+def test_the_wait_for_an_epoch_is_bounded(monkeypatch):
+    monkeypatch.setattr(deadlines, "NEIGHBOUR_FORMED_SECONDS", 0.01)
+
+    async def scene(current):
+        await current.prepare(3)
+        with pytest.raises(EpochError, match="epoch 3 was not formed"):
+            await current.formed("3")
+
+    run(scene)
+
+
+def test_the_next_epoch_ends_the_one_before():
+    async def scene(current):
+        await current.prepare(3)
+        epoch = Epoch(3, 0, None, True)
+        await current.begin(epoch)
+        rendezvous = current.rendezvous
+        await current.prepare(4)
+        with pytest.raises(FaultError, match="epoch 4 is being formed"):
+            await epoch.result()
+        assert current.running is None
+        assert current.rendezvous is not rendezvous
+        assert current.last_sequence == 0
+
+    run(scene)
+
+
+def test_faults_of_another_epoch_are_dropped():
+    async def scene(current):
+        await current.prepare(3)
+        epoch = Epoch(3, 0, None, True)
+        await current.begin(epoch)
+        result = asyncio.create_task(epoch.result())
+        current.report(pb.Fault(epoch=2, message="late", kind=pb.FAULT_KIND_CAUSE))
+        await asyncio.sleep(0)
+        assert not result.done()
+        current.report(pb.Fault(epoch=3, message="out of luck", kind=pb.FAULT_KIND_CAUSE))
+        with pytest.raises(FaultError, match="out of luck"):
+            await result
+
+    run(scene)

@@ -1,0 +1,101 @@
+"""`CurrentEpoch`: the epoch to which a controller belongs: prepared, formed, and left for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc.aio
+from orca_protos import deadlines
+from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub
+from orca_protos.tls import TlsFolder, open_channel
+from orca_protos.wire import HIGHEST_EPOCH
+
+from orca_worker.epoch import Epoch
+from orca_worker.errors import EpochError
+from orca_worker.rendezvous import Rendezvous
+
+
+class CurrentEpoch:
+    """The highest epoch that was prepared, its rendezvous, its channels and, once formed, its `Epoch`.
+
+    `tls`: certificates for calls to other workers; None: plain text.
+    """
+
+    def __init__(self, tls: TlsFolder | None) -> None:
+        self.highest = 0
+        self.rendezvous = Rendezvous(0)
+        self.running: Epoch | None = None
+        """None before `begin` and after `leave`."""
+        self._tls = tls
+        self._channels: list[grpc.aio.Channel] = []
+        self._formed = asyncio.Condition()
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the last iteration, 0 without one."""
+        return self.running.last_sequence if self.running else 0
+
+    async def prepare(self, number: int) -> None:
+        """Leave the previous epoch for epoch `number`; raise EpochError if the number is over or too high."""
+        if number <= self.highest:
+            raise EpochError(f"epoch {number} is over: {self.highest} was seen")
+        if number > HIGHEST_EPOCH:
+            raise EpochError(f"epoch {number} is above the last one, {HIGHEST_EPOCH}")
+        self.highest = number
+        await self.leave(f"epoch {number} is being formed")
+        self.rendezvous = Rendezvous(number)
+
+    def check_prepared(self, number: int) -> None:
+        """Raise EpochError unless `number` is the epoch that was prepared last."""
+        if number != self.highest:
+            raise EpochError(f"epoch {number} was not prepared: {self.highest} is the last")
+
+    async def begin(self, epoch: Epoch) -> None:
+        """Take the formed epoch, and wake the streams that wait for it."""
+        async with self._formed:
+            self.running = epoch
+            self._formed.notify_all()
+
+    async def formed(self, number: str) -> Epoch:
+        """Wait until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
+        if number != str(self.highest):
+            raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest}")
+        async with self._formed:
+            with contextlib.suppress(TimeoutError):
+                formed = self._formed.wait_for(lambda: self.running is not None)
+                await asyncio.wait_for(formed, deadlines.NEIGHBOUR_FORMED_SECONDS)
+        if self.running is None or number != str(self.running.number):
+            raise EpochError(f"epoch {number} was not formed")
+        return self.running
+
+    def dial(self, address: str) -> Any:
+        """Return the stub of another worker for the rest of this epoch."""
+        self._channels.append(open_channel(address, self._tls))
+        return WorkerStub(self._channels[-1])  # type: ignore[no-untyped-call]
+
+    async def ask_rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        """Answer a rank's question; see Rendezvous.ask."""
+        return await self.rendezvous.ask(request)
+
+    def reply(self, reply: pb.RankReply) -> None:
+        """Pass on a rank's reply to an iteration; replies after the end of the epoch are dropped."""
+        if self.running is not None:
+            self.running.reply(reply)
+
+    def report(self, fault: pb.Fault) -> None:
+        """Pass on a rank's fault; faults of other epochs are dropped."""
+        if self.running is not None and self.running.number == fault.epoch:
+            self.running.report(fault)
+
+    async def leave(self, reason: str) -> None:
+        """End the epoch, its rendezvous and its channels."""
+        if self.running is not None:
+            self.running.leave(reason)
+        self.running = None
+        await self.rendezvous.close()
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            await channel.close()

@@ -1,0 +1,22 @@
+"""What a controller refuses of a Load request before it looks at the model's files."""
+
+from __future__ import annotations
+
+from orca_contract import rank_environment
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.errors import ModelError
+
+
+def check_request(request: pb.LoadRequest) -> None:
+    """Raise ModelError that names a wrong count, or a variable that ranks may not have.
+
+    A master of this version sends neither.
+    """
+    if refusal := rank_environment.refusal(request.environment):
+        raise ModelError(f"environment: {refusal}")
+    for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
+        if getattr(request, name) < 1:
+            raise ModelError(f"{name} {getattr(request, name)}: at least 1 is expected")
+    if not 0 <= request.partition < request.pipeline_parallel_size:
+        raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
