@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test test-long moves docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test test-long moves mutations docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -25,6 +25,10 @@ test-long: $(VENV)/dev-installed
 # Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.
 moves: $(VENV)/dev-installed
 	$(BIN)/python tools/compare_tests.py
+
+# Whether the tests catch each of the faults in tests/mutations/mutations.yaml. Minutes.
+mutations: $(VENV)/dev-installed
+	$(BIN)/python tools/mutate.py
 
 # The documentation as a site, in build/site. A broken link or a page outside of the navigation is an error.
 docs: $(VENV)/docs-installed
