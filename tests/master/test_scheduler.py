@@ -113,6 +113,9 @@ class FakeEngine:
             if scheduled.admitted:
                 self.admitted_order.append(request.arrival)
                 assert len(scheduled.new_blocks) == ledger.blocks_to_admit(request)
+                assert scheduled.row < ledger.num_holders, "the lowest free row: workers keep a row per holder, no more"
+            known = len(request.prompt) + len(request.generated)
+            assert scheduled.samples == (scheduled.context_length + scheduled.num_tokens == known)
             held = ledger.holding(request).blocks
             assert len(held) * BLOCK_SIZE >= scheduled.context_length + scheduled.num_tokens
             assert len(held) <= blocks_for(request.max_tokens)

@@ -1,4 +1,7 @@
-"""Faults of an epoch: the cause ends it, a consequence is passed on while the cause may still come, in any order."""
+"""Which iterations an epoch accepts, and its faults.
+
+The cause ends the epoch; a consequence is passed on while the cause may still come, in any order.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from orca_protos import engine_pb2 as pb
 from orca_protos import faults
 from orca_worker.epoch import Epoch
-from orca_worker.errors import FaultError
+from orca_worker.errors import EpochError, FaultError
 
 CAUSE = pb.Fault(message="killed", kind=pb.FAULT_KIND_CAUSE, epoch=7, partition=1, tensor_rank=0)
 OWN = pb.Fault(message="rank 1 is gone", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=7, partition=0, tensor_rank=1)
@@ -109,5 +112,33 @@ def test_a_caller_that_is_gone_ends_the_results():
         epoch.lose_caller()
         fault = await end_of(epoch)
         assert (fault.kind, fault.partition) == (pb.FAULT_KIND_CONSEQUENCE, 1)
+
+    asyncio.run(run())
+
+
+def test_only_iterations_of_this_epoch_are_accepted_without_a_gap():
+    async def run() -> None:
+        epoch = Epoch(7, 0, None, alone=True)
+        epoch.accept(pb.Iteration(epoch=7, sequence=1))
+        for number in (6, 8):
+            with pytest.raises(EpochError, match=f"iteration of epoch {number} in epoch 7"):
+                epoch.accept(pb.Iteration(epoch=number, sequence=2))
+        for sequence in (1, 3):
+            with pytest.raises(FaultError, match=f"iteration {sequence} came where 2 was due"):
+                epoch.accept(pb.Iteration(epoch=7, sequence=sequence))
+        epoch.accept(pb.Iteration(epoch=7, sequence=2))
+        assert epoch.last_sequence == 2
+
+    asyncio.run(run())
+
+
+def test_each_timing_travels_in_one_ack():
+    async def run() -> None:
+        epoch = Epoch(7, 1, None, alone=False)
+        for sequence in (1, 2):
+            epoch.reply(pb.RankReply(timing=pb.StageTiming(sequence=sequence)))
+            await epoch.forward(pb.Iteration(epoch=7, sequence=sequence))
+        acks = [epoch.acks.get_nowait() for _ in range(2)]
+        assert [[timing.sequence for timing in ack.timing] for ack in acks] == [[1], [2]]
 
     asyncio.run(run())
