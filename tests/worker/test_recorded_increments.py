@@ -139,6 +139,17 @@ def test_every_model_is_recorded_and_a_replay_equals_its_recording(
     assert model.recorded[0].take(batch), "recording was not given up"
 
 
+def test_attention_of_the_reference_is_run_as_it_is(checkpoint, references, caplog):
+    expected = references("gemma2-gqa-tied", LENGTHS, NUM_TOKENS)
+    kernels = CpuKernels(load(), torch.float32)
+    model = Recorded(checkpoint("gemma2-gqa-tied"), [kernels], [kernels.calls], CPU_SIZES)
+    caplog.clear()
+    ((logits, wanted),) = model.iterations(expected, [(0, 1, 2, 3, 4)])
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+    (line,) = caplog.messages
+    assert line.endswith("launched one by one: the reference's attention reads lengths on the host")
+
+
 def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog):
     expected = references("gpt2-head64-tied", LENGTHS, NUM_TOKENS)
 

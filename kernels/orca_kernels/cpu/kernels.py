@@ -15,7 +15,7 @@ from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
-from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Element types of the library's functions."""
@@ -147,6 +147,20 @@ class CpuAttention:
         return output
 
 
+class UnrecordedAttention(ReferenceAttention):
+    """The reference's attention. It refuses to be recorded: a replay would attend over the recording's lengths."""
+
+    def __init__(self, calls: Calls, form: AttentionForm) -> None:
+        super().__init__(form)
+        self._calls = calls
+
+    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+        """See Attention; raise RuntimeError while a recording is made."""
+        if self._calls.steps is not None:
+            raise RuntimeError("the reference's attention reads lengths on the host")
+        return super().__call__(query, pools, batch)
+
+
 class CpuKernels(ReferenceKernels):
     """Implements `orca_kernels.interface.Kernels` for one element type over a library of cpu/library.py.
 
@@ -202,7 +216,7 @@ class CpuKernels(ReferenceKernels):
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """See Kernels.attention."""
         if form.head_dim % LANES or not form.options() <= ATTENTION_OPTIONS:
-            return super().attention(form, dtype)
+            return UnrecordedAttention(self.calls, form)
         return CpuAttention(self.calls, self._functions["store"], self._functions["attention"], form)
 
 
