@@ -1,14 +1,14 @@
 """`Message`: the base class of the messages between operator and master, and the rules of their versions.
 
-Operator and master are upgraded one after the other, so each reads messages of another version of the other:
+Operator and master are not upgraded at the same time, so each must read messages of the other's version:
 
-- A field that is added after version 0 has `Since(version)` in its annotation and a default that asks for nothing.
-- Writers leave a newer field out while it has its default: a message that asks for nothing new is the same in every
-  version, also for a reader that refuses unknown fields, as masters of version 0 do.
-- Readers ignore the fields that they do not know, and log each once (`read`, `UnknownFields`).
-- A writer that knows the reader's version sends `wire(version)`, and `unknown_to(version)` names what is lost.
+- A field that is added after version 0 has `Since(version)` in its annotation and a default that changes nothing.
+- Writers omit newer fields that have their default: a message without new settings is the same in every version, also
+  for readers that reject unknown fields, as masters of version 0 do.
+- Readers ignore unknown fields and log each once (`read`, `UnknownFields`).
+- A writer that knows the reader's version sends `wire(version)`; `unknown_to(version)` lists the omitted fields.
 
-Version 0 are the messages of before this package (tests/support/version_0.py). The version rises with every change.
+Version 0 is the format before this package (tests/support/version_0.py). Every change increments the version.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 VERSION = 1
-"""Of the messages that this package defines. 1: masters report `contractVersion`, readers ignore unknown fields."""
+"""Version of this package's messages. 1: masters report `contractVersion`, readers ignore unknown fields."""
 MOST_UNKNOWN_FIELDS = 1000
-"""Unknown fields that are remembered, so that a sender cannot fill the reader's memory with names."""
+"""Bound on stored names of unknown fields, so that a sender cannot exhaust the reader's memory."""
 LONGEST_NAME = 80
-"""Characters of an unknown field that are remembered and logged."""
+"""Characters of an unknown field's name that are stored and logged."""
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -60,7 +60,7 @@ class Message(BaseModel):
         return self.model_dump(mode="json", by_alias=True, context=version)
 
     def known_to(self, version: int) -> Self:
-        """Return the message as a reader of `version` understands it."""
+        """Return the message without the fields that a reader of `version` does not know."""
         return type(self).model_validate(self.wire(version))
 
     def unknown_to(self, version: int) -> list[str]:
@@ -97,7 +97,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 def read(model: type[MessageT], text: bytes) -> tuple[MessageT, frozenset[str]]:
     """Return a message from JSON, and its unknown fields as CLASS.FIELD.
 
-    Raises ValueError that names the first field that is wrong.
+    Raises ValueError that names the first invalid field.
     """
     unknown: set[str] = set()
     try:
@@ -107,7 +107,7 @@ def read(model: type[MessageT], text: bytes) -> tuple[MessageT, frozenset[str]]:
         where = ".".join(str(part) for part in first["loc"]) or "message"
         raise ValueError(f"{where}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"message: no JSON: {error}") from error
+        raise ValueError(f"message: not JSON: {error}") from error
     return message, frozenset(unknown)
 
 
@@ -119,11 +119,11 @@ class UnknownFields:
         self._known: set[str] = set()
 
     def log(self, sender: str, fields: Iterable[str]) -> None:
-        """Log one line about the first ten of `fields` that no earlier line named."""
+        """Log one line with the first ten of `fields` that have not been logged before."""
         new = sorted({name[:LONGEST_NAME] for name in fields} - self._known)[:10]
         if new and len(self._known) < MOST_UNKNOWN_FIELDS:
             self._known.update(new)
-            self._logger.warning("%s: fields that this version does not know are ignored: %r", sender, ", ".join(new))
+            self._logger.warning("%s: ignored fields unknown to this version: %r", sender, ", ".join(new))
 
 
 def _since(field: FieldInfo) -> int:

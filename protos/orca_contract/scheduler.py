@@ -1,4 +1,4 @@
-"""`SchedulerKnobs`: what of Algorithm 1 changes while the engine runs."""
+"""`SchedulerKnobs`: the settings of Algorithm 1 that can change while the engine runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from orca_contract.message import Message, Positive
 
 
 class SchedulerKnobs(Message):
-    """`PUT /scheduler`: a field that is left out keeps its value."""
+    """`PUT /scheduler`: an omitted field keeps its value."""
 
     max_batch_size: Positive | None = None
-    """Requests per iteration."""
+    """Maximum number of requests per iteration."""
     token_budget: Positive | None = None
-    """Input tokens per iteration; None in a report: no bound."""
+    """Maximum number of input tokens per iteration; None in a report: no bound."""
     max_queue_depth: Positive | None = None
-    """Requests that may wait."""
+    """Maximum number of waiting requests."""

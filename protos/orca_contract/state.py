@@ -1,6 +1,6 @@
-"""What a master says of itself: `GET /state` and `/progressz`.
+"""The reports of a master: `GET /state` and `/progressz`.
 
-A reader keeps a state, phase or reason that it does not know as text: the master may be newer.
+A reader keeps an unknown state, phase or reason as text, because the master may be newer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.topology import Topology
 
 LAST_SECOND = 253402300799
-"""Of the year 9999, the last that Python's dates know."""
+"""Last second of the year 9999, the maximum of Python's dates."""
 
 
-def _none_if_refused(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         return validate(value)
     except ValidationError:
@@ -27,7 +27,7 @@ def _none_if_refused(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 class EngineState(enum.StrEnum):
-    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (none will) or STOPPED."""
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (recovery given up) or STOPPED."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -37,7 +37,7 @@ class EngineState(enum.StrEnum):
 
 
 class PipelinePhase(enum.StrEnum):
-    """A pipeline in the order of its formation; PENDING: no master reports the pipeline."""
+    """Phase of a pipeline, in the order of formation; PENDING: no master reports the pipeline."""
 
     PENDING = "Pending"
     CONNECTING = "Connecting"
@@ -58,7 +58,7 @@ class FailureReport(Message):
     """Address of the worker that failed; "" if unknown."""
     message: str
     recovery_seconds: Annotated[float, Field(allow_inf_nan=False)] | None
-    """Until the pipeline served again; None while it does not."""
+    """Seconds until the pipeline served again; None while it does not."""
 
 
 class PipelineReport(Message):
@@ -68,15 +68,15 @@ class PipelineReport(Message):
     phase: Annotated[PipelinePhase | str, Field(union_mode="left_to_right")]
     epoch: int
     loaded_workers: int
-    """Workers that hold their weights."""
+    """Workers that have loaded their weights."""
     last_failure: FailureReport | None
 
 
 class StateReport(Message):
-    """`GET /state`, and the answer to every change."""
+    """The response to `GET /state` and to every change."""
 
     contract_version: Annotated[int, Since(1)] = 0
-    """Of the master; masters of version 0 do not say it."""
+    """The master's version; masters of version 0 do not send it."""
     state: Annotated[EngineState | str, Field(union_mode="left_to_right")]
     failure: str
     """Why the engine is in this state; "" while it serves."""
@@ -87,15 +87,15 @@ class StateReport(Message):
     """Requests that hold K/V slots."""
     waiting: int
     """Requests in the queue."""
-    topology: Annotated[Topology | None, WrapValidator(_none_if_refused)]
-    """None in a reader whose version refuses a value in the topology."""
-    scheduler: Annotated[SchedulerKnobs | None, WrapValidator(_none_if_refused)]
-    """None in a reader whose version refuses a value of a knob."""
+    topology: Annotated[Topology | None, WrapValidator(_none_if_invalid)]
+    """None if the reader's version rejects a value in the topology."""
+    scheduler: Annotated[SchedulerKnobs | None, WrapValidator(_none_if_invalid)]
+    """None if the reader's version rejects a value of a knob."""
     pipelines: list[PipelineReport]
 
 
 class ProgressReport(Message):
-    """`GET /progressz`; its fields have underscores on the wire."""
+    """The response to `GET /progressz`; its fields have underscores on the wire."""
 
     model_config = ConfigDict(alias_generator=None)
 

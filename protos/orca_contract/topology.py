@@ -1,7 +1,7 @@
-"""topology.json and `PUT /topology`: which model is served by which workers (docs/contracts.md, section 1).
+"""topology.json and `PUT /topology`: the model and the workers that serve it (docs/contracts.md, section 1).
 
-The operator writes the topology for `orca master`; `orca serve` writes the same structure for itself. Workers know
-nothing but their listen address; all else reaches them from here through the master.
+The operator writes the topology for `orca master`; `orca serve` creates the same structure itself. Workers are
+configured with their listen address only; the master sends them everything else from the topology.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from orca_contract import rank_environment
 from orca_contract.message import Message, Positive
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""Of weights and activations; auto is the checkpoint's own."""
+"""Type of weights and activations; auto is the checkpoint's own."""
 Backend = Literal["gloo", "nccl"]
-"""Of the data plane: gloo on CPUs, nccl on GPUs."""
+"""Backend of the data plane: gloo on CPUs, nccl on GPUs."""
 MAX_PATH_LENGTH = 4096
 """PATH_MAX of Linux."""
 
@@ -54,7 +54,7 @@ class PipelineSpec(Message):
 
 
 class Topology(Message):
-    """The whole topology. A master refuses a topology for which `refusal` gives a reason."""
+    """The whole topology. A master rejects a topology for which `refusal` returns a reason."""
 
     model: ModelSpec
     pipeline_parallel_size: Positive = 1
@@ -63,9 +63,9 @@ class Topology(Message):
     pipelines: Annotated[list[PipelineSpec], Field(min_length=1)]
 
     def refusal(self) -> str:
-        """Return why no master may carry the topology out, beginning with the field; "" if one may.
+        """Return why a master must reject the topology, beginning with the field; "" if it is valid.
 
-        No validator of the fields: a report of a master that began under other rules must stay readable.
+        Not a validator of the fields: reports of a master that started under other rules must stay readable.
         """
         if reason := rank_environment.refusal(self.communication.env):
             return f"communication.env: {reason}"

@@ -1,1 +1,1 @@
-"""Generated messages and stubs of protos/engine.proto (`make protos` writes them anew), and wire.py beside them."""
+"""Messages and stubs generated from protos/*.proto by `make protos`, and code that master and workers share."""

@@ -1,4 +1,4 @@
-"""What the `orca` commands share on the command line: errors of one line, and ports."""
+"""Common parts of the `orca` commands' parsers: one-line errors and port numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def port(text: str) -> int:
-    """Return an argparse type: a TCP port; 0 lets the kernel choose."""
+    """Convert an argument to a TCP port (argparse type); 0 lets the kernel choose."""
     if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)

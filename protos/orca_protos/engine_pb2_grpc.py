@@ -90,7 +90,7 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Who this worker is and what it holds. Asked before every formation.
+        """Returns the worker's identity and state. Called before every formation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Forgets every older epoch (queue, rows, groups).
+        """Drops the state of all older epochs (queue, rows, process groups).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,28 +118,28 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rendezvous(self, request, context):
-        """Sets or awaits a value at the rendezvous of an epoch. Asked by the other partitions' controllers at partition 0's.
+        """Sets or awaits a key of an epoch's rendezvous. Called by the other partitions' controllers on partition 0's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Warmup(self, request, context):
-        """Runs the largest iteration once and says how many K/V blocks fit beside it.
+        """Runs the largest iteration once and returns how many K/V blocks fit in the remaining memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Allocates the block pools, once: the smallest of all Warmup replies.
+        """Allocates the block pools, once; their size is the smallest of all Warmup replies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """Hot: iterations in sequence order; acknowledged once this and every later partition has queued them.
+        """Hot: iterations in sequence order; each is acknowledged when this and all later partitions have queued it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

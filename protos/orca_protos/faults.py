@@ -1,4 +1,4 @@
-"""`Fault` in the trailing metadata of a gRPC status: how a controller tells the master, or the controller before it."""
+"""`Fault` in the trailing metadata of a gRPC status, from a controller to the master or the preceding controller."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from orca_protos import engine_pb2 as pb
 FAULT_KEY = "orca-fault-bin"
 MAX_MESSAGE_BYTES = 2000
 MAX_DETAILS_BYTES = 1000
-"""A status and its metadata travel in HTTP/2 headers, of which gRPC takes 8 KiB, details percent-encoded."""
+"""Status and metadata are HTTP/2 headers, of which gRPC accepts 8 KiB; details are percent-encoded."""
 
 
 def to_metadata(fault: pb.Fault) -> tuple[tuple[str, bytes], ...]:
-    """Return the trailing metadata that carry `fault`, with its message cut to MAX_MESSAGE_BYTES."""
+    """Return trailing metadata with `fault`, whose message is cut to MAX_MESSAGE_BYTES."""
     short = pb.Fault()
     short.CopyFrom(fault)
     short.message = cut(fault.message, MAX_MESSAGE_BYTES)
@@ -22,7 +22,7 @@ def to_metadata(fault: pb.Fault) -> tuple[tuple[str, bytes], ...]:
 
 
 def from_error(error: grpc.aio.AioRpcError) -> pb.Fault | None:
-    """Return the fault that a status carries; None if it carries none, as when the peer is gone."""
+    """Return the fault in a status; None if there is none, for instance if the peer is unreachable."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
             try:

@@ -1,7 +1,7 @@
-"""HTTP beside other work on the same event loop: a server without signal handling, and the probes of a process.
+"""HTTP server for an existing event loop, without signal handling, and the probes of a process.
 
-Probes answer on a port, a thread and an event loop of their own (docs/contracts.md, section 6), so that neither an API
-key nor a busy API stands between a kubelet and its answer.
+Probes have their own port, thread and event loop (docs/contracts.md, section 6), so that neither API keys nor a busy
+API can make a kubelet's probe fail.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from orca_protos.http_listener import HttpListener
 Answer = Callable[[], Awaitable[tuple[int, str]]]
 """Returns status and text."""
 CLOSE_SECONDS = 2
-"""For connections that are still open at the end."""
+"""Time for connections that are still open at the end."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process before everything else is in order."""
+    """uvicorn without its signal handling, which would end the process before the other parts are shut down."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -41,14 +41,14 @@ async def serving(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve an ASGI application while the block runs; yield the task, which ends early only by an error.
 
-    Closes the listener. With `tls` the port speaks HTTPS alone.
+    Closes the listener. With `tls` the port accepts HTTPS only.
     """
     config = uvicorn.Config(
         app,
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # its warnings are one line per request that a stranger malformed
+        log_level="error",  # a warning would be logged for every malformed request
         access_log=False,
         timeout_keep_alive=math.ceil(limits.keep_alive_timeout),
         timeout_graceful_shutdown=CLOSE_SECONDS,
@@ -70,7 +70,7 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS) -> AsyncIterator[None]:
-    """Run `serving` on a thread and event loop of its own: the server answers while the caller's loop is busy."""
+    """Run `serving` on a separate thread and event loop: the server responds while the caller's loop is busy."""
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -90,9 +90,9 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening TCP socket; raise OSError if the address cannot be had.
+    """Return a listening TCP socket; raise OSError if the address is not available.
 
-    `shared` sockets of one user may have the same port: the kernel gives each a share of the connections.
+    `shared` sockets of one user may have the same port: the kernel distributes the connections.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
@@ -109,7 +109,7 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def probes(routes: Mapping[str, Answer]) -> Any:
-    """Return an ASGI application that answers these paths with plain text, whatever the method, others with 404."""
+    """Return an ASGI application with plain-text responses for these paths (any method), 404 for other paths."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":

@@ -1,8 +1,8 @@
-"""`BoundedProtocol`: one HTTP/1.1 connection whose peer can neither make it keep much nor wait for long.
+"""`BoundedProtocol`: one HTTP/1.1 connection with bounds on memory and time.
 
 uvicorn's parser bounds nothing before a request is complete. Here the head is bounded in bytes, fields and time;
-connections without a request, and clients that do not read their answers, are bounded in time. The application bounds
-the body, which it alone reads; a connection whose request body was not read to its end is closed after the answer.
+connections without a request, and clients that do not read their responses, are bounded in time. The application reads
+and bounds the body; a connection whose request body was not read completely is closed after the response.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from uvicorn.server import ServerState
 from orca_protos.http_limits import MIN_BYTES_PER_SECOND, HttpLimits
 
 LINGER_SECONDS = 1.0
-"""For a client that still sends after its answer: what comes is dropped. Closing at once would reset the connection and
-could destroy the answer on its way (RFC 9112, section 9.6)."""
+"""How long data that a client sends after its response is read and dropped. Closing immediately would reset the
+connection, and the client could lose the response (RFC 9112, section 9.6)."""
 MAX_PIPELINED = 16
-"""Requests that may have come behind one that is being answered."""
+"""Maximum number of pipelined requests that wait behind the current one."""
 
 
 class Registry(Protocol):
-    """What a port knows of its connections (http_listener.py)."""
+    """A port's record of the states of its connections (http_listener.py)."""
 
     def note_waiting(self, connection: BoundedProtocol) -> None:
-        """No request of the connection is being answered."""
+        """Note that the connection has no request in progress."""
 
     def note_busy(self, connection: BoundedProtocol) -> None:
-        """Note that the head of a request has come."""
+        """Note that the head of a request has arrived."""
 
     def note_closed(self, connection: BoundedProtocol) -> None:
-        """Note that the connection is gone."""
+        """Note that the connection is closed."""
 
 
 class _RefusedError(Exception):
-    """Raised inside a callback of the parser, which stops at it."""
+    """Raised in a callback of the parser to stop it."""
 
 
 class _Transport:
-    """The transport that uvicorn sees: `close` and `is_closing` are the protocol's, all else is the real one's."""
+    """The transport that uvicorn sees: `close` and `is_closing` come from the protocol, the rest from the transport."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None], is_closing: Callable[[], bool]) -> None:
         self._transport = transport
@@ -56,7 +56,7 @@ class _Transport:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Made for each connection. The transport belongs to it; `registry` hears what the connection does."""
+    """The protocol of one connection, which owns the transport; `registry` is notified of its state."""
 
     def __init__(self, config: Config, state: ServerState, limits: HttpLimits, registry: Registry) -> None:
         super().__init__(config, state, {})
@@ -65,19 +65,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._real: asyncio.Transport | None = None
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
-        """Of the client's next step: the first byte, the end of the head, or the end of the connection."""
+        """Timeout of the client's next step: the first byte, the end of the head, or the end of the connection."""
         self._write_timer: asyncio.TimerHandle | None = None
         self._unwritten = 0
         self._refusal: tuple[int, str] | None = None
         self._receiving = False
-        """From the first byte of a request to its last."""
+        """True from the first byte of a request to its last."""
         self._in_head = False
         self._keep_alive = False
         self._num_requests = 0
         self._head_bytes = 0
         self._head_fields = 0
         self._silent_bytes = 0
-        """Read since the parser last reported anything: it keeps those of an unfinished field."""
+        """Bytes since the parser's last callback: the parser stores the bytes of an incomplete field."""
         self._reported = False
 
     # ---- from the transport ----
@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._registry.note_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. One call brings at most 256 KiB."""
+        """See asyncio.Protocol. One call has at most 256 KiB."""
         if self._closing:
             return
         self._reported = False
@@ -119,33 +119,33 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """End the connection immediately."""
         if self._real is not None:
             self._real.abort()
 
     def shutdown(self) -> None:
-        """End the connection after the answer under way (uvicorn's call at the end of the server)."""
+        """End the connection after the response in progress (called by uvicorn at the end of the server)."""
         self._keep_alive = False
         super().shutdown()
 
     # ---- from the parser ----
 
     def on_message_begin(self) -> None:
-        """Take the first byte of a request."""
+        """Handle the first byte of a request."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop_parsing(400, f"more than {MAX_PIPELINED} requests wait for their turn on this connection")
+            self._stop_parsing(400, f"more than {MAX_PIPELINED} pipelined requests on this connection")
         super().on_message_begin()
         self._reported = self._receiving = self._in_head = True
         self._head_bytes = self._head_fields = 0
         self._set_timer(self._limits.header_timeout, self._end_slow_head)
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
+        """Handle a part of the URL."""
         self._count_head(len(url), 414, "URL")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head, or of the trailer, which is counted and dropped."""
+        """Handle a field of the head, or of the trailer, which is counted and dropped."""
         self._count_head(len(name) + len(value) + len(": \r\n"), 431, "head")
         self._head_fields += 1
         if self._head_fields > self._limits.max_header_count:
@@ -159,25 +159,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reported, self._in_head = True, False
         self._cancel_timer()
         self._registry.note_busy(self)
-        # Until the body is there: an answer that does not wait for it ends the connection.
+        # No keep-alive until the body is complete: a response before that ends the connection.
         self._num_requests += 1
         last = self._num_requests >= self._limits.max_requests_per_connection
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not last, False
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Handle a part of the body."""
         self._reported = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Take the end of a request."""
+        """Handle the end of a request."""
         super().on_message_complete()
         self._reported, self._receiving = True, False
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keep_alive
 
     def on_response_complete(self) -> None:
-        """Go on after an answer: start the next request, or close."""
+        """Continue after a response: start the next request, or close."""
         super().on_response_complete()
         if not self._closing and self.cycle.response_complete:
             self._registry.note_waiting(self)
@@ -185,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._wait_for_request()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer when the parser stops: bad syntax, or one of the bounds."""
+        """Send the error after the parser has stopped: bad syntax, or an exceeded bound."""
         status, message = self._refusal or (400, msg)
         self._refuse(status, message)
 
@@ -212,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408, f"the request's head was not complete within {self._limits.header_timeout:g} s")
 
     def _check_reader(self) -> None:
-        """End a connection whose client read too little of what was written."""
+        """End a connection whose client reads the response too slowly."""
         assert self._real is not None
         unwritten = self._real.get_write_buffer_size()
         if self._unwritten - unwritten < MIN_BYTES_PER_SECOND * self._limits.write_timeout:
@@ -238,13 +238,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # ---- the end ----
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers without the application, in OpenAI's error shape, and closes."""
+        """Send an error in OpenAI's format without the application, and close."""
         if self._closing or self._real is None:
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self._in_head or self.pipeline or cycle.response_started:
-                self.abort()  # an earlier answer is under way: another one in its midst would be read as part of it
+                self.abort()  # an earlier response is incomplete: the client would read the error as a part of it
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -262,7 +262,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._closing or self._real is None or self._real.is_closing()
 
     def _close(self) -> None:
-        """Close after what is written has left, within a bound."""
+        """Close after the written data has been sent, within a time limit."""
         if self._closing or self._real is None:
             return
         self._closing = True

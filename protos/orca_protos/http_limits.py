@@ -1,4 +1,4 @@
-"""Bounds of an HTTP port, and the pure arithmetic behind them.
+"""Limits of an HTTP port, and the pure functions that compute them.
 
 http_connection.py applies them to one connection, http_listener.py to all connections of a port, and
 orca_master/endpoint/body_limits.py to the bodies of requests.
@@ -13,20 +13,20 @@ import time
 from dataclasses import dataclass, replace
 
 MIN_BYTES_PER_SECOND = 1024
-"""A peer that sends or reads more slowly for a whole time-out is given up."""
+"""Minimum rate of a peer: a slower peer is disconnected after the timeout."""
 RESERVED_DESCRIPTORS = 128
-"""Kept free for the other ports of the process, its channels to workers, and files."""
+"""Reserved for the other ports of the process, its channels to workers, and files."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds of one listening port. Sizes in bytes, times in seconds.
 
-    `max_header_bytes` bounds the URL as well. `max_unread_bytes` is per stream, of generated text that the client has
+    `max_header_bytes` bounds the URL, too. `max_unread_bytes` bounds the generated text of a stream that the client has
     not read.
 
-    A new connection at `max_connections` ends those that have waited for a request, or are in their TLS handshake, for
-    `idle_seconds_when_full`; without any, the oldest that is older than `busy_seconds_when_full`.
+    A new connection at `max_connections` closes connections that have had no request, or an unfinished TLS handshake,
+    for `idle_seconds_when_full`; if there are none, the oldest one above `busy_seconds_when_full`.
     """
 
     max_header_bytes: int = 64 << 10
@@ -45,44 +45,44 @@ class HttpLimits:
 
 
 ADMIN_LIMITS = HttpLimits(max_body_bytes=1 << 20, max_connections=32, idle_seconds_when_full=0.1)
-"""For the operator's port. Only those with a certificate get past the handshake, so that answers are not cut short."""
+"""For the operator's port. Busy connections are never closed: the handshake rejects clients without a certificate."""
 PROBE_LIMITS = replace(
     ADMIN_LIMITS, max_requests_per_connection=1, header_timeout=2.0, write_timeout=2.0, busy_seconds_when_full=0.1
 )
-"""For the ports that kubelets and monitoring use, and that any stranger reaches. Every answer is short."""
+"""For the ports of kubelets and monitoring, which are open to every client. All responses are short."""
 
 
-def connection_cap(wanted: int, allowed_descriptors: int, used_descriptors: int) -> int:
-    """Return how many connections a port may have: `wanted`, or fewer where the process may not open as many files.
+def connection_cap(requested: int, allowed_descriptors: int, used_descriptors: int) -> int:
+    """Return the maximum number of connections of a port: `requested`, or less if descriptors are scarce.
 
-    A process with few descriptors keeps half of the free ones for itself.
+    At least half of the free descriptors, or all but RESERVED_DESCRIPTORS, are available for connections.
     """
     free = max(0, allowed_descriptors - used_descriptors)
-    return max(1, min(wanted, max(free // 2, free - RESERVED_DESCRIPTORS)))
+    return max(1, min(requested, max(free // 2, free - RESERVED_DESCRIPTORS)))
 
 
-def connections_of_this_process(wanted: int) -> int:
+def connections_of_this_process(requested: int) -> int:
     """Return `connection_cap` under this process's RLIMIT_NOFILE (Linux)."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return wanted
-    return connection_cap(wanted, allowed, len(os.listdir("/proc/self/fd")))
+        return requested
+    return connection_cap(requested, allowed, len(os.listdir("/proc/self/fd")))
 
 
 class Allowance:
-    """Seconds that a slow peer may still be waited for: `timeout` at first and at most, earned back by its bytes."""
+    """Remaining wait for a slow peer in seconds: initially and at most `timeout`, replenished by received bytes."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.seconds = timeout
 
     def spend(self, seconds: float, num_bytes: int) -> None:
-        """Subtracts a wait of `seconds` and adds the time that its `num_bytes` earn."""
+        """Subtract a wait of `seconds`, and add the time that `num_bytes` need at MIN_BYTES_PER_SECOND."""
         self.seconds = min(self._timeout, self.seconds - seconds + num_bytes / MIN_BYTES_PER_SECOND)
 
 
 class OncePerSecond:
-    """Tells whether a log line about a repeated event is due."""
+    """Rate limit for log lines about a repeated event."""
 
     def __init__(self) -> None:
         self._last = float("-inf")

@@ -1,11 +1,11 @@
 """`HttpListener`: accepts the connections of one port, never more than the process has descriptors for.
 
 asyncio's own servers accept without a bound, and log every failure to accept, with a traceback, up to 2,048 times a
-second. At the limit, connections without a request make room, those in their TLS handshake included, and on ports with
-short answers the oldest connection (HttpLimits); if there is none, new ones stay in the kernel's queue.
+second. At the limit, the listener closes connections without a request, those in their TLS handshake included, and on
+ports with short responses the oldest connection (HttpLimits); otherwise new connections wait in the kernel's queue.
 
 A connection gets its protocol, transport and timers with its first byte. Until then it is a socket in a dictionary, so
-that a crowd of silent connections takes little of the event loop's time from the streams of others.
+that many silent connections take little time of the event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 Connection = TypeVar("Connection")
 BATCH = 64
-"""Connections accepted in one turn of the event loop."""
+"""Maximum number of connections accepted in one iteration of the event loop."""
 SEND_BUFFER_BYTES = 128 << 10
 
 
@@ -47,30 +47,30 @@ class HttpListener(Registry):
         self._tls = tls
         self._cap = connections_of_this_process(limits.max_connections)
         self._loop = asyncio.get_running_loop()
-        # A client of TLS speaks first: its handshake begins with its first byte.
+        # A TLS client sends first: the handshake begins with its first byte.
         silence = limits.keep_alive_timeout
         self._silent_seconds = silence if tls is None else min(silence, limits.handshake_timeout)
         self._silent: dict[socket.socket, float] = {}
         """Connections without a byte, with the time of their acceptance; the oldest first."""
         self._sweeper: asyncio.TimerHandle | None = None
-        """Closes the oldest silent connections in time; None while there is no silent connection."""
+        """Timer that closes expired silent connections; None while there are none."""
         self._open: dict[BoundedProtocol, float] = {}
         """Connections that have sent a byte, with the time of the first; the oldest first."""
         self._waiting: dict[BoundedProtocol, float] = {}
-        """Connections without a request in progress, with the time since when; the longest wait first."""
+        """Connections without a request in progress, with the start of that state; the oldest first."""
         self._connecting: dict[BoundedProtocol, asyncio.Task[None]] = {}
         self._accepting = False
         self._log = OncePerSecond()
 
     def start(self) -> None:
-        """Begins to accept."""
+        """Start to accept connections."""
         self._listener.setblocking(False)
-        # Inherited by the connections: the kernel would keep 4 MB of each answer that is not read.
+        # Inherited by the connections: otherwise the kernel buffers up to 4 MB of each unread response.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._resume()
 
     def close(self) -> None:
-        """Accept no more and close the listening socket; open connections stay, but for those without a byte."""
+        """Close the listening socket and all connections without a byte; other connections stay open."""
         self._pause()
         self._listener.close()
         for peer in list(self._silent):
@@ -136,14 +136,14 @@ class HttpListener(Registry):
                 self._sweeper = self._loop.call_later(self._silent_seconds, self._sweep)
 
     def _begin(self, peer: socket.socket) -> None:
-        """End the wait of a connection: the first byte has come, or the client has gone."""
+        """Set up a connection after its first byte or its end."""
         del self._silent[peer]
         self._loop.remove_reader(peer)
         connection = self._make_connection(self)
         self._open[connection] = time.monotonic()
         self.note_waiting(connection)
         task = self._connecting[connection] = self._loop.create_task(self._connect(peer, connection))
-        # Not a part of the task: one that is cancelled before its first step runs none of its lines.
+        # A callback, not a part of the task: a task that is cancelled before its first step runs no code.
         task.add_done_callback(functools.partial(self._connected, peer, connection))
 
     def _forget(self, peer: socket.socket) -> None:
@@ -153,7 +153,7 @@ class HttpListener(Registry):
         peer.close()
 
     def _sweep(self) -> None:
-        """Close silent connections whose time is over, some in each turn of the event loop."""
+        """Close expired silent connections, a batch in each iteration of the event loop."""
         for peer in _older(self._silent, time.monotonic() - self._silent_seconds, BATCH):
             self._forget(peer)
         oldest = next(iter(self._silent.values()), None)
@@ -163,7 +163,7 @@ class HttpListener(Registry):
         self._resume_below_cap()
 
     def _make_room(self, reason: str) -> None:
-        """End connections; accept no more until one has ended, or after a while."""
+        """Close connections; accept again when a connection has ended, or after `idle_seconds_when_full`."""
         self._pause()
         self._loop.call_later(self._limits.idle_seconds_when_full, self._resume)
         now = time.monotonic()
@@ -184,7 +184,7 @@ class HttpListener(Registry):
 
     def _end(self, connection: BoundedProtocol) -> None:
         if connection in self._connecting:
-            self._connecting[connection].cancel()  # the transport of the handshake, which nobody else has, is closed
+            self._connecting[connection].cancel()  # closes the transport of the handshake
         else:
             connection.abort()
 
@@ -194,10 +194,10 @@ class HttpListener(Registry):
         await self._loop.connect_accepted_socket(lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=seconds)
 
     def _connected(self, peer: socket.socket, connection: BoundedProtocol, task: asyncio.Task[None]) -> None:
-        """Give up the place of a connection without a transport, at the end of `_connect`."""
+        """Remove a connection for which `_connect` has created no transport."""
         del self._connecting[connection]
         error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:  # cancelled by `_end`; or no TLS, or the client has gone
+        if task.cancelled() or error is not None:  # cancelled by `_end`, no TLS, or disconnected
             peer.close()
             self.note_closed(connection)
         if error is not None and not isinstance(error, OSError):
@@ -207,10 +207,10 @@ class HttpListener(Registry):
 def _has_bytes(peer: socket.socket) -> bool:
     try:
         return bool(peer.recv(1, socket.MSG_PEEK))
-    except OSError:  # none yet, or the client has gone
+    except OSError:  # no byte yet, or the client has disconnected
         return False
 
 
 def _older(connections: dict[Connection, float], latest: float, most: int) -> list[Connection]:
-    """Return at most `most` of the first connections whose time is `latest` or before."""
+    """Return the connections with a time up to `latest` among the first `most`."""
     return [connection for connection, since in itertools.islice(connections.items(), most) if since <= latest]

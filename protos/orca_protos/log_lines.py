@@ -1,7 +1,7 @@
 """Log lines that no client can forge: text or JSON on standard error, one line per event.
 
-Control characters and everything else that does not print are escaped in every message, whoever logs it; lines of a
-traceback are marked, because the text of an exception may hold a client's newlines.
+Unprintable characters are escaped in the messages of all loggers; lines of a traceback are marked, because the text of
+an exception may contain newlines from a client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CONTINUATION = "\n    | "
 
 
 def escaped(text: str) -> str:
-    """Return the text on one line, with characters that do not print as Python's escapes."""
+    """Return the text on one line, with unprintable characters as Python's escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object per line: time, level, logger, message, and exception where there is one."""
+    """A JSON object per line: time, level, logger, message, and the exception, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""

@@ -1,4 +1,4 @@
-"""`LoopWatch`: whether an event loop of another thread takes turns, asked without waiting for it."""
+"""`LoopWatch`: checks, without blocking, whether an event loop of another thread makes progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 
 STUCK_SECONDS = 30.0
-"""Longer than any one request may keep a loop; a process whose loop takes no turn for so long is to be replaced."""
+"""Longer than any request may block a loop; a process whose loop is blocked for longer must be replaced."""
 
 
 class LoopWatch:
@@ -15,19 +15,19 @@ class LoopWatch:
     def __init__(self, seconds: float = STUCK_SECONDS) -> None:
         self._loop = asyncio.get_running_loop()
         self._seconds = seconds
-        self._asked: float | None = None
-        """When the loop was asked for a turn that it has not taken."""
+        self._scheduled: float | None = None
+        """When the callback was scheduled that the loop has not run yet."""
 
     def stuck(self) -> bool:
-        """Return True if the loop has closed, or has taken no turn since a call of `stuck` over `seconds` ago."""
-        if self._asked is not None:
-            return time.monotonic() - self._asked > self._seconds
-        self._asked = time.monotonic()
+        """Return True if the loop is closed, or has not run a callback that is more than `seconds` old."""
+        if self._scheduled is not None:
+            return time.monotonic() - self._scheduled > self._seconds
+        self._scheduled = time.monotonic()
         try:
-            self._loop.call_soon_threadsafe(self._take_turn)
+            self._loop.call_soon_threadsafe(self._mark_run)
         except RuntimeError:
             return True
         return False
 
-    def _take_turn(self) -> None:
-        self._asked = None
+    def _mark_run(self) -> None:
+        self._scheduled = None

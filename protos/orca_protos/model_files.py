@@ -1,9 +1,9 @@
-"""Files of a model's folder, read with bounds: whoever packed the model chose every byte and every link in it.
+"""Reads untrusted files of a model's folder with bounds.
 
-Rules: a name is plain (no folder in it); links are followed, but must end at a regular file below the folder, or in the
-`blobs` folder that a Hugging Face cache keeps beside its snapshots; the size is checked before anything is read; JSON
-is an object without duplicate names; its fields are checked by a pydantic model. An error is one line of printable text
-that begins with the file's path.
+Rules: a name contains no folder; links must end at a regular file below the folder, or in the `blobs` folder that a
+Hugging Face cache has beside its snapshots; the size is checked before reading; JSON must be an object without
+duplicate names, whose fields a pydantic model checks. An error is one line of printable text that begins with the
+file's path.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pydantic import BaseModel, ValidationError
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 CONFIG_BYTES = MEBIBYTE
-"""Limit of files that a person could have written, as config.json; real ones have a few kibibytes."""
+"""Limit of configuration files such as config.json, which usually have a few kibibytes."""
 TOKENIZER_BYTES = 64 * MEBIBYTE
-"""Limit of tokenizer.json; that of a vocabulary of 256,000 tokens has 33 MiB."""
+"""Limit of tokenizer.json, which has 33 MiB for a vocabulary of 256,000 tokens."""
 INDEX_BYTES = 4 * MEBIBYTE
-"""Limit of an index or header of weights; those of 126 layers have 150 KiB. Parsed, 4 MiB may take 130 MiB."""
+"""Limit of an index or header of weights, which has 150 KiB for 126 layers. Parsed, 4 MiB may take 130 MiB."""
 QUOTED_CHARACTERS = 80
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class FileError(Exception):
-    """A file of a model that is refused; the message names the file and what is wrong."""
+    """A rejected file of a model; the message names the file and the problem."""
 
 
 class MissingFileError(FileError):
-    """A file that is not there."""
+    """A file that does not exist."""
 
 
 def quote(value: object) -> str:
-    """Return `value` as Python would write it, printable and cut: for values of a file in an error."""
+    """Return the repr of a file's value for an error message, printable and truncated."""
     if isinstance(value, list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     text = ascii(value[: QUOTED_CHARACTERS + 1] if isinstance(value, str) else value)
@@ -55,7 +55,7 @@ def regular_file(folder: Path, name: str) -> Path:
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: {error.strerror}") from error
     except (OSError, RuntimeError, ValueError) as error:
-        # RuntimeError: links in a circle, before Python 3.13. ValueError: a zero byte in the folder's name.
+        # RuntimeError: a cycle of links, before Python 3.13. ValueError: a zero byte in the folder's name.
         raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not any(map(real.is_relative_to, (home, *_blobs(home)))):
         raise FileError(f"{path}: a link out of the model's folder, to {quote(str(real))}: copy the file here instead")
@@ -80,7 +80,7 @@ def open_file(folder: Path, name: str, limit: int | None = None) -> BinaryIO:
     """Open a regular file of at most `limit` bytes; raise FileError, MissingFileError."""
     real = regular_file(folder, name)
     try:
-        # Without waiting: the file could have been replaced by a FIFO since it was looked at.
+        # O_NONBLOCK: the file could have been replaced by a FIFO since the check.
         descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise FileError(f"{folder / name}: {error.strerror}") from error
@@ -107,7 +107,7 @@ def read_file(folder: Path, name: str, limit: int) -> bytes:
 
 
 def parse_object(content: bytes, path: Path) -> dict[str, Any]:
-    """Return a JSON object; raise FileError if `content` is something else or an object names a field twice."""
+    """Return a JSON object; raise FileError if `content` is not an object, or an object has duplicate names."""
     try:
         value = json.loads(content, object_pairs_hook=_without_duplicates)
     except RecursionError as error:
@@ -125,7 +125,7 @@ def read_object(folder: Path, name: str, limit: int) -> dict[str, Any]:
 
 
 def checked(schema: type[Schema], raw: dict[str, Any], path: Path) -> Schema:
-    """Return `raw` as a `schema`, where null means absent; raise FileError that names the first wrong field."""
+    """Validate `raw` as a `schema`, where null means absent; raise FileError that names the first invalid field."""
     try:
         return schema.model_validate({name: value for name, value in raw.items() if value is not None})
     except ValidationError as error:
@@ -143,6 +143,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         names: set[str] = set()
-        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{quote(twice)} is there twice")
+        duplicate = next(
+            name
+            for name, _ in pairs
+            if name in names or names.add(name)  # type: ignore[func-returns-value]
+        )
+        raise ValueError(f"duplicate name {quote(duplicate)}")
     return value

@@ -1,7 +1,7 @@
-"""`TlsFolder`: the certificates of one process, read from files and read again when they change.
+"""`TlsFolder`: the certificates of one process, read from files and reloaded when they change.
 
-The folder holds `tls.crt`, `tls.key` and `ca.crt`, as a kubernetes.io/tls Secret does. The certificates say who their
-owner is by names `<role>.<deployment identity>` (docs/contracts.md, section 6).
+The folder contains `tls.crt`, `tls.key` and `ca.crt`, as a kubernetes.io/tls Secret does. DNS names
+`<role>.<deployment identity>` in the certificates identify their owners (docs/contracts.md, section 6).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FILES = ("tls.crt", "tls.key", "ca.crt")
 MAX_FILE_BYTES = 1 << 20
 UNIX = "unix:"
 WAYS_OUT = (
-    "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if nobody else can reach the port "
+    "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if no other client can reach the port "
     "(docs/contracts.md, section 6)"
 )
-"""What a command without certificates on a TCP address says."""
+"""Remedy in the error of a command without certificates on a TCP address."""
 
 
 class TlsError(Exception):
-    """Certificates that cannot be used; the message names the folder or file, and what is wrong."""
+    """Certificates that cannot be used; the message names the folder or file, and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Certificate chain, key and CA certificates in PEM, and the deployment identity that the chain names."""
+    """Certificate chain, key and CA certificates in PEM, and the deployment identity in the chain."""
 
     chain: bytes
     key: bytes
@@ -48,7 +48,7 @@ class Certificates:
     identity: str
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context for servers that require a certificate of their clients."""
+        """Return a context for servers that require client certificates."""
         return _context(ssl.PROTOCOL_TLS_SERVER, self.chain, self.key, self.authorities)
 
     def client_context(self) -> ssl.SSLContext:
@@ -61,7 +61,7 @@ class Certificates:
 class TlsFolder:
     """The certificates of a process of `role`; raises TlsError if they cannot be used at the start.
 
-    If changed files cannot be used later, a log line says why and the previous certificates stay in use. Thread-safe.
+    If changed files cannot be used later, the reason is logged and the previous certificates stay in use. Thread-safe.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -72,26 +72,26 @@ class TlsFolder:
         self._current = self._read()
 
     def current(self) -> Certificates:
-        """Return the certificates, read again if the files have changed."""
+        """Return the certificates, reloaded if the files have changed."""
         with self._reading:
-            with contextlib.suppress(TlsError):  # a folder that is being changed: the next call sees it whole
+            with contextlib.suppress(TlsError):  # a change in progress: the next call sees all files
                 if (signature := self._sign()) != self._signature:
                     self._signature = signature
                     self._renew()
             return self._current
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that require a client's certificate and follow the files, handshake by handshake."""
+        """Return credentials that require a client certificate and use the current files for each handshake."""
         first = self.current()
         return grpc.dynamic_ssl_server_credentials(
             _configuration(first), self.configurations_after(first), require_client_authentication=True
         )
 
     def configurations_after(self, first: Certificates) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-        """Return what gRPC calls at the start of every handshake: a configuration if the files changed, else None."""
-        # A configuration makes gRPC replace the factory of its handshakers, which is not safe beside handshakes that
-        # are under way (https://github.com/grpc/grpc/issues/36693): with one for every connection, idle connections
-        # kill the process. This window stays open for the first handshake after a real rotation alone.
+        """Return gRPC's callback for every handshake: it returns a configuration if the files changed, else None."""
+        # A configuration makes gRPC replace the factory of its handshakers, which is not safe during other handshakes
+        # (https://github.com/grpc/grpc/issues/36693): with a configuration for every connection, idle connections
+        # crash the process. Here the race remains only for the first handshake after a rotation.
         last = first
         comparing = threading.Lock()
 
@@ -106,7 +106,7 @@ class TlsFolder:
         return configuration
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context for servers outside of gRPC that follows the files, handshake by handshake."""
+        """Return a context for servers outside of gRPC that uses the current files for each handshake."""
         first = self.current()
         newest = (first, first.server_context())
 
@@ -123,12 +123,12 @@ class TlsFolder:
     def _renew(self) -> None:
         try:
             self._current = self._read()
-            logger.info("%s: new certificates, for %s.%s", self._folder, self._role, self._current.identity)
+            logger.info("%s: reloaded certificates for %s.%s", self._folder, self._role, self._current.identity)
         except TlsError as error:
             logger.warning("%s; the previous certificates stay in use", error)
 
     def _sign(self) -> tuple[tuple[int, ...], ...]:
-        """Return a value that changes when a file does: device, inode, size and time of each; raise TlsError."""
+        """Return device, inode, size and time of each file, to detect changes; raise TlsError."""
         try:
             statuses = [(self._folder / name).stat() for name in FILES]
         except OSError as error:
@@ -148,7 +148,7 @@ class TlsFolder:
             names = _names(chain, key, authorities)
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
-            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not fit together: {reason}") from error
+            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not match: {reason}") from error
         identities = sorted({identity_of(name, self._role) for name in names} - {""})
         if len(identities) != 1:
             listed = ", ".join(names) or "none"
@@ -159,13 +159,13 @@ class TlsFolder:
 
 
 def identity_of(name: str, role: str) -> str:
-    """Return the deployment identity in a DNS name for `role`; empty if it is none."""
+    """Return the deployment identity in a DNS name for `role`; empty for any other name."""
     first, _, rest = name.lower().partition(".")
     return rest if first == role and "*" not in rest else ""
 
 
 def open_channel(address: str, tls: TlsFolder | None) -> grpc.aio.Channel:
-    """Open a channel to a worker, with the certificates of this moment. Unix sockets are private and stay plain."""
+    """Open a channel to a worker with the current certificates. Unix sockets are private and use no TLS."""
     if tls is None or address.startswith(UNIX):
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     now = tls.current()
@@ -186,7 +186,7 @@ def _context(protocol: int, chain: bytes, key: bytes, authorities: bytes) -> ssl
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authorities.decode("ascii"))
-    # ssl loads a key from a file only; this file is in memory, so that chain and key are those that were read.
+    # ssl loads keys only from files; an in-memory file guarantees that chain and key are the ones that were read.
     with open(os.memfd_create("orca-tls"), "wb") as file:
         file.write(chain + b"\n" + key)
         file.flush()
@@ -199,10 +199,10 @@ def _no_password() -> str:
 
 
 def _names(chain: bytes, key: bytes, authorities: bytes) -> list[str]:
-    """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not fit."""
-    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = _context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities).wrap_bio(ours, theirs)
-    server = _context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities).wrap_bio(theirs, ours, server_side=True)
+    """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not match."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = _context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities).wrap_bio(to_client, to_server)
+    server = _context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities).wrap_bio(to_server, to_client, server_side=True)
     for side in (client, server, client, server):
         with contextlib.suppress(ssl.SSLWantReadError):
             side.do_handshake()

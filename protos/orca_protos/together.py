@@ -1,4 +1,4 @@
-"""`together`: calls to several ranks or workers side by side, of whose errors only one is the cause."""
+"""`together`: concurrent calls to several ranks or workers, of whose errors only one is the cause."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ async def together(
     seconds: float,
     choose: Callable[[list[BaseException]], BaseException],
 ) -> list[Any]:
-    """Awaits `calls` and returns their results in order.
+    """Await `calls` concurrently and return their results in order.
 
-    A conclusive error ends the wait at once. After an error that another one may have caused, the wait for the other
-    calls lasts `seconds` at most. Raises what `choose` makes of the errors so far; calls under way are cancelled.
+    A conclusive error ends the wait immediately. After an error that another error may have caused, the other calls
+    have `seconds` to finish. Raises the error that `choose` returns for the errors so far; pending calls are cancelled.
     """
     loop = asyncio.get_running_loop()
     tasks = [asyncio.ensure_future(call) for call in calls]
@@ -24,8 +24,8 @@ async def together(
         errors: list[BaseException] = []
         pending, until = set(tasks), None
         while pending:
-            left = None if until is None else max(until - loop.time(), 0)
-            done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+            timeout = None if until is None else max(until - loop.time(), 0)
+            done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
             errors += [error for task in tasks if task in done and (error := task.exception()) is not None]
             if not done or any(map(is_conclusive, errors)):
                 break

@@ -67,9 +67,9 @@ def test_unknown_fields_are_ignored_and_named():
         (b'{"firstPart": {}}', "firstPart.name: Field required"),
         (b'{"firstPart": {"name": 1}}', "firstPart.name: "),
         (b"[]", "message: "),
-        (b"{", "message: no JSON"),
-        (b"\xff", "message: no JSON"),
-        (b"[" * 100_000, "message: no JSON"),
+        (b"{", "message: not JSON"),
+        (b"\xff", "message: not JSON"),
+        (b"[" * 100_000, "message: not JSON"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_the_field(text, words):
@@ -84,8 +84,8 @@ def test_each_unknown_field_is_logged_once(caplog):
         fields.log("sender", ["Whole.a"])
         fields.log("sender", ["Whole.a", "Whole.c\n"])
     assert [record.getMessage() for record in caplog.records] == [
-        "sender: fields that this version does not know are ignored: 'Whole.a, Whole.b'",
-        "sender: fields that this version does not know are ignored: 'Whole.c\\n'",
+        "sender: ignored fields unknown to this version: 'Whole.a, Whole.b'",
+        "sender: ignored fields unknown to this version: 'Whole.c\\n'",
     ]
 
 

@@ -130,7 +130,7 @@ def test_todays_master_takes_what_it_knows_of_a_newer_operators_message(caplog):
     with caplog.at_level(logging.WARNING):
         answers = call("PUT", routes.TOPOLOGY, newer, newer)
     assert [(answer.status_code, answer.json()["topology"]) for answer in answers] == [(200, topology)] * 2
-    (line,) = [record.getMessage() for record in caplog.records if "does not know" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "unknown to this version" in record.getMessage()]
     assert "'PipelineSpec.weight, Topology.quorum'" in line
     assert answers[0].json()["contractVersion"] == VERSION
 

@@ -194,7 +194,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config: not UTF-8": (text("config.json", b'{"a": "\xff"}'), "not JSON"),
     "config: deep": (text("config.json", '{"a":' * 150_000 + "1" + "}" * 150_000), "nested too deeply"),
     "config: a number of 100,000 digits": (text("config.json", '{"a": ' + "9" * 100_000 + "}"), "not JSON"),
-    "config: a name twice": (text("config.json", '{"vocab_size": 1, "vocab_size": 2}'), "'vocab_size' is there twice"),
+    "config: a name twice": (text("config.json", '{"vocab_size": 1, "vocab_size": 2}'), "duplicate name 'vocab_size'"),
     "config: 1 TiB": (sparse("config.json", 1 << 40), "at most 1048576 are read"),
     "config: a FIFO": (fifo("config.json"), "not a regular file"),
     "config: a socket": (listening, "not a regular file"),
