@@ -1,9 +1,9 @@
 """The spec of an OrcaDeployment (docs/api.md is generated from here; `api_status.py` has the status).
 
-`schema.py` makes structural schemas from these models, `crd.py` the CustomResourceDefinition from those;
-`validation.py` holds the rules over several fields. What is changed on pods is in `pod_settings.py`.
-Every field of the spec has an `Effect` in its annotation, or takes that of the object that contains it: whether a
-change recreates the pods, is live, waits for a later start, or is not acted on yet.
+`schema.py` derives structural schemas from these models, and `crd.py` the CustomResourceDefinition from the schemas;
+`validation.py` holds the rules over several fields, `pod_settings.py` the settings of pods.
+Every field of the spec declares an `Effect` in its annotation, or inherits that of the object that contains it: a
+change recreates the pods, is live, applies at a later start, or is not implemented yet.
 """
 
 from __future__ import annotations
@@ -25,123 +25,131 @@ Seconds = Annotated[int, Field(ge=1, le=86400)]
 
 
 class SecretKey(Part):
-    """One key of a Secret of the same namespace."""
+    """A key of a Secret in the same namespace."""
 
     name: Text = Field(description="Name of the Secret.")
-    key: Text = Field("token", description="Key in it.")
+    key: Text = Field("token", description="Key in the Secret.")
 
 
 class Cache(Part):
-    """Where a downloaded model is kept."""
+    """Cache of a downloaded model."""
 
     claim_name: Text | None = Field(
         None,
-        description="PersistentVolumeClaim that all pods share (ReadWriteMany on several nodes). Without one every pod "
+        description="PersistentVolumeClaim that all pods share (ReadWriteMany on several nodes). If unset, every pod "
         "downloads its own part into an emptyDir.",
     )
-    size_limit: Quantity | None = Field(None, description="Bound of the emptyDir.")
+    size_limit: Quantity | None = Field(None, description="Size limit of the emptyDir.")
 
 
 class Model(Part):
-    """The model that is served."""
+    """The model to serve."""
 
     uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
-        description="Where the model is: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, or file:///PATH for one inside the "
-        "images. s3:// and oci:// are reserved."
+        description="Location of the model: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, or file:///PATH for a model in "
+        "the images. s3:// and oci:// are reserved."
     )
-    name: Text | None = Field(None, description="Name in the API; the OrcaDeployment's name by default.")
+    name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
-    dtype: Dtype = Field("auto", description="Of weights and activations; auto is the checkpoint's.")
+    dtype: Dtype = Field("auto", description="Type of weights and activations; auto is the checkpoint's.")
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        None, description="Longest sequence in tokens; the model's own by default."
+        None, description="Maximum sequence length in tokens; the model's own by default."
     )
-    secret_ref: SecretKey | None = Field(None, description="Token for the hub.")
-    cache: Cache | None = Field(None, description="Where an hf:// model is kept.")
+    secret_ref: SecretKey | None = Field(None, description="Access token of the Hugging Face Hub.")
+    cache: Cache | None = Field(None, description="Cache of an hf:// model.")
 
 
 class Parallelism(Part):
-    """How one pipeline is cut; pods = pipelineParallelSize per pipeline, GPUs = tensorParallelSize per pod."""
+    """Partitioning of a pipeline: pipelineParallelSize pods per pipeline, tensorParallelSize GPUs per pod."""
 
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="Inter-layer partitions: StatefulSets, and pods of one pipeline."
+        1, description="Number of inter-layer partitions: StatefulSets, and pods of a pipeline."
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = Field(
-        1, description="Intra-layer partitions: GPUs of one worker pod."
+        1, description="Number of intra-layer partitions: GPUs of a worker pod."
     )
 
 
 class Autoscaling(Part):
     """Bounds and targets of automatic scaling."""
 
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Fewest pipelines.")
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Most pipelines.")
-    backend: Literal["hpa", "keda"] = Field("hpa", description="Who scales.")
-    target_queue_depth: Annotated[int, Field(ge=1)] = Field(8, description="Waiting requests per pipeline.")
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Minimum number of pipelines.")
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Maximum number of pipelines.")
+    backend: Literal["hpa", "keda"] = Field("hpa", description="Autoscaler.")
+    target_queue_depth: Annotated[int, Field(ge=1)] = Field(
+        8, description="Target number of waiting requests per pipeline."
+    )
     target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        80, alias="targetKVCacheUsagePercent", description="Share of the K/V slots that is held."
+        80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
     )
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        300, description="How long the load must stay low before a pipeline goes."
+        300, description="How long the load must stay low before a pipeline is removed."
     )
 
 
 class Scheduler(Part):
-    """Knobs of Algorithm 1."""
+    """Settings of the scheduler (the paper's Algorithm 1)."""
 
-    max_batch_size: Annotated[int, Field(ge=1, le=4096), Effect.LIVE] = Field(32, description="Requests per iteration.")
+    max_batch_size: Annotated[int, Field(ge=1, le=4096), Effect.LIVE] = Field(
+        32, description="Maximum number of requests per iteration."
+    )
     max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
-        4096, description="Requests that may wait; more are answered with 429."
+        4096, description="Maximum number of waiting requests; further requests get 429."
     )
     token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
-        2048, description="Input tokens per iteration; longer prompts run in chunks."
+        2048, description="Maximum number of input tokens per iteration; longer prompts are prefilled in chunks."
     )
     admission: Literal["reserve", "paged"] = Field(
-        "reserve", description="K/V slots for all tokens of a request at once, as in the paper, or on demand with "
-        "preemption."
+        "reserve", description="Allocation of K/V slots: for all tokens of a request at once (reserve, as in the "
+        "paper), or on demand with preemption (paged)."
     )  # fmt: skip
     kv_slots: Annotated[int, Field(ge=BLOCK_SIZE)] | None = Field(
-        None, description="K/V slots per pipeline, one per token; what fits by default."
+        None, description="K/V slots per pipeline, one per token; sized from free memory by default."
     )
 
 
 class RolloutStrategy(Part):
     """How a new revision replaces the old one, counted in pipelines."""
 
-    type: Literal["RollingUpdate", "Recreate"] = Field("Recreate", description="Recreate ends the old revision first.")
-    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Pipelines that may be missing.")
-    max_surge: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Pipelines that may be there in addition.")
+    type: Literal["RollingUpdate", "Recreate"] = Field(
+        "Recreate", description="Recreate deletes the old revision first."
+    )
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = Field(
+        1, description="Maximum number of unavailable pipelines."
+    )
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Maximum number of additional pipelines.")
 
 
 class RecoveryPolicy(Part):
-    """Bounds on failure and repair."""
+    """Timeouts and limits of failure recovery."""
 
     stall_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
-        300, description="Longest time of one iteration, start-up included."
+        300, description="Timeout of an iteration, start-up included."
     )
     recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
-        600, description="How long requests that were accepted wait for a lost pipeline to serve again."
+        600, description="How long accepted requests wait for a lost pipeline to recover."
     )
     node_failure_grace_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
-        60, description="After which pods of a dead node are replaced."
+        60, description="Time after which pods of a failed node are replaced."
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.NOT_YET] = Field(
-        10, description="Pipeline restarts per window."
+        10, description="Maximum number of pipeline restarts per window."
     )
-    restart_window_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(3600, description="The window.")
+    restart_window_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(3600, description="Length of the window.")
 
 
 class Communication(Part):
-    """How workers reach each other."""
+    """Communication between workers."""
 
-    backend: Backend = Field("nccl", description="nccl for GPUs; gloo is the CPU path.")
-    socket_interface: Text | None = Field(None, description="Network interface, the pod's first one by default.")
+    backend: Backend = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
+    socket_interface: Text | None = Field(None, description="Network interface; the pod's first by default.")
     rdma_resource: Text | None = Field(
-        None, description="Extended resource of RDMA devices, one per worker pod, such as rdma/hca."
+        None, description="Extended resource of RDMA devices, such as rdma/hca; every worker pod gets one device."
     )
     env: dict[str, Annotated[str, Field(max_length=rank_environment.MAX_VALUE_LENGTH)]] = Field(
         {},
-        description="Settings of NCCL, gloo and OpenMP in the rank processes, such as NCCL_DEBUG. Other variables, and "
-        "those that name a file, a library or an address to listen on, are refused.",
+        description="Environment variables of NCCL, gloo and OpenMP in the rank processes, such as NCCL_DEBUG. Other "
+        "variables, and variables that name a file, a library or a listen address, are rejected.",
     )
 
 
@@ -154,27 +162,27 @@ class PullSecret(Part):
 class ServiceSettings(Part):
     """The Service that clients use."""
 
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="See the Service API.")
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type of the Service.")
     annotations: Annotations = Field({}, description="Additional annotations.")
     labels: Labels = Field({}, description="Additional labels.")
 
 
 class Auth(Part):
-    """Who may use the API."""
+    """Authentication of clients."""
 
     api_key_secret_ref: SecretKey | None = Field(
         None,
-        description="Keys that clients send as bearer tokens, or `sha256:` and a digest, one per line. "
-        "The master follows changes of the Secret.",
+        description="API keys (bearer tokens), or `sha256:` and the digest of a key, one per line. "
+        "The master reloads the Secret when it changes.",
     )
 
 
 class IssuerReference(Part):
-    """An issuer of cert-manager."""
+    """A cert-manager issuer."""
 
-    name: Text = Field(description="Its name.")
+    name: Text = Field(description="Name of the issuer.")
     kind: Text = Field("Issuer", description="Issuer, ClusterIssuer, or the kind of an external issuer.")
-    group: Text = Field("cert-manager.io", description="The API group of that kind.")
+    group: Text = Field("cert-manager.io", description="API group of the kind.")
 
 
 class Tls(Part):
@@ -182,14 +190,14 @@ class Tls(Part):
 
     mode: Literal["selfSigned", "secret", "certManager", "off"] | None = Field(
         None,
-        description="Where certificates come from: the operator makes them (selfSigned), one Secret (secret), or "
-        'cert-manager (certManager); off is plaintext, in YAML only with quotes: "off". Unset is selfSigned for '
-        "revisions that begin with this version; a running revision stays as it is.",
+        description="Source of the certificates: the operator (selfSigned), a Secret (secret) or cert-manager "
+        '(certManager); "off" (with quotes in YAML) means plaintext. If unset, revisions created by this version use '
+        "selfSigned; a running revision does not change.",
     )
     secret_name: Annotated[str, Field(pattern=DNS_NAME, max_length=253)] | None = Field(
         None,
-        description="For mode secret: tls.crt, tls.key and ca.crt of all pods. The certificate has the DNS names "
-        "{master,worker,operator}.NAME.NAMESPACE.orca-serving.io.",
+        description="For mode secret: Secret with tls.crt, tls.key and ca.crt of all pods. The certificate needs the "
+        "DNS names {master,worker,operator}.NAME.NAMESPACE.orca-serving.io.",
     )
     issuer_ref: IssuerReference | None = Field(None, description="For mode certManager: the issuer.")
     enabled: Annotated[bool | None, Effect.NONE] = Field(
@@ -203,79 +211,85 @@ class Tls(Part):
 
 
 class NetworkPolicySettings(Part):
-    """Who may reach which port."""
+    """Network access to the pods."""
 
-    enabled: bool = Field(True, description="Restrict admin and worker ports to those who need them.")
+    enabled: bool = Field(True, description="Restrict admin and worker ports to ORCA's own pods.")
 
 
 class DisruptionBudget(Part):
     """Protection against voluntary evictions."""
 
-    enabled: bool = Field(False, description="Make a PodDisruptionBudget, unless there is only one pipeline.")
-    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Worker pods that may be evicted.")
+    enabled: bool = Field(False, description="Create a PodDisruptionBudget if replicas is at least 2.")
+    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="Maximum number of unavailable worker pods."
+    )
 
 
 class Monitoring(Part):
     """Scraping by Prometheus."""
 
-    enabled: bool = Field(False, description="Make a PodMonitor where the cluster serves that kind.")
-    labels: Labels = Field({}, description="Labels by which a Prometheus selects it.")
+    enabled: bool = Field(False, description="Create a PodMonitor if the cluster serves this kind.")
+    labels: Labels = Field({}, description="Labels of the PodMonitor, by which Prometheus selects it.")
 
 
 class Restart(Part):
     """Change `id` to recreate all pods."""
 
-    id: Annotated[str, Field(max_length=64)] = Field("", description="Any text: another one recreates all pods.")
+    id: Annotated[str, Field(max_length=64)] = Field("", description="Any text; a new value recreates all pods.")
 
 
 class Spec(Part):
-    """What is wanted."""
+    """The desired state."""
 
-    model: Annotated[Model, Effect.RESTARTS] = Field(description="The model that is served.")
-    parallelism: Annotated[Parallelism, Effect.RESTARTS] = Field(Parallelism(), description="How one pipeline is cut.")
+    model: Annotated[Model, Effect.RESTARTS] = Field(description="The model to serve.")
+    parallelism: Annotated[Parallelism, Effect.RESTARTS] = Field(
+        Parallelism(), description="Partitioning of a pipeline."
+    )
     replicas: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
-        1, description="Pipelines. Also set through the scale subresource."
+        1, description="Number of pipelines, also set through the scale subresource."
     )
     autoscaling: Annotated[Autoscaling | None, Effect.NOT_YET] = Field(None, description="Automatic scaling.")
-    scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Knobs of the scheduler.")
+    scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Settings of the scheduler.")
     rollout_strategy: Annotated[RolloutStrategy, Effect.NOT_YET] = Field(
         RolloutStrategy(), description="How a new revision replaces the old."
     )
     progress_deadline_seconds: Annotated[Seconds, Effect.LIVE] = Field(
-        1800, description="After which a deployment that is not ready is stuck."
+        1800, description="Time after which a deployment that is not ready counts as failed."
     )
     startup_timeout_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
-        1800, description="For pulling, downloading and loading of one pod."
+        1800, description="Timeout for image pull, download and loading of a pod."
     )
     drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.NEXT_REVISION] = Field(
-        30, description="For requests under way when pods end."
+        30, description="Timeout for in-flight requests when pods terminate."
     )
-    recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Bounds on failure and repair.")
+    recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Timeouts and limits of failure recovery.")
     communication: Annotated[Communication, Effect.RESTARTS] = Field(
-        Communication(), description="How workers reach each other."
+        Communication(), description="Communication between workers."
     )
     master: Annotated[MasterSettings, Effect.RESTARTS] = Field(MasterSettings(), description="The engine-master pod.")
     worker: Annotated[WorkerSettings, Effect.RESTARTS] = Field(WorkerSettings(), description="The worker pods.")
     image_pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Effect.RESTARTS] = Field(
-        "IfNotPresent", description="See the pod API."
+        "IfNotPresent", description="Pull policy of all images."
     )
-    image_pull_secrets: Annotated[list[PullSecret], Effect.RESTARTS] = Field([], description="See the pod API.")
+    image_pull_secrets: Annotated[list[PullSecret], Effect.RESTARTS] = Field(
+        [], description="Secrets with registry credentials."
+    )
     service: Annotated[ServiceSettings, Effect.LIVE] = Field(
         ServiceSettings(), description="The Service that clients use."
     )
-    auth: Annotated[Auth, Effect.RESTARTS] = Field(Auth(), description="Who may use the API.")
+    auth: Annotated[Auth, Effect.RESTARTS] = Field(Auth(), description="Authentication of clients.")
     tls: Annotated[Tls, Effect.RESTARTS] = Field(Tls(), description="Mutual TLS between the pods.")
     network_policy: Annotated[NetworkPolicySettings, Effect.LIVE] = Field(
-        NetworkPolicySettings(), description="Who may reach which port."
+        NetworkPolicySettings(), description="Network access to the pods."
     )
     pod_disruption_budget: Annotated[DisruptionBudget, Effect.LIVE] = Field(
         DisruptionBudget(), description="Protection against evictions."
     )
     monitoring: Annotated[Monitoring, Effect.LIVE] = Field(Monitoring(), description="Scraping by Prometheus.")
-    suspend: Annotated[bool, Effect.LIVE] = Field(False, description="No pods, everything else stays.")
+    suspend: Annotated[bool, Effect.LIVE] = Field(False, description="Delete the pods and keep all other objects.")
     restart: Annotated[Restart, Effect.RESTARTS] = Field(Restart(), description="Change `id` to recreate all pods.")
 
     @property
     def num_pipelines(self) -> int:
-        """Pipelines that are wanted now: none while suspended."""
+        """Desired number of pipelines, 0 while suspended."""
         return 0 if self.suspend else self.replicas

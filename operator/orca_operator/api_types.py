@@ -1,4 +1,4 @@
-"""What all models of the OrcaDeployment API are made of: the base class and the types of their scalars."""
+"""Base class and scalar types of all models of the OrcaDeployment API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Labels = dict[str, Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]]
-"""Labels of Kubernetes; validation.py has the rule for their keys."""
+"""Kubernetes labels; validation.py has the rule for their keys."""
 Annotations = dict[str, str]
 
 

@@ -1,7 +1,7 @@
 """`CertificateKeeper`: keeps the certificates of one OrcaDeployment's pods, and the operator's own, valid.
 
-A source of certificates is named by the Secret that a master mounts. For each source in use, by the wanted revision or
-by revisions that still run, the keeper reads the Secrets, writes what rotation.py plans, and provides the credentials
+A certificate source is identified by the Secret that a master mounts. For each source that the desired revision or a
+running revision uses, the keeper reads the Secrets, writes those that rotation.py returns, and provides the credentials
 with which the operator calls the source's master. The operator's key for `selfSigned` exists in memory only.
 """
 
@@ -20,11 +20,11 @@ from orca_operator.rotation import CA, Data, plan, read
 from orca_operator.validation import InvalidSpecError
 
 CHECK_INTERVAL = timedelta(seconds=60)
-"""Between two checks of valid Secrets: they are read by name, because the operator may not list Secrets."""
+"""Time between checks of valid Secrets, which are read by name: the operator has no permission to list Secrets."""
 
 
 class CertificateKeeper:
-    """Sources by the name of the Secret that a master mounts. Blocking."""
+    """Certificate sources by the name of the Secret that a master mounts. Methods block."""
 
     def __init__(self, executor: Executor, owner: Owner, propagation: timedelta) -> None:
         self._executor = executor
@@ -37,7 +37,7 @@ class CertificateKeeper:
         self.problems: dict[str, str] = {}
 
     def refresh(self, sources: set[str], request: str, now: datetime) -> None:
-        """Check the sources that are due; a new `request` asks for a new authority (rotation.py).
+        """Check the sources that are due; a new `request` starts a rotation of the authority (rotation.py).
 
         Raises ClusterError if the API server does not answer.
         """
@@ -52,7 +52,7 @@ class CertificateKeeper:
                 continue
             try:
                 settled = self._check(source, request, now)
-            except InvalidSpecError as error:  # the name is taken
+            except InvalidSpecError as error:  # the Secret of this name has another owner
                 settled, self.problems[source] = False, str(error)
             if settled:
                 self._checked[source] = now
@@ -62,7 +62,7 @@ class CertificateKeeper:
         self._checked.pop(source, None)
 
     def _check(self, source: str, request: str, now: datetime) -> bool:
-        """Check one source; return whether it may be left alone until CHECK_INTERVAL is over."""
+        """Check one source; return whether the next check may wait for CHECK_INTERVAL."""
         if source == names.own_secret(self._owner.name, names.MASTER):
             return self._keep_own(source, request, now)
         if source == names.issued(self._owner.name, names.MASTER):
@@ -70,16 +70,16 @@ class CertificateKeeper:
         else:
             secrets = dict.fromkeys((*ROLES, names.OPERATOR), source)
         contents = {name: self._executor.read_secret(self._owner.namespace, name) for name in set(secrets.values())}
-        wrong = [
+        problems = [
             f"Secret {name}: {reason}"
             for name in sorted(contents)
-            if (reason := self._wrong(contents[name], [role for role in secrets if secrets[role] == name], now))
+            if (reason := self._problem(contents[name], [role for role in secrets if secrets[role] == name], now))
         ]
-        self.problems[source] = "; ".join(wrong)
-        mine = contents[secrets[names.OPERATOR]]
-        if not wrong and mine is not None:
-            self.credentials[source] = self._credentials(KeyPair(mine[CERTIFICATE], mine[KEY]), mine[AUTHORITIES])
-        return not wrong
+        self.problems[source] = "; ".join(problems)
+        own = contents[secrets[names.OPERATOR]]
+        if not problems and own is not None:
+            self.credentials[source] = self._credentials(KeyPair(own[CERTIFICATE], own[KEY]), own[AUTHORITIES])
+        return not problems
 
     def _keep_own(self, source: str, request: str, now: datetime) -> bool:
         owner, secrets = self._owner, dict[str, Data]()
@@ -91,7 +91,7 @@ class CertificateKeeper:
         for part, data in writes.items():
             self._executor.write_secret(own_secret(owner, part, data))
         authority = read((secrets | writes)[CA])
-        assert authority is not None, "plan makes one"
+        assert authority is not None, "plan writes the authority if it does not exist"
         signer = authority.signer(now)
         own = self._own
         if own is None or is_due(own.certificate, now) or not is_signed_by(own.certificate, signer.certificate):
@@ -100,7 +100,7 @@ class CertificateKeeper:
         self.problems[source] = ""
         return not writes and not authority.is_changing
 
-    def _wrong(self, data: Mapping[str, bytes] | None, roles: list[str], now: datetime) -> str:
+    def _problem(self, data: Mapping[str, bytes] | None, roles: list[str], now: datetime) -> str:
         return "does not exist" if data is None else problem(data, [self._dns_name(role) for role in roles], now)
 
     def _dns_name(self, role: str) -> str:

@@ -1,7 +1,7 @@
 """X.509 certificates of one OrcaDeployment (RFC 5280, RFC 6125). Pure: the time is an argument, only keys are random.
 
-Pods know each other by DNS names that no server resolves: `ROLE.NAME.NAMESPACE.orca-serving.io` with the roles master,
-worker and operator (names.dns_name, docs/contracts.md, section 8). rotation.py decides when a certificate is issued.
+Pods authenticate each other by DNS names that no server resolves: `ROLE.NAME.NAMESPACE.orca-serving.io` with the roles
+master, worker and operator (names.dns_name, docs/contracts.md, section 8). rotation.py decides when to issue one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=90)
 RENEWED_AFTER = 2 / 3
-"""The part of a certificate's life after which the next one is issued."""
+"""Fraction of a certificate's lifetime after which it is renewed."""
 BACKDATED = timedelta(hours=1)
-"""Nodes whose clocks are behind accept a new certificate all the same."""
+"""Clock skew that nodes may have to accept a new certificate."""
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """Keys of a Secret of type kubernetes.io/tls, as cert-manager writes it."""
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -62,7 +62,7 @@ def issue(authority: KeyPair, dns_names: Sequence[str], now: datetime) -> KeyPai
     signer = load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A common name has at most 64 characters and identifies nobody: the DNS names do.
+    # A common name has at most 64 characters; peers are identified by the DNS names only.
     name, alternatives = _name(dns_names[0].partition(".")[0]), [x509.DNSName(dns_name) for dns_name in dns_names]
     builder = (
         _builder(name, issuer.subject, key, x509.random_serial_number(), now, LEAF_LIFE)
@@ -120,7 +120,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def is_due(certificate: bytes, now: datetime) -> bool:
-    """Whether the next certificate should be issued by now."""
+    """Whether a certificate is due for renewal."""
     parsed = x509.load_pem_x509_certificate(certificate)
     life = parsed.not_valid_after_utc - parsed.not_valid_before_utc
     return now >= parsed.not_valid_before_utc + RENEWED_AFTER * life
@@ -145,7 +145,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def belongs(pair: KeyPair) -> bool:
-    """Whether both parts are PEM, and the key is that of the certificate."""
+    """Whether both parts are PEM, and the key matches the certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         key = load_pem_private_key(pair.key, None)
@@ -165,8 +165,8 @@ def authorities(bundle: bytes) -> list[bytes]:
 
 def missing_names(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
     """Return the DNS names that a certificate lacks."""
-    there = _dns_names(certificate)
-    return [name for name in dns_names if name not in there]
+    present = _dns_names(certificate)
+    return [name for name in dns_names if name not in present]
 
 
 def _dns_names(certificate: bytes) -> list[str]:
@@ -179,7 +179,7 @@ def _dns_names(certificate: bytes) -> list[str]:
 
 
 def _other_deployments(certificate: bytes, dns_names: Sequence[str]) -> list[str]:
-    """Return the DNS names that give one of our roles in another deployment."""
+    """Return the DNS names that grant a role of `dns_names` in another deployment."""
     roles = {name.partition(".")[0] for name in dns_names}
     return [name for name in _dns_names(certificate) if name.partition(".")[0] in roles and name not in dns_names]
 
@@ -211,19 +211,19 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
 
 def _missing_usages(leaf: x509.Certificate) -> list[str]:
     try:
-        there = list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except x509.ExtensionNotFound:  # RFC 5280: for every purpose
+        present = list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:  # RFC 5280: valid for every purpose
         return []
-    words = {ExtendedKeyUsageOID.SERVER_AUTH: "server auth", ExtendedKeyUsageOID.CLIENT_AUTH: "client auth"}
-    return [words[usage] for usage in USAGES if usage not in there]
+    labels = {ExtendedKeyUsageOID.SERVER_AUTH: "server auth", ExtendedKeyUsageOID.CLIENT_AUTH: "client auth"}
+    return [labels[usage] for usage in USAGES if usage not in present]
 
 
 def _chains(leaf: x509.Certificate, intermediates: list[x509.Certificate], roots: list[x509.Certificate]) -> bool:
-    current, left = leaf, list(intermediates)
+    current, unused = leaf, list(intermediates)
     while not any(_issued(current, root) for root in roots):
-        above = next((candidate for candidate in left if _issued(current, candidate)), None)
-        if above is None:
+        issuer = next((candidate for candidate in unused if _issued(current, candidate)), None)
+        if issuer is None:
             return False
-        left.remove(above)
-        current = above
+        unused.remove(issuer)
+        current = issuer
     return True

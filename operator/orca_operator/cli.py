@@ -1,4 +1,4 @@
-"""`orca operator`: watches OrcaDeployments until a signal comes."""
+"""`orca operator`: watches OrcaDeployments until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _seconds(text: str) -> timedelta:
 
 
 async def run(namespaces: list[str], images: Images, liveness: str | None, propagation: timedelta) -> None:
-    """Run until SIGINT or SIGTERM; raise ClusterError without a cluster. No namespaces: all of them."""
+    """Watch `namespaces` (all if empty) until SIGINT or SIGTERM; raise ClusterError if no cluster is configured."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,7 +44,7 @@ async def run(namespaces: list[str], images: Images, liveness: str | None, propa
 
 
 def main(argv: list[str]) -> int:
-    """`orca operator`: exit code 0 after a signal, 1 without a cluster."""
+    """Run `orca operator`; return exit code 0 after a signal, 1 if no cluster is configured."""
     parser = OneLineParser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="namespace to watch, repeatable (the operator's own)"
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--worker-image", default="orca-worker:0.1.0", help="image of workers (orca-worker:0.1.0)")
     parser.add_argument(
         "--certificate-propagation", type=_seconds, default=PROPAGATION, metavar="SECONDS",
-        help="wait between the steps of replacing an authority, until every pod has the changed Secret (300)",
+        help="wait between the steps of a CA rotation, until every pod has the changed Secret (300)",
     )  # fmt: skip
     parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
     arguments = parser.parse_args(argv)

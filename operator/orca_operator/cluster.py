@@ -1,4 +1,4 @@
-"""`Cluster`: the only module that talks to the API server. Calls block; the reconciler runs them in threads."""
+"""`Cluster`: the only client of the API server. Calls block; the reconciler runs them in threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ API_VERSIONS = {
 
 
 class ClusterError(Exception):
-    """The API server refused or failed; `status` is the HTTP status, `message` its own words."""
+    """A failed call: `status` is the HTTP status (0 without a response), `message` the API server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -46,11 +46,11 @@ class ClusterError(Exception):
 
 
 class KindNotServedError(Exception):
-    """The cluster does not have this kind."""
+    """The API server does not serve this kind."""
 
 
 def connect() -> Cluster:
-    """Connect as a pod of the cluster, or with the user's kubeconfig; raise ClusterError."""
+    """Connect with the pod's service account, or with the user's kubeconfig; raise ClusterError."""
     try:
         try:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
@@ -63,16 +63,16 @@ def connect() -> Cluster:
 
 
 class Cluster:
-    """The API server. Every method raises ClusterError, and KindNotServedError for a kind that it does not know."""
+    """Client of the API server. Methods raise ClusterError, and KindNotServedError for a kind that is not served."""
 
     def __init__(self, dynamic: DynamicClient) -> None:
         self._dynamic = dynamic
         self._lock = threading.Lock()
         self._resources: dict[str, Any] = {}
-        self._looked: dict[str, float] = {}
+        self._discovered_at: dict[str, float] = {}
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """Return one object, None if it is not there."""
+        """Return one object, None if it does not exist."""
         try:
             return self._call(self._resource(kind).get, name=name, namespace=namespace)
         except ClusterError as error:
@@ -83,11 +83,11 @@ class Cluster:
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
         """Return the objects of one kind that carry the deployment's label."""
         selector = f"{DEPLOYMENT_LABEL}={deployment}"
-        found = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
-        return [{**item, "kind": kind} for item in found["items"]]
+        listing = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
+        return [{**item, "kind": kind} for item in listing["items"]]
 
     def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Apply an object on the server's side, as the one owner of the fields in it."""
+        """Apply an object by server-side apply, as the only owner of the fields in it."""
         metadata = manifest["metadata"]
         return self._call(
             self._resource(manifest["kind"]).server_side_apply,
@@ -99,7 +99,7 @@ class Cluster:
         )
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete an object if it is still that one; one that is gone is no error."""
+        """Delete an object if it still has this uid; a missing or replaced object is no error."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             self._call(self._resource(kind).delete, name=name, namespace=namespace, body=options)
@@ -108,7 +108,7 @@ class Cluster:
                 raise
 
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        """Merge `status` into an OrcaDeployment's; None removes a field."""
+        """Merge `status` into the status of an OrcaDeployment; None removes a field."""
         self._call(
             self._resource(KIND).status.patch,
             body={"status": status},
@@ -124,17 +124,18 @@ class Cluster:
         return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
 
     def _resource(self, kind: str) -> Any:
-        """Discovery is slow and not thread-safe: its answers are kept, that a kind is missing for ten minutes."""
+        """Return the resource of a kind from a cache (a missing kind for MISSING_SECONDS): discovery is slow, and not
+        thread-safe."""
         with self._lock:
             if kind not in self._resources or (
-                self._resources[kind] is None and time.monotonic() - self._looked[kind] > MISSING_SECONDS
+                self._resources[kind] is None and time.monotonic() - self._discovered_at[kind] > MISSING_SECONDS
             ):
                 self._resources[kind] = self._discover(kind)
-                self._looked[kind] = time.monotonic()
-            found = self._resources[kind]
-        if found is None:
+                self._discovered_at[kind] = time.monotonic()
+            resource = self._resources[kind]
+        if resource is None:
             raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}")
-        return found
+        return resource
 
     def _discover(self, kind: str) -> Any:
         try:
@@ -146,17 +147,17 @@ class Cluster:
 
     def _call(self, method: Any, **arguments: Any) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = method(**arguments, _request_timeout=CALL_SECONDS).to_dict()
+            response: dict[str, Any] = method(**arguments, _request_timeout=CALL_SECONDS).to_dict()
         except (DynamicApiError, ApiException) as error:
-            raise ClusterError(error.status or 0, _words(error)) from error
-        except Exception as error:  # urllib3 has no common ancestor for connection errors that is public
+            raise ClusterError(error.status or 0, _message(error)) from error
+        except Exception as error:  # urllib3 has no public base class of its connection errors
             if type(error).__module__.partition(".")[0] == "urllib3":
                 raise ClusterError(0, f"the API server does not answer: {error}") from error
             raise
-        return found
+        return response
 
 
-def _words(error: Any) -> str:
+def _message(error: Any) -> str:
     """Return the API server's own message."""
     try:
         return str(json.loads(error.body)["message"])

@@ -1,12 +1,12 @@
-"""The conditions of an OrcaDeployment (metav1.Condition). Pure: the previous status and the time come in.
+"""The conditions of an OrcaDeployment (metav1.Condition). Pure: the previous status and the time are arguments.
 
-`Ready` is the condition to read; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
+`Ready` summarizes the others; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
 while its status stays the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,29 +21,30 @@ from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
 
 CONDITIONS: Mapping[str, str] = {
-    "Ready": "every pipeline that is wanted serves, at the wanted revision",
-    "Available": "at least one pipeline serves: requests are answered",
+    "Ready": "every desired pipeline serves, at the spec's revision",
+    "Available": "at least one pipeline serves requests",
     "Progressing": "not ready yet, and within `progressDeadlineSeconds`",
-    "Degraded": "requests are answered, but not everything is as wanted",
-    "Failed": "a person has to act: the spec is invalid, or the deadline is over",
-    "ModelReady": "every pod has the model's files, as far as they are fetched",
-    "WorkersScheduled": "every worker pod has a node",
-    "PipelinesFormed": "every pipeline that is wanted serves",
-    "MasterServing": "the engine master takes requests",
-    "ScalingReady": "`replicas` and the scale subresource are acted on; False while `autoscaling` is set, which is not",
-    "TLSReady": "the pods of the serving revision speak mutual TLS; reason `PlaintextRevision`: the revision was made "
+    "Degraded": "requests are served, but the deployment does not match its spec",
+    "Failed": "manual action is needed: the spec is invalid, or the progress deadline is over",
+    "ModelReady": "no pod is downloading the model, and no download has failed",
+    "WorkersScheduled": "every worker pod is scheduled on a node",
+    "PipelinesFormed": "every desired pipeline serves",
+    "MasterServing": "the engine master accepts requests",
+    "ScalingReady": "`replicas` and the scale subresource take effect; False while `autoscaling` is set, which is not "
+    "implemented yet",
+    "TLSReady": "the pods of the serving revision use mutual TLS; reason `PlaintextRevision`: the revision was created "
     "before TLS was the default, and the next revision will use TLS",
-    "FullyApplied": "every field is acted on, the cluster serves every kind that is wanted, and the master carries out "
+    "FullyApplied": "every field is implemented, the cluster serves every required kind, and the master has applied "
     "every change",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a status is made from. `spec` and `revision` are None where the spec is invalid; `problem` says why.
+    """The input of a status. `spec` and `revision` are None if the spec is invalid; `problem` is the reason.
 
-    `certificates` is the Secret with the certificate of the wanted revision's master, "" for plaintext;
-    `certificate_problems` says, by the name of a master's Secret, why its certificates cannot be used.
+    `certificates` is the Secret with the certificate of the desired revision's master, "" for plaintext;
+    `certificate_problems` maps the name of a master's Secret to the reason why its certificates cannot be used.
     """
 
     name: str
@@ -61,41 +62,41 @@ class Situation:
 
 def make_conditions(
     situation: Situation,
-    wanted: int,
+    desired: int,
     available: int,
     master_ready: bool,
     serving_revision: str,
     previous: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return all conditions. `wanted` and `available` count pipelines; `previous` is the whole previous status."""
+    """Return all conditions. `desired` and `available` count pipelines; `previous` is the whole previous status."""
     now = situation.view.now
-    verdict = _verdict(situation, wanted, available, serving_revision)
-    states = _states(situation, verdict, wanted, available, master_ready, serving_revision, previous, now)
+    verdict = _verdict(situation, desired, available, serving_revision)
+    states = _states(situation, verdict, desired, available, master_ready, serving_revision, previous, now)
     return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
 
 
-def _verdict(situation: Situation, wanted: int, available: int, serving_revision: str) -> Diagnosis:
+def _verdict(situation: Situation, desired: int, available: int, serving_revision: str) -> Diagnosis:
     """Return the reason of `Ready`."""
     if situation.problem:
         return Diagnosis(Reason.INVALID_SPEC, situation.problem)
     assert situation.spec is not None
     assert situation.revision is not None
-    if not wanted:
+    if not desired:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
     lacking = situation.certificate_problems.get(situation.certificates, "")
     if lacking and situation.revision not in situation.view.observed.revisions():
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     if serving_revision != situation.revision:
-        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {serving_revision} ends, {situation.revision} follows")
-    if available >= wanted:
-        return Diagnosis(Reason.SERVING, f"{available} of {wanted} pipelines serve")
+        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {situation.revision} replaces {serving_revision}")
+    if available >= desired:
+        return Diagnosis(Reason.SERVING, f"{available} of {desired} pipelines serve")
     return diagnose(situation.view, situation.revision)
 
 
 def _states(
     situation: Situation,
     verdict: Diagnosis,
-    wanted: int,
+    desired: int,
     available: int,
     master_ready: bool,
     serving_revision: str,
@@ -115,19 +116,20 @@ def _states(
     deadline = Reason.PROGRESS_DEADLINE_EXCEEDED.value
     workers = observed.pods(names.WORKER)
     unscheduled = [pod for pod in workers if pod_condition(pod, "PodScheduled").get("status") != "True"]
-    enough = len(workers) >= wanted * (spec.parallelism.pipeline_parallel_size if spec else 1)
+    enough = len(workers) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
     scheduled = enough and not unscheduled
+    serving = f"{available} of {desired} pipelines serve"
     return {
         "Ready": (ready, reason, message),
-        "Available": (available > 0, reason if available else "NoPipelineServes", f"{available} of {wanted} serve"),
+        "Available": (available > 0, reason if available else "NoPipelineServes", serving),
         "Progressing": (
             (False, deadline, message) if overdue else (waiting, reason if waiting else "Complete", message)
         ),
         "Degraded": (available > 0 and not ready, reason, message),
         "Failed": (failed, deadline if overdue else reason, message),
         "ModelReady": _model_ready(situation),
-        "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"{len(unscheduled)} without a node"),
-        "PipelinesFormed": (wanted <= available, reason, f"{available} of {wanted} serve"),
+        "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
+        "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
         "ScalingReady": _scaling_ready(spec),
         "TLSReady": _tls_ready(situation, serving_revision),
@@ -163,12 +165,12 @@ def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
     if spec is None:
         return False, Reason.INVALID_SPEC.value, "the spec is invalid"
     if spec.autoscaling is not None:
-        return False, "NotYetActive", "spec.autoscaling is not acted on yet; spec.replicas is"
-    return True, "Scalable", "spec.replicas and the scale subresource are acted on"
+        return False, "NotYetActive", "spec.autoscaling is not implemented yet; spec.replicas takes effect"
+    return True, "Scalable", "spec.replicas and the scale subresource take effect"
 
 
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
-    """Read from the pods, not from the spec: a revision keeps the rendering that it began with."""
+    """Return TLSReady from the pods, not from the spec: a revision keeps the pod templates of its start."""
     spec, secrets = situation.spec, situation.view.observed.certificate_secrets()
     if spec is None and revision not in secrets:
         return False, Reason.INVALID_SPEC.value, situation.problem
@@ -176,11 +178,11 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     if lacking := situation.certificate_problems.get(secret):
         return False, Reason.CERTIFICATE_NOT_READY.value, lacking
     if secret:
-        return True, "MutualTLS", f"revision {revision} speaks mutual TLS with the certificates of Secret {secret}"
+        return True, "MutualTLS", f"revision {revision} uses mutual TLS with the certificates of Secret {secret}"
     if spec is not None and spec.tls.source == "off":
-        return False, "Off", f"spec.tls.mode is off: revision {revision} speaks plaintext"
-    hint = "a new value of spec.restart.id replaces it by a revision that speaks TLS"
-    return False, "PlaintextRevision", f"revision {revision} was made without TLS and keeps speaking plaintext; {hint}"
+        return False, "Off", f"spec.tls.mode is off: revision {revision} uses plaintext"
+    hint = "a new value of spec.restart.id replaces it by a revision with TLS"
+    return False, "PlaintextRevision", f"revision {revision} was created without TLS and stays in plaintext; {hint}"
 
 
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
@@ -188,12 +190,12 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, Reason.INVALID_SPEC.value, situation.problem
     if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET):
         fields = ", ".join(f"spec.{field}" for field in inactive)
-        return False, "NotYetActive", f"accepted, and not acted on by this version: {fields}"
+        return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
     if situation.not_applied:
         return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
-    return True, "Applied", "every field is acted on"
+    return True, "Applied", "every field takes effect"
 
 
 def _condition(
@@ -213,11 +215,11 @@ def _condition(
 
 
 def find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """One condition of a status, {} without it."""
-    found: Mapping[str, Any] = next((entry for entry in status.get("conditions", ()) if entry["type"] == kind), {})
-    return found
+    """Return a condition of a status, {} without it."""
+    entries: Iterable[Mapping[str, Any]] = status.get("conditions", ())
+    return next((entry for entry in entries if entry["type"] == kind), {})
 
 
 def rfc3339(moment: datetime) -> str:
-    """As the API writes times."""
+    """Return a time in the format of the Kubernetes API."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition and docs/api.md, made from the API's models: `python -m orca_operator.crd DIR`.
+"""Generates the CustomResourceDefinition and docs/api.md from the API's models: `python -m orca_operator.crd DIR`.
 
 `make crds` writes crds/, the page, and the charts' copies and schema; `make crds-legacy` the CRD without CEL rules, for
-servers before 1.25, which refuse the rules under server-side apply. A test holds the committed files against this.
+servers before 1.25, which reject the rules under server-side apply. A test compares the committed files with these.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLOSED_KEYS = (
     "description", "type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "required",
     "maxItems", "maxProperties", "anyOf",
 )  # fmt: skip
-"""Keys of a structural schema that plain JSON schema has, too."""
+"""Keys that structural schemas and plain JSON schema have in common."""
 POD_API = "operator/orca_operator/pod_api.json"
 OVERRIDES = frozenset({"affinity", "env", "initContainers", "tolerations", "volumeMounts", "volumes"})
-"""Fields of the pod API, whose own fields docs/api.md leaves to `kubectl explain`."""
+"""Fields of the pod API: docs/api.md omits their subfields, which `kubectl explain` shows."""
 
 
 def crd(with_rules: bool = True) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def crd(with_rules: bool = True) -> dict[str, Any]:
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "orca"},
-            # In every copy: helm must not delete the CRD, and every OrcaDeployment with it, whoever applied it last.
+            # In every copy: helm must never delete the CRD, because that deletes every OrcaDeployment.
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {
@@ -118,8 +118,8 @@ def page() -> str:
     lines = [
         "# The OrcaDeployment API",
         "",
-        "Made from `operator/orca_operator/api.py` by `make crds`. Group `orca-serving.io`, version `v1alpha1`, short "
-        "name `orca`.",
+        "Generated from `operator/orca_operator/api.py` by `make crds`. Group `orca-serving.io`, version `v1alpha1`, "
+        "short name `orca`.",
         "",
     ]
     for part in ("spec", "status"):
@@ -131,9 +131,9 @@ def page() -> str:
         lines.append("")
     lines += ["## Rules over several fields", ""]
     lines += [f"- `{where(rule)}` {rule.message}." for rule in RULES]
-    lines += ["", "## Accepted, and not acted on yet", ""]
+    lines += ["", "## Accepted, but not implemented yet", ""]
     lines += [f"- `{leaf.wire}`" for leaf in leaves(Spec) if leaf.effect is Effect.NOT_YET]
-    lines += ["", "While one of them is set, the condition `FullyApplied` is False and names it.", ""]
+    lines += ["", "While one of these fields is set, the condition `FullyApplied` is False and names it.", ""]
     lines += ["## Conditions", "", "| type | True when |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in CONDITIONS.items()]
     lines += ["", "## Reasons of `Ready`", "", "| reason | meaning |", "|---|---|"]
@@ -152,10 +152,10 @@ def _fields(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dic
 def _type(entry: dict[str, Any]) -> str:
     if "enum" in entry:
         return " \\| ".join(f"`{value}`" for value in entry["enum"])
-    found = str(entry.get("type", "object"))
+    text = str(entry.get("type", "object"))
     if "minimum" in entry:
-        found += f", {entry['minimum']} to {entry['maximum']}" if "maximum" in entry else f", from {entry['minimum']}"
-    return found
+        text += f", {entry['minimum']} to {entry['maximum']}" if "maximum" in entry else f", from {entry['minimum']}"
+    return text
 
 
 def _default(entry: dict[str, Any]) -> str:
@@ -164,7 +164,7 @@ def _default(entry: dict[str, Any]) -> str:
 
 
 def values_schema() -> dict[str, Any]:
-    """Return values.schema.json of charts/orca-model: its values are the fields of the spec, and two of its own."""
+    """Return values.schema.json of charts/orca-model: the fields of the spec and the chart's own values."""
     values = _closed(spec_schema())
     values["properties"] |= {
         "nameOverride": {"type": "string"},
@@ -175,7 +175,7 @@ def values_schema() -> dict[str, Any]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a structural schema as plain JSON schema that refuses the unknown fields that an API server would drop."""
+    """Return a structural schema as plain JSON schema that rejects unknown fields, which an API server would drop."""
     closed = {key: value for key, value in schema.items() if key in CLOSED_KEYS}
     if "items" in schema:
         closed["items"] = _closed(schema["items"])
@@ -189,7 +189,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def files() -> dict[str, str]:
-    """Return everything that is made from the API, by path below the repository's root."""
+    """Return the content of every generated file by its path below the repository's root."""
     return {
         POD_API: derive(),
         "crds/orcadeployment.yaml": dump(crd()),
@@ -205,7 +205,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--legacy"]:
         Path(arguments[1]).write_text(dump(crd(with_rules=False)))
         return 0
-    (Path(arguments[0]) / POD_API).write_text(derive())  # the others are made from this file
+    (Path(arguments[0]) / POD_API).write_text(derive())  # the other files are derived from this one
     for name, text in files().items():
         path = Path(arguments[0]) / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,9 +214,9 @@ def main(arguments: list[str]) -> int:
 
 
 def dump(manifest: dict[str, Any]) -> str:
-    """Return YAML with the note where it comes from."""
+    """Return YAML with a comment that names its source."""
     repeated = json.loads(json.dumps(manifest))  # else YAML would write shared parts as aliases
-    return "# Made by `make crds` from operator/orca_operator/api.py\n" + yaml.safe_dump(
+    return "# Generated by `make crds` from operator/orca_operator/api.py\n" + yaml.safe_dump(
         repeated, sort_keys=False, width=120
     )
 

@@ -1,8 +1,8 @@
 """Derives pod_api.json from the OpenAPI that Kubernetes publishes; part of `make crds`, never run by the operator.
 
-The published schemas come with the development dependency kubernetes-validate. They say names, types and required
-fields; what they say only in prose (enums, name syntax) is added from the tables below. A definition keeps its
-references to others; `pod_api.schema` resolves them.
+The published schemas come with the development dependency kubernetes-validate. They specify names, types and required
+fields; constraints that they give only in prose (enums, name syntax) are added from the tables below. A definition
+keeps its references to other definitions; `pod_api.schema` resolves them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from orca_operator import pod_api
 
 KUBERNETES = "1.36"
-"""The version whose schemas are used; unknown fields are kept where later versions are likely to add some."""
+"""Version of the schemas; unknown fields are kept where later versions are likely to add fields."""
 ROOTS = ("Affinity", "Container", "EnvVar", "Toleration", "Volume", "VolumeMount")
 DNS_LABEL: dict[str, Any] = {"pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 ENVIRONMENT_NAME: dict[str, Any] = {"pattern": pod_api.ENVIRONMENT_NAME}
@@ -64,21 +64,21 @@ ADDED: dict[tuple[str, str], dict[str, Any]] = {
     ("VolumeMount", "recursiveReadOnly"): {"enum": ["Disabled", "IfPossible", "Enabled"]},
     ("WeightedPodAffinityTerm", "weight"): WEIGHT,
 }
-"""By definition and field: what the API server of the core API checks beyond the published types."""
+"""By definition and field: checks of the API server beyond the published types."""
 SPECIAL = {"Quantity": QUANTITY, "IntOrString": INT_OR_STRING, "Time": {"type": "string"}}
 
 
 def derive() -> str:
     """Return pod_api.json: a definition per line, by the short names of the pod API."""
     published = _published()
-    found: dict[str, dict[str, Any]] = {}
-    wanted = list(ROOTS)
-    while wanted:
-        name = wanted.pop()
-        if name not in found:
-            found[name] = SPECIAL.get(name) or _definition(name, published[name])
-            wanted += _references(found[name])
-    lines = [f" {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
+    definitions: dict[str, dict[str, Any]] = {}
+    pending = list(ROOTS)
+    while pending:
+        name = pending.pop()
+        if name not in definitions:
+            definitions[name] = SPECIAL.get(name) or _definition(name, published[name])
+            pending += _references(definitions[name])
+    lines = [f" {json.dumps(name)}: {json.dumps(definitions[name])}" for name in sorted(definitions)]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -92,9 +92,9 @@ def first_sentence(text: str) -> str:
 def _published() -> dict[str, dict[str, Any]]:
     folder = resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{KUBERNETES}.0-local"
     definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
-    wanted = (".api.core.v1.", ".apimachinery.")
+    packages = (".api.core.v1.", ".apimachinery.")
     return {
-        name.rpartition(".")[2]: entry for name, entry in definitions.items() if any(part in name for part in wanted)
+        name.rpartition(".")[2]: entry for name, entry in definitions.items() if any(part in name for part in packages)
     }
 
 
@@ -106,7 +106,7 @@ def _definition(name: str, published: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converted(entry: dict[str, Any]) -> dict[str, Any]:
-    """One node: nulls left out (the API server drops them), references by short name, lists with keys kept."""
+    """Convert one node: drop nulls, as the API server does, and shorten references; keep the keys of lists."""
     converted: dict[str, Any] = {}
     if "description" in entry:
         converted["description"] = first_sentence(entry["description"])

@@ -1,7 +1,7 @@
-"""Why an OrcaDeployment is not ready: the worst cause first, in the words of the pod that has it. Pure.
+"""Diagnosis why an OrcaDeployment is not ready: the most severe cause, with the message of the pod. Pure.
 
 `look` diagnoses every pod once per pass; plan.py and status.py read the same `View`. `diagnose` adds the masters'
-reports and ranks the causes by how much a person has to do about them. Reasons are the closed list of orca_contract.
+reports and ranks the causes by severity. Reasons are the closed list in orca_contract.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from orca_operator.observe import (
 FETCH_CONTAINER = "fetch-model"
 GPU = "nvidia.com/gpu"
 MISTAKE_EXIT_CODE = 2
-"""A command of ORCA ends with it when an option, file or model does not fit."""
+"""Exit code of ORCA's commands for an invalid option, file or model."""
 LONGEST_MESSAGE = 800
 FEW_RESTARTS = 3
-"""A container that runs after fewer is being brought back, not crashing in a loop."""
+"""A running container with fewer restarts counts as recovering, not as crash-looping."""
 
 
 SEVERITY = {reason: rank for rank, reason in enumerate(list(Reason)[2:])}
-"""Worst first, in the order of the enum."""
+"""Most severe first, in the order of the enum."""
 
 PULL_REASONS = {
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable",
@@ -56,10 +56,10 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The deployment as one pass sees it.
+    """Snapshot of the deployment for one pass.
 
-    `diagnoses` has the cause for each pod that does not do its work, by the name of the pod. `now` is the time of the
-    pass: no decision of the pass reads a clock.
+    `diagnoses` maps the name of each pod that is not ready to the cause. `now` is the time of the pass: no decision
+    of the pass reads a clock.
     """
 
     observed: Observed
@@ -74,31 +74,31 @@ def look(observed: Observed, now: datetime) -> View:
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
-    """Return the cause that a person has to see first; among equals the first."""
+    """Return the most severe cause, the first of equal ones."""
     return min(diagnoses, key=lambda diagnosis: SEVERITY[diagnosis.reason], default=None)
 
 
 def diagnose(view: View, revision: str) -> Diagnosis:
     """Return the worst cause why `revision` does not serve yet."""
     observed = view.observed
-    # Workers first: among equal causes a master's is the less telling one, as it waits for them.
+    # Workers first: among equal causes, the worker's is more specific, because the master waits for workers.
     pods = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
     causes = [view.diagnoses[name_of(pod)] for pod in pods if name_of(pod) in view.diagnoses]
     report = observed.reports.get(revision)
     reported = diagnose_report(report) if report is not None else []
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
-        # A master that waits for a pod which is not there yet is no cause.
+        # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
-    return worst(causes + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being made")
+    return worst(causes + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause
-    """Return what keeps a pod from its work, None if nothing does."""
+    """Return why a pod is not ready, None if it is ready or terminating."""
     if is_ending(pod) or is_ready(pod):
         return None
     name, status = name_of(pod), pod.get("status", {})
     if status.get("reason") == "NodeLost" or pod_condition(pod, "Ready").get("reason") == "NodeStatusUnknown":
-        return _of(Reason.NODE_LOST, name, f"node {pod.get('spec', {}).get('nodeName', '')} does not answer")
+        return _of(Reason.NODE_LOST, name, f"node {pod.get('spec', {}).get('nodeName', '')} is unreachable")
     scheduled = pod_condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         message = scheduled.get("message", "")
@@ -113,8 +113,8 @@ def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cau
         if (diagnosis := _container(pod, container)) is not None:
             return diagnosis
     role = label(pod, ROLE_LABEL)
-    doing = "waits for workers that serve" if role == MASTER else "loads its weights, or waits for its pipeline"
-    return _of(Reason.LOADING_WEIGHTS, name, doing if _runs(pod) else "starts")
+    activity = "waits for its workers" if role == MASTER else "loads its weights, or waits for its pipeline"
+    return _of(Reason.LOADING_WEIGHTS, name, activity if _runs(pod) else "starts")
 
 
 def _runs(pod: Object) -> bool:
@@ -131,7 +131,7 @@ def _init_container(pod: Object, container: Object) -> Diagnosis | None:
         return _of(Reason.LOADING_WEIGHTS, name, f"init container {container['name']} runs")
     failed = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if failed and "running" not in state:
-        return _of(Reason.MODEL_DOWNLOAD_FAILED, name, _last_words(failed))
+        return _of(Reason.MODEL_DOWNLOAD_FAILED, name, _exit_message(failed))
     return _of(Reason.MODEL_DOWNLOADING, name, "downloads the model")
 
 
@@ -157,12 +157,12 @@ def _container(pod: Object, container: Object) -> Diagnosis | None:  # noqa: PLR
         return None
     if ended.get("reason") == "OOMKilled" and label(pod, ROLE_LABEL) != MASTER:
         limit = _limits(pod).get("memory", "unknown")
-        return _of(Reason.WORKER_OOM_KILLED, name_of(pod), f"killed for memory: its limit is {limit}")
+        return _of(Reason.WORKER_OOM_KILLED, name_of(pod), f"out of memory: the limit is {limit}")
     if label(pod, ROLE_LABEL) == MASTER and ended.get("exitCode") == MISTAKE_EXIT_CODE:
-        return _of(Reason.INVALID_SPEC, name_of(pod), _last_words(ended))
+        return _of(Reason.INVALID_SPEC, name_of(pod), _exit_message(ended))
     if "running" in state and int(container.get("restartCount", 0)) < FEW_RESTARTS:
-        return _of(Reason.RECOVERING, name_of(pod), f"was restarted: {_last_words(ended)}")
-    return _of(_crash_reason(pod), name_of(pod), _last_words(ended))
+        return _of(Reason.RECOVERING, name_of(pod), f"was restarted: {_exit_message(ended)}")
+    return _of(_crash_reason(pod), name_of(pod), _exit_message(ended))
 
 
 def _limits(pod: Object) -> Mapping[str, str]:
@@ -175,14 +175,14 @@ def _crash_reason(pod: Object) -> Reason:
     return Reason.MASTER_CRASH_LOOP if label(pod, ROLE_LABEL) == MASTER else Reason.WORKER_CRASH_LOOP
 
 
-def _last_words(ended: Mapping[str, object]) -> str:
+def _exit_message(ended: Mapping[str, object]) -> str:
     lines = [line for line in str(ended.get("message") or "").splitlines() if line.strip()]
-    said = lines[-1].strip() if lines else str(ended.get("reason") or "no message")
-    return f"exit code {ended.get('exitCode')}: {said}"
+    message = lines[-1].strip() if lines else str(ended.get("reason") or "no message")
+    return f"exit code {ended.get('exitCode')}: {message}"
 
 
 def diagnose_report(report: StateReport) -> list[Diagnosis]:
-    """Return what a master says about its pipelines that do not serve."""
+    """Return the causes that a master reports for pipelines that do not serve."""
     diagnoses = []
     for pipeline in report.pipelines:
         failure = pipeline.last_failure

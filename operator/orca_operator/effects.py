@@ -1,7 +1,7 @@
 """When a change of a field of the spec takes effect: `Effect`, declared in the field's annotation in api.py.
 
-A field without an effect of its own has the effect of the object that contains it. The revision of a spec
-(revision.py), the condition `FullyApplied` and the descriptions in the CRD follow these declarations.
+A field without an effect of its own inherits the effect of the object that contains it. The revision of a spec
+(revision.py), the condition `FullyApplied` and the descriptions in the CRD are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from pydantic import BaseModel
 
 
 class Effect(enum.Enum):
-    """What a change of a field does; the value ends the field's description (`kubectl explain`, docs/api.md)."""
+    """Effect of a changed field; the value is appended to its description (`kubectl explain`, docs/api.md)."""
 
     RESTARTS = "A change restarts the pods."
-    LIVE = "A change takes effect at once."
-    NEXT_START = "A change takes effect when the master starts next."
+    LIVE = "A change takes effect immediately."
+    NEXT_START = "A change takes effect at the master's next start."
     NEXT_REVISION = "A change takes effect with the next revision."
-    NOT_YET = "Not acted on yet."
+    NOT_YET = "Not implemented yet."
     NONE = "Has no effect."
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A field without fields of its own, or an optional object as a whole."""
+    """A field without subfields, or an optional object as a whole."""
 
     path: tuple[str, ...]
-    """Python's names, from the spec on."""
+    """Python names, starting at the spec."""
     wire: str
     """The path in YAML, such as `scheduler.maxBatchSize`."""
     effect: Effect
     default: Any
-    """The value that asks for nothing."""
+    """The value that counts as not set."""
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def leaves(model: type[BaseModel]) -> tuple[Leaf, ...]:
 
 
 def all_but(model: type[BaseModel], effect: Effect) -> dict[str, Any]:
-    """Return the leaves with any other effect, nested as pydantic's `exclude` takes them."""
+    """Return the leaves with any other effect, nested as pydantic's `exclude` expects."""
     nested: dict[str, Any] = {}
     for leaf in leaves(model):
         if leaf.effect is not effect:
@@ -58,7 +58,7 @@ def all_but(model: type[BaseModel], effect: Effect) -> dict[str, Any]:
 
 
 def fields_that_are_set(spec: BaseModel, effect: Effect) -> list[str]:
-    """Return the fields with an effect whose value is not the default, as users write them."""
+    """Return the YAML paths of the fields with this effect whose value is not the default."""
     return [
         leaf.wire
         for leaf in leaves(type(spec))

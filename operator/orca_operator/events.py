@@ -1,4 +1,4 @@
-"""Kubernetes Events of an OrcaDeployment: one when the reason of `Ready` changes, and when something is left out."""
+"""Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, or kinds that the cluster does not serve."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NORMAL = {
 
 
 class Announcer:
-    """Writes Events. An Event that cannot be written is logged: it is a courtesy."""
+    """Writes Events. A failed write is only logged."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def announce_change(self, resource: Object, status: Mapping[str, Any], previous: Mapping[str, Any]) -> None:
-        """Announces that `Ready` has another reason than before."""
+        """Write an Event if the reason of `Ready` has changed."""
         ready, before = find_condition(status, "Ready"), find_condition(previous, "Ready")
         if ready["reason"] != before.get("reason"):
             kind = "Normal" if ready["reason"] in {reason.value for reason in NORMAL} else "Warning"
@@ -61,4 +61,4 @@ class Announcer:
         try:
             self._cluster.create(event)
         except ClusterError as error:
-            logger.warning("%s/%s: no Event %s: %s", metadata["namespace"], metadata["name"], reason, error)
+            logger.warning("%s/%s: cannot write Event %s: %s", metadata["namespace"], metadata["name"], reason, error)

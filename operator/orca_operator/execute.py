@@ -1,8 +1,8 @@
-"""Carries actions out: the only writer. What is in place already is not written again.
+"""Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
-An object is written when its manifest differs from the one written last, or when somebody else changed it since: its
-generation (or resourceVersion, for kinds without one) is no longer the one that our write left behind. After a restart
-every object is applied once, which changes nothing where nothing differs.
+An object is written if its manifest differs from the last one written, or if another client has changed it since: its
+generation (or resourceVersion, for kinds without one) differs from the one after our write. After a restart every
+object is applied once, which changes nothing if nothing differs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from orca_operator.validation import InvalidSpecError
 logger = logging.getLogger(__name__)
 
 REFUSED = (400, 403, 409, 422)
-"""HTTP statuses that say "not like this": trying again changes nothing."""
+"""HTTP statuses of a rejected request: a retry is useless."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one pass did. `skipped`: kinds that the cluster does not serve."""
+    """Result of one pass. `skipped`: kinds that the cluster does not serve."""
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Executor:
-    """Writes the objects of one OrcaDeployment. Blocking."""
+    """Writes the objects of one OrcaDeployment. Methods block."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -47,9 +47,9 @@ class Executor:
         self._token = ""
 
     def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
-        """Carries actions out in order; those for a master are handed back in `puts`.
+        """Execute actions in order, except calls to a master, which are returned in `puts`.
 
-        Raises InvalidSpecError for a manifest that the API server refuses, ClusterError if it does not answer.
+        Raises InvalidSpecError for a manifest that the API server rejects, ClusterError if it does not answer.
         """
         outcome = Outcome()
         for action in actions:
@@ -63,7 +63,7 @@ class Executor:
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
-        """Return the admin token, made at first use; `fresh` reads the Secret again."""
+        """Return the admin token, created at first use; `fresh` reads the Secret again."""
         if self._token and not fresh:
             return self._token
         name = names.admin(context.name)
@@ -84,20 +84,20 @@ class Executor:
         return self._token
 
     def read_secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
-        """Return the content of a Secret, None if it is not there."""
+        """Return the content of a Secret, None if it does not exist."""
         secret = self._cluster.get("Secret", namespace, name)
         return None if secret is None else _content(secret)
 
     def read_own_secret(self, owner: Owner, name: str) -> dict[str, bytes] | None:
-        """Return the content of a Secret that the operator made, None if it is not there.
+        """Return the content of a Secret that the operator created, None if it does not exist.
 
-        Raises InvalidSpecError for a Secret of this name that is somebody else's.
+        Raises InvalidSpecError if a Secret of this name has another owner.
         """
         secret = self._cluster.get("Secret", owner.namespace, name)
         return None if secret is None or not self._claim(secret, owner) else _content(secret)
 
     def write_secret(self, manifest: dict[str, Any]) -> None:
-        """Make or change a Secret of the operator's own; raise InvalidSpecError if the API server refuses it."""
+        """Create or update one of the operator's Secrets; raise InvalidSpecError if the API server rejects it."""
         metadata = manifest["metadata"]
         try:
             self._cluster.apply(manifest)
@@ -114,12 +114,12 @@ class Executor:
         if live is not None and self._written.get((kind, name)) == (content, version(live)):
             return
         try:
-            if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or not ours
+            if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or of another owner
                 live = self._cluster.get(kind, context.namespace, name)
                 if live is not None and self._written.get((kind, name)) == (content, version(live)):
                     return
             if live is not None and (is_ending(live) or not self._claim(live, context)):
-                return  # its name is free soon
+                return  # the next pass creates it after the deletion
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -134,9 +134,9 @@ class Executor:
         self._written[(kind, name)] = (content, version(written))
 
     def _claim(self, live: Object, owner: Owner) -> bool:
-        """Return whether an object may be written; one that an earlier OrcaDeployment of the name left is deleted.
+        """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
 
-        Raises InvalidSpecError for one of somebody else's, which stays as it is.
+        Raises InvalidSpecError for an object of another owner, which is left unchanged.
         """
         if owner_uid(live) == owner.uid:
             return True
@@ -156,7 +156,7 @@ class Executor:
 
 
 def version(live: Mapping[str, Any]) -> str:
-    """Return a value that changes when somebody changes what we wrote, and not with the object's status alone."""
+    """Return a value that changes with the object's content, but not with its status alone."""
     metadata = live["metadata"]
     return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
 

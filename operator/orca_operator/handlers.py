@@ -1,4 +1,4 @@
-"""kopf handlers: turn watch events into keys of the reconciler's queue. They set no finalizers and no annotations."""
+"""kopf handlers: put the keys of watch events into the reconciler's queue, without finalizers or annotations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orca_operator.reconcile import Reconciler
 from orca_operator.store import WATCHED
 
 LOST_SECONDS = 300.0
-"""The liveness probe fails when the event loop has taken no turn for this long."""
+"""The liveness probe fails if the reconciler's loop has not run for this long."""
 
 
 def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
@@ -24,7 +24,7 @@ def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=registry)
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_via_client(**arguments)  # as cluster.connect has configured it
+        return kopf.login_via_client(**arguments)  # uses the configuration of cluster.connect
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:

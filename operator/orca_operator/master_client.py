@@ -1,7 +1,7 @@
 """Calls to the admin port of engine masters (docs/contracts.md, sections 6 and 8).
 
-A master whose pod mounts certificates speaks mutual TLS: the operator proves that it is `operator.IDENTITY`, and the
-master that it is `master.IDENTITY`, whatever the address of its pod.
+A master whose pod mounts certificates uses mutual TLS: the operator authenticates as `operator.IDENTITY`, and the
+master as `master.IDENTITY`, independent of the address of its pod.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from orca_contract.state import StateReport
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 3.0
-"""To connect, and between two parts of an answer."""
+"""Timeout to connect, and between two parts of a response."""
 ANSWER_SECONDS = 10.0
-"""For a whole call: the limit above starts anew with every byte."""
+"""Timeout of a whole call: CALL_SECONDS starts again with every byte."""
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """A report of 1,000 pipelines of 64 workers takes 7 MB."""
 MAX_QUOTED_CHARACTERS = 300
 
 
 class MasterError(Exception):
-    """A failed call; `status` is the HTTP status, 0 without an answer, 200 for an answer that is no state report."""
+    """A failed call; `status` is the HTTP status, 0 without a response, 200 for a response that is no state report."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class MasterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The operator's certificate, key and trusted authorities (PEM), and the DNS name of the masters they are for."""
+    """The operator's certificate, key and trusted authorities (PEM) for masters with the DNS name `server_name`."""
 
     certificate: bytes
     key: bytes
@@ -49,7 +49,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How to reach one master: host:port, bearer token, and credentials; None for a master that speaks plaintext."""
+    """Admin port of one master: host:port, bearer token, and credentials, None for a master without TLS."""
 
     address: str
     token: str
@@ -65,7 +65,7 @@ class MasterClient:
         self._unknown_fields = UnknownFields(logger)
 
     async def state(self, door: Door) -> StateReport:
-        """Return the answer to `GET /state`; raise MasterError."""
+        """Return the response to `GET /state`; raise MasterError."""
         return await self._call("GET", door, routes.STATE, None)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
@@ -84,7 +84,7 @@ class MasterClient:
         await self._plain.aclose()
 
     async def _client(self, credentials: Credentials | None) -> httpx.AsyncClient:
-        """Return the client for these credentials; changed ones close the connections made with the earlier ones."""
+        """Return the client for these credentials; connections with earlier credentials are closed."""
         if credentials is None:
             return self._plain
         known = self._secure.get(credentials.server_name)
@@ -116,33 +116,33 @@ class MasterClient:
             raise MasterError(f"{door.address}{path}: no answer within {ANSWER_SECONDS:.0f} s") from error
         except httpx.HTTPError as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
-        if not answer.is_success:  # also a redirect: the token is for this address alone
+        if not answer.is_success:  # redirects, too: the token must not be sent to another address
             text = content.decode(errors="replace")[:MAX_QUOTED_CHARACTERS]
             raise MasterError(f"{path}: {answer.status_code} {text}", answer.status_code)
         try:
             report, unknown = read(StateReport, content)
         except ValueError as error:
-            raise MasterError(f"{door.address}{path}: the answer is no state report: {error}", 200) from error
+            raise MasterError(f"{door.address}{path}: the response is not a state report: {error}", 200) from error
         self._unknown_fields.log(f"{door.address}{path}", unknown)
         return report
 
 
 async def _content(answer: httpx.Response) -> bytes:
-    """Read a body; raises MasterError for one of more than MAX_ANSWER_BYTES."""
+    """Read a body; raise MasterError for more than MAX_ANSWER_BYTES."""
     content = bytearray()
     async for part in answer.aiter_bytes():
         content += part
         if len(content) > MAX_ANSWER_BYTES:
-            raise MasterError(f"{answer.url.path}: the answer has more than {MAX_ANSWER_BYTES} bytes")
+            raise MasterError(f"{answer.url.path}: the response has more than {MAX_ANSWER_BYTES} bytes")
     return bytes(content)
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """Return a client's context; raise ssl.SSLError or ValueError for PEM that cannot be used."""
+    """Return a client's context; raise ssl.SSLError or ValueError for unusable PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=credentials.authorities.decode("ascii"))
-    # Python's ssl reads keys from files only. A file in memory leaves no key on a disk.
+    # Python's ssl reads keys from files only; an in-memory file keeps the key off the disk.
     file = os.memfd_create("operator-certificate")
     try:
         os.write(file, credentials.certificate + b"\n" + credentials.key)

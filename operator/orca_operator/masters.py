@@ -1,4 +1,4 @@
-"""`Masters`: reads what the masters of one OrcaDeployment report, and sends them changes of topology and scheduler."""
+"""`Masters`: reads the reports of one OrcaDeployment's masters, and sends them changes of topology and scheduler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Masters:
         self._attempts = Attempts()
 
     async def observe(self, key: Key, children: tuple[Object, ...], context: Context | None) -> Observed:
-        """Return the children and the reports of running masters; without a context no token is made."""
+        """Return the children and the reports of running masters; without a context no token is created."""
         observed = Observed(children)
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         reports: dict[str, StateReport] = {}

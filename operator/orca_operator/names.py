@@ -33,41 +33,41 @@ ADMIN_PORT = 8082
 WORKER_PORT = 50051
 
 LONGEST_NAME = 36
-"""So that every child's name and the labels made from it fit into 63 characters."""
+"""Bound that keeps every child's name, and labels derived from it, within 63 characters."""
 
 CERTIFICATE_VOLUME = "orca-tls"
-"""The volume with a pod's certificate; a pod without it speaks plaintext."""
+"""The volume with a pod's certificate; a pod without this volume uses plaintext."""
 ROTATE_ANNOTATION = f"{GROUP}/rotate-certificates"
-"""Of an OrcaDeployment: another value asks for a new certificate authority (`tls.mode: selfSigned`)."""
+"""Annotation of an OrcaDeployment; a new value requests a new certificate authority (`tls.mode: selfSigned`)."""
 
 
 def master(name: str, revision: str) -> str:
-    """Return the Deployment of a revision's engine master."""
+    """Return the name of the Deployment of a revision's engine master."""
     return f"{name}-{revision}-master"
 
 
 def partition(name: str, revision: str, index: int) -> str:
-    """Return the StatefulSet of a revision's inter-layer partition."""
+    """Return the name of the StatefulSet of a revision's inter-layer partition."""
     return f"{name}-{revision}-p{index}"
 
 
 def boot(name: str, revision: str) -> str:
-    """Return the ConfigMap that a revision's master starts with."""
+    """Return the name of the ConfigMap with the start-up files of a revision's master."""
     return f"{name}-{revision}-boot"
 
 
 def revision(name: str, revision_hash: str) -> str:
-    """Return the ControllerRevision with a revision's rendering."""
+    """Return the name of the ControllerRevision with a revision's rendering."""
     return f"{name}-{revision_hash}"
 
 
 def control(name: str) -> str:
-    """Return the headless Service that gives every pod a name."""
+    """Return the name of the headless Service that gives every pod a DNS name."""
     return f"{name}-control"
 
 
 def admin(name: str) -> str:
-    """Return the Secret with the admin port's token."""
+    """Return the name of the Secret with the admin port's token."""
     return f"{name}-admin"
 
 
@@ -77,14 +77,14 @@ def dns_name(role: str, name: str, namespace: str) -> str:
 
 
 def own_secret(name: str, part: str) -> str:
-    """Return a Secret that the operator makes for `tls.mode: selfSigned`: of the authority (`ca`) or of a role."""
+    """Return the name of a Secret of `tls.mode: selfSigned`: the authority's (`ca`) or a role's."""
     return f"{name}-tls-{part}"
 
 
 def issued(name: str, role: str) -> str:
-    """Return the Certificate of a role for `tls.mode: certManager`, and its Secret.
+    """Return the name of a role's Certificate for `tls.mode: certManager`, and of its Secret.
 
-    Another name than for `selfSigned`, so that a change of the mode leaves the Secret of pods that still run alone.
+    The name differs from `selfSigned`'s, so that a change of the mode does not overwrite the Secret of running pods.
     """
     return f"{name}-issued-{role}"
 
@@ -95,36 +95,36 @@ def pipeline_id(revision_hash: str, index: int) -> str:
 
 
 def worker_address(name: str, namespace: str, revision_hash: str, partition_index: int, pipeline: int) -> str:
-    """Where the controller of one pod listens: the pod's DNS name behind the headless Service."""
+    """Return the address of one pod's controller: the pod's DNS name behind the headless Service."""
     pod = f"{partition(name, revision_hash, partition_index)}-{pipeline}"
     return f"{pod}.{control(name)}.{namespace}.svc:{WORKER_PORT}"
 
 
 def labels(name: str, role: str | None = None) -> dict[str, str]:
-    """Labels of everything that belongs to a deployment, plus its role in it."""
-    found = {
+    """Return the labels of an object of a deployment, with its role if it has one."""
+    values = {
         NAME_LABEL: "orca",
         INSTANCE_LABEL: name,
         MANAGED_BY_LABEL: FIELD_MANAGER,
         DEPLOYMENT_LABEL: name,
     }
     if role is not None:
-        found |= {COMPONENT_LABEL: role, ROLE_LABEL: role}
-    return found
+        values |= {COMPONENT_LABEL: role, ROLE_LABEL: role}
+    return values
 
 
 def selector(name: str, role: str) -> dict[str, str]:
-    """Return the labels by which Services and policies select; never the revision."""
+    """Return the selector of Services and policies, which never includes the revision."""
     return {DEPLOYMENT_LABEL: name, ROLE_LABEL: role}
 
 
 def master_labels(name: str, revision_hash: str) -> dict[str, str]:
-    """Labels of a revision's master, its pod included."""
+    """Return the labels of a revision's master and its pod."""
     return labels(name, MASTER) | {REVISION_LABEL: revision_hash}
 
 
 def worker_labels(name: str, revision_hash: str, partition_index: int) -> dict[str, str]:
-    """Labels of a partition's StatefulSet, its pods included."""
+    """Return the labels of a partition's StatefulSet and its pods."""
     return labels(name, WORKER) | {PARTITION_LABEL: str(partition_index), REVISION_LABEL: revision_hash}
 
 
@@ -134,17 +134,17 @@ def master_selector(name: str, revision_hash: str) -> dict[str, str]:
 
 
 def worker_selector(name: str, revision_hash: str, partition_index: int) -> dict[str, str]:
-    """Return the immutable selector of a partition's StatefulSet; with the revision, else two of them would overlap."""
+    """Return the immutable selector of a partition's StatefulSet; without the revision, two selectors would overlap."""
     return {**selector(name, WORKER), PARTITION_LABEL: str(partition_index), REVISION_LABEL: revision_hash}
 
 
 def scale_selector(name: str) -> str:
-    """`status.selector` of the scale subresource: partition 0's pods, one per pipeline."""
-    wanted = {**selector(name, WORKER), PARTITION_LABEL: "0"}
-    return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+    """Return `status.selector` of the scale subresource: partition 0's pods, one per pipeline."""
+    selected = {**selector(name, WORKER), PARTITION_LABEL: "0"}
+    return ",".join(f"{key}={value}" for key, value in sorted(selected.items()))
 
 
 def deployment_of(meta: Mapping[str, Any]) -> str | None:
-    """Return the OrcaDeployment that an object's metadata names."""
-    found: str | None = (meta.get("labels") or {}).get(DEPLOYMENT_LABEL)
-    return found
+    """Return the OrcaDeployment that an object's labels name."""
+    deployment: str | None = (meta.get("labels") or {}).get(DEPLOYMENT_LABEL)
+    return deployment

@@ -1,6 +1,6 @@
-"""What is there: the raw children of one OrcaDeployment and its master's report as one frozen value. Pure.
+"""The observed state: the raw children of one OrcaDeployment and its masters' reports as one frozen value. Pure.
 
-Objects stay the API's own dictionaries; the functions here are the questions that the other modules ask them.
+Objects stay the API's own dictionaries; the other modules read them through the functions here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdminPort:
-    """`address` is host:port; `secret` the Secret with the master's certificate, "" if the master speaks plaintext."""
+    """`address` is host:port; `secret` the Secret with the master's certificate, "" for a master without TLS."""
 
     address: str
     secret: str
@@ -41,15 +41,15 @@ class Observed:
     reports: Mapping[str, StateReport] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Object]:
-        """Children of one kind, by name."""
+        """Return the children of one kind, sorted by name."""
         return sorted((child for child in self.children if child["kind"] == kind), key=name_of)
 
     def find(self, kind: str, name: str) -> Object | None:
-        """One child."""
+        """Return one child, None if it does not exist."""
         return next((child for child in self.of_kind(kind) if name_of(child) == name), None)
 
     def pods(self, role: str | None = None, revision: str | None = None) -> list[Object]:
-        """Pods of a role, of a revision, or all."""
+        """Return the pods of a role, of a revision, or all."""
         return [
             pod
             for pod in self.of_kind("Pod")
@@ -58,16 +58,16 @@ class Observed:
         ]
 
     def workers(self, revision: str, pipeline: int) -> list[Object]:
-        """Return the pods of one pipeline, by partition."""
-        found = [pod for pod in self.pods(WORKER, revision) if ordinal(pod) == pipeline]
-        return sorted(found, key=lambda pod: int(label(pod, PARTITION_LABEL)))
+        """Return the pods of one pipeline, sorted by partition."""
+        pods = [pod for pod in self.pods(WORKER, revision) if ordinal(pod) == pipeline]
+        return sorted(pods, key=lambda pod: int(label(pod, PARTITION_LABEL)))
 
     def stored_revisions(self) -> list[Object]:
-        """Return the ControllerRevisions of the OrcaDeployment; those of StatefulSets have the same labels."""
-        return [found for found in self.of_kind("ControllerRevision") if owner(found).get("kind") == KIND]
+        """Return the OrcaDeployment's own ControllerRevisions; those of its StatefulSets have the same labels."""
+        return [stored for stored in self.of_kind("ControllerRevision") if owner(stored).get("kind") == KIND]
 
     def revisions(self) -> set[str]:
-        """Revisions that have a master or workers."""
+        """Return the revisions that have a master or workers."""
         return {
             label(child, REVISION_LABEL)
             for kind in ("Deployment", "StatefulSet")
@@ -75,7 +75,7 @@ class Observed:
         }  # fmt: skip
 
     def master_is_ready(self, revision: str) -> bool:
-        """Whether a revision's master takes requests."""
+        """Whether a revision's master accepts requests."""
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))
 
     def admin_port(self, revision: str) -> AdminPort | None:
@@ -88,7 +88,7 @@ class Observed:
         return None
 
     def certificate_secrets(self) -> dict[str, str]:
-        """Return the Secret with the certificate of the master, by revision; "" of a revision that speaks plaintext."""
+        """Return the Secret with the certificate of the master, by revision; "" for plaintext."""
         return {
             label(deployment, REVISION_LABEL): certificate_secret(deployment["spec"]["template"]["spec"])
             for deployment in self.of_kind("Deployment")
@@ -96,9 +96,9 @@ class Observed:
 
 
 def certificate_secret(pod_spec: Object) -> str:
-    """Return the Secret with a pod's certificate, "" for a pod that speaks plaintext.
+    """Return the Secret with a pod's certificate, "" for a pod without TLS.
 
-    Read from the pod, not from the spec: a revision keeps the rendering that it began with.
+    Read from the pod, not from the spec: a revision keeps the pod templates of its start.
     """
     for volume in pod_spec.get("volumes") or []:
         if volume["name"] == CERTIFICATE_VOLUME:
@@ -107,12 +107,12 @@ def certificate_secret(pod_spec: Object) -> str:
 
 
 def name_of(child: Object) -> str:
-    """metadata.name"""
+    """Return metadata.name."""
     return str(child["metadata"]["name"])
 
 
 def label(child: Object, key: str) -> str:
-    """One label, "" without it."""
+    """Return a label's value, "" without the label."""
     return str((child["metadata"].get("labels") or {}).get(key, ""))
 
 
@@ -123,7 +123,7 @@ def ordinal(pod: Object) -> int:
 
 
 def is_ending(child: Object) -> bool:
-    """Whether it is being deleted."""
+    """Whether an object is being deleted."""
     return bool(child["metadata"].get("deletionTimestamp"))
 
 
@@ -139,7 +139,7 @@ def owner_uid(child: Object) -> str:
 
 
 def pod_condition(pod: Object, kind: str) -> Object:
-    """One condition of a pod, {} without it."""
+    """Return a condition of a pod, {} without it."""
     conditions = pod.get("status", {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
@@ -150,10 +150,10 @@ def is_ready(pod: Object) -> bool:
 
 
 def container_statuses(pod: Object, key: str = "containerStatuses") -> list[Object]:
-    """Statuses of containers, or of init containers with `initContainerStatuses`."""
+    """Return the statuses of containers, or of init containers for the key `initContainerStatuses`."""
     return list(pod.get("status", {}).get(key) or [])
 
 
 def restarts(pod: Object) -> int:
-    """Container restarts of a pod."""
+    """Return the number of container restarts of a pod."""
     return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))

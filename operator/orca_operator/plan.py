@@ -1,12 +1,13 @@
-"""What to do next, from what is wanted and what is there. Pure: `plan` returns actions, execute.py carries them out.
-The view has the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
+"""Plans the actions of a pass from desired and observed state. Pure: execute.py executes the actions.
+The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
-Every pass plans everything anew; nothing depends on which event started it. Order within a pass:
-1. what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
-2. a revision that is not wanted any more ends first, its pods included (`rolloutStrategy.type: Recreate`);
-3. then StatefulSets and Deployment of the wanted revision, and the live knobs of the running master;
-4. what is there and no longer wanted goes.
-A pipeline leaves the master's topology before its pods go, so that its requests move to the others first.
+Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
+1. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
+2. delete an outdated revision, its pods included, before the next step (`rolloutStrategy.type: Recreate`);
+3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
+4. delete children that are no longer desired.
+A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
+pipelines first.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PutTopology:
 
     @staticmethod
     def reported(report: StateReport) -> Topology | None:
-        """Return the part of a report that the change is about."""
+        """Return the part of a report that this change sets."""
         return report.topology
 
 
@@ -77,7 +78,7 @@ class PutScheduler:
 
     @staticmethod
     def reported(report: StateReport) -> SchedulerKnobs | None:
-        """Return the part of a report that the change is about."""
+        """Return the part of a report that this change sets."""
         return report.scheduler
 
 
@@ -88,7 +89,7 @@ Action = Apply | Delete | Put
 def plan(context: Context, view: View, has_certificates: bool = True) -> list[Action]:
     """Return the actions of one pass, in order.
 
-    A new revision waits for its certificates, and what ran before goes on meanwhile.
+    A new revision waits for its certificates; the previous revision runs meanwhile.
     """
     observed, pipelines = view.observed, context.spec.num_pipelines
     surroundings = _surroundings(context, observed, pipelines)
@@ -100,10 +101,10 @@ def plan(context: Context, view: View, has_certificates: bool = True) -> list[Ac
     if not ending:
         actions += [Apply(manifest) for manifest in workloads]
     actions += _live(context, observed, pipelines)
-    wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
+    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if (kind, name_of(child)) not in wanted and not is_ending(child):
+            if (kind, name_of(child)) not in desired and not is_ending(child):
                 actions.append(Delete(child))
     actions += [Delete(old) for old in surplus(observed, context.revision) if not is_ending(old)]
     return actions
@@ -124,7 +125,7 @@ def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[
 
 
 def _other_revisions(context: Context, observed: Observed) -> list[Object]:
-    """Workloads and pods of revisions that are not wanted any more."""
+    """Return the workloads and pods of outdated revisions."""
     return [
         child
         for kind in (*WORKLOADS, "Pod")
@@ -143,10 +144,10 @@ def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dic
 
 
 def _held_pipelines(context: Context, observed: Observed) -> int:
-    """Return how many pipelines the master may still use; their pods stay.
+    """Return how many pipelines the master may still use, whose pods must stay.
 
-    A running master that did not answer may use all that have pods: a timeout of one call must not end pods whose
-    pipeline is still in the topology.
+    A running master that did not answer may use every pipeline that has pods: a timeout of one call must not delete
+    pods whose pipeline is still in the topology.
     """
     report = observed.reports.get(context.revision)
     if report is not None:
@@ -164,7 +165,7 @@ def _held_pipelines(context: Context, observed: Observed) -> int:
 
 
 def unknown_to_master(context: Context, observed: Observed) -> list[str]:
-    """Return what the spec asks for and the running master is too old to know, as sentences."""
+    """Return a sentence for each field of the spec that the running master is too old to support."""
     report = observed.reports.get(context.revision)
     if report is None:
         return []
@@ -174,7 +175,7 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
 
 
 def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
-    """Brings a running master to the wanted topology and knobs, as far as a master of its version knows them."""
+    """Return the changes to the desired topology and scheduler settings that the master's version supports."""
     report = observed.reports.get(context.revision)
     if report is None:
         return []

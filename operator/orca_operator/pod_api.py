@@ -1,7 +1,7 @@
-"""The part of the pod API that an OrcaDeployment passes on, as structural schemas (pod_api.json; derive_pod_api.py).
+"""Structural schemas of the pod API's types that an OrcaDeployment contains (pod_api.json; derive_pod_api.py).
 
-`Container`, `EnvVar` and the others are the types that api.py gives its fields: plain dictionaries, whose schema in the
-CRD is the one of the pod API. `validation.parse` checks a spec against that same schema.
+`Container`, `EnvVar` and the other types annotate fields of api.py: plain dictionaries with the pod API's schema in the
+CRD. `validation.parse` checks a spec against the same schema.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 REFERENCE = "x-pod-api"
-"""Stands for a schema of this module until `schema.py` puts it in."""
+"""Placeholder for a schema of this module, which `schema.py` replaces."""
 OPEN = frozenset({"Affinity", "Container", "Volume"})
-"""Definitions below which unknown fields are kept: later versions of Kubernetes add some there."""
+"""Definitions below which unknown fields are kept, because later versions of Kubernetes add fields there."""
 KEYS: dict[str, list[str]] = {
     "Container": ["name"],
     "EnvVar": ["name"],
     "Volume": ["name"],
     "VolumeMount": ["mountPath"],
 }
-"""What tells the entries of a list apart, as in the pod API."""
+"""Keys that identify the entries of a list, as in the pod API."""
 ENVIRONMENT_NAME = r"^([-_a-zA-Z][-._a-zA-Z0-9]*|[.][-_a-zA-Z0-9][-._a-zA-Z0-9]*)$"
-"""Kubernetes takes almost any printable ASCII since 1.32; this is what every server since 1.20 takes."""
+"""Names that every server since 1.20 accepts; since 1.32 Kubernetes accepts almost any printable ASCII."""
 DESCRIBED_LEVELS = 3
-"""Fields below have no description: the CRD must stay below 200 KiB."""
+"""Deeper fields have no description: the CRD must stay below 200 KiB."""
 
 Affinity = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Affinity"})]
 Container = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Container"})]

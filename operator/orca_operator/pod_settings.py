@@ -1,6 +1,6 @@
-"""The part of the OrcaDeployment API that changes pods: resources, placement, volumes, environment, labels.
+"""Pod settings of the OrcaDeployment API: resources, placement, volumes, environment, labels.
 
-What is passed on to pods as it is has the types of `pod_api.py`.
+Fields that are copied into pods unchanged have the types of `pod_api.py`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Resources(Part):
 
 
 class PodSettings(Part):
-    """What may be changed on the pods of one kind. The user's settings win over ORCA's own."""
+    """Settings of the pods of one role, which override ORCA's own."""
 
     image: Text | None = Field(None, description="Image; the operator's default if unset.")
-    resources: Resources = Field(Resources(), description="Requests and limits; GPUs are added.")
+    resources: Resources = Field(Resources(), description="Requests and limits; the operator adds the GPUs of workers.")
     node_selector: Labels = Field({}, description="Labels that the node must have.")
     affinity: pod_api.Affinity = Field({}, description="Scheduling constraints, see Affinity of the pod API.")
     tolerations: list[pod_api.Toleration] = Field(
-        [], description="Taints that are tolerated, in addition to ORCA's own; see Toleration of the pod API."
+        [], description="Tolerations in addition to ORCA's own, see Toleration of the pod API."
     )
-    priority_class_name: Text | None = Field(None, description="See the pod API.")
-    runtime_class_name: Text | None = Field(None, description="See the pod API, such as nvidia.")
+    priority_class_name: Text | None = Field(None, description="PriorityClass of the pods.")
+    runtime_class_name: Text | None = Field(None, description="RuntimeClass of the pods, such as nvidia.")
     volumes: list[pod_api.Volume] = Field([], description="Additional volumes, see Volume of the pod API.")
     volume_mounts: list[pod_api.VolumeMount] = Field(
-        [], description="Where volumes are mounted, see VolumeMount of the pod API."
+        [], description="Additional volume mounts, see VolumeMount of the pod API."
     )
     init_containers: list[pod_api.Container] = Field(
         [], description="Containers that run before ORCA's own, see Container of the pod API."
@@ -52,11 +52,11 @@ class MasterSettings(PodSettings):
     """The master pod."""
 
     api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="Processes for HTTP and text beside the scheduler's; 0 makes them a thread of it."
+        0, description="Processes for HTTP and tokenization; 0 runs both in a thread of the scheduler's process."
     )
 
 
 class WorkerSettings(PodSettings):
     """Worker pods."""
 
-    shared_memory_size: Quantity = Field("8Gi", description="Bound of /dev/shm, which NCCL and ranks use.")
+    shared_memory_size: Quantity = Field("8Gi", description="Size limit of /dev/shm, which NCCL and the ranks use.")

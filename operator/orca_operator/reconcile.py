@@ -1,4 +1,4 @@
-"""`Reconciler`: one task per OrcaDeployment, which runs passes until the cluster is as the spec says.
+"""`Reconciler`: one task per OrcaDeployment, which runs passes until the cluster matches the spec.
 
 A pass: read the spec → observe children and masters → plan → execute → status. Any event about the OrcaDeployment or
 its children triggers a pass, and so does a timer. A pass is level-triggered: `enqueue` carries a key and no event.
@@ -47,13 +47,13 @@ PROPAGATION = timedelta(minutes=5)
 
 
 def utc_now() -> datetime:
-    """Return the current time, aware of its zone."""
+    """Return the current time, with its time zone."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What passes over one OrcaDeployment work with; another one of the same name gets its own."""
+    """Objects that the passes over one OrcaDeployment (one uid) use."""
 
     uid: str
     executor: Executor
@@ -63,7 +63,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Deployment:
-    """State of the OrcaDeployment of one name between passes: caches only, a restart may lose all of it."""
+    """State between the passes over the OrcaDeployment of one name: only caches, which a restart may lose."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class _Deployment:
 
 
 class Reconciler:
-    """All OrcaDeployments of the watched namespaces. Lives on one event loop."""
+    """Reconciles all OrcaDeployments of the watched namespaces, on one event loop."""
 
     def __init__(
         self,
@@ -211,24 +211,24 @@ class Reconciler:
         return True
 
     def _list(self, key: Key) -> list[Object]:
-        found: list[Object] = []
+        children: list[Object] = []
         for kind in WATCHED:
             with contextlib.suppress(KindNotServedError):
-                found += self._cluster.children(kind, *key)
-        return found
+                children += self._cluster.children(kind, *key)
+        return children
 
     @staticmethod
     async def _certify(
         keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str, now: datetime
     ) -> None:
-        """Check and renew the certificates of the wanted revision and of running revisions."""
+        """Check and renew the certificates of the desired revision and of running revisions."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, now)
 
     async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:
         skipped = tuple(sorted(outcome.skipped))
         for kind in set(skipped) - set(deployment.skipped):
-            message = f"this cluster does not serve {kind}: it is left out"
+            message = f"this cluster does not serve {kind}, which is skipped"
             await asyncio.to_thread(self._announcer.announce, resource, "Warning", "KindNotServed", message)
         deployment.skipped = skipped
 
@@ -237,8 +237,8 @@ class Reconciler:
     ) -> None:
         """Patch the status if it changed, and write an Event if the reason of Ready changed.
 
-        Servers before 1.30 refuse every status (422) while the stored spec is invalid under a newer CRD. Then only the
-        Event says why; one Event per generation is written.
+        Servers before 1.30 reject every status (422) while the stored spec is invalid under a newer CRD. Then only the
+        Event has the reason; one Event per generation is written.
         """
         if status == previous:
             return

@@ -1,8 +1,8 @@
-"""Revisions: what of a spec changes pods, as a hash, and the stored rendering of the pods. Pure.
+"""Revisions: the hash of a spec's fields that affect pods, and the stored rendering (workload specs). Pure.
 
-A revision is a whole engine (docs/contracts.md, section 7). The rendering is kept in a ControllerRevision and taken
+A revision is a whole engine (docs/contracts.md, section 7). The rendering is stored in a ControllerRevision and read
 from there afterwards, so that an operator of another version, which would render differently, restarts no pod
-(kuberay#2315). The hash leaves defaults out: a field that is new in the API changes no hash.
+(kuberay#2315). The hash omits defaults, so that new fields of the API change no hash.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ KEPT_REVISIONS = 5
 def revision_hash(spec: Spec) -> str:
     """Return the revision of a spec: the same for specs that need the same pods."""
     affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=all_but(Spec, Effect.RESTARTS))
-    said = {name: value for name, value in affecting.items() if value != {}}  # only live fields were set in it
-    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    fields = {name: value for name, value in affecting.items() if value != {}}  # {}: only live fields are set
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the master's Deployment and the StatefulSets of a revision: their specs as stored, or made now."""
+    """Return the master's Deployment and the StatefulSets of a revision, with stored specs if there are any."""
     deployment, stateful_sets = master_deployment(context), worker_stateful_sets(context)
     stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
     if stored is not None and (data := stored.get("data")):
         deployment["spec"] = data["deployment"]
-        for made, kept in zip(stateful_sets, data["statefulSets"], strict=True):
-            made["spec"] = kept
+        for stateful_set, spec in zip(stateful_sets, data["statefulSets"], strict=True):
+            stateful_set["spec"] = spec
     return deployment, stateful_sets
 
 
 def certificate_source(context: Context, observed: Observed) -> str:
-    """Return the Secret with the certificate of the revision's master, "" if its pods speak plaintext."""
+    """Return the Secret with the certificate of the revision's master, "" if its pods use plaintext."""
     deployment, _ = rendering(context, observed)
     return certificate_secret(deployment["spec"]["template"]["spec"])
 
 
 def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
-    """Return the object that stores a revision's rendering, numbered after the ones that are there."""
+    """Return the object that stores a revision's rendering, numbered after the existing ones."""
     existing = observed.find("ControllerRevision", names.revision(context.name, context.revision))
-    highest = max((int(found.get("revision", 0)) for found in observed.stored_revisions()), default=0)
+    highest = max((int(stored.get("revision", 0)) for stored in observed.stored_revisions()), default=0)
     deployment, stateful_sets = rendering(context, observed)
     return {
         "apiVersion": "apps/v1",
@@ -61,12 +61,12 @@ def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
             names.labels(context.name) | {names.REVISION_LABEL: context.revision},
         ),
         "revision": existing["revision"] if existing else highest + 1,
-        "data": {"deployment": deployment["spec"], "statefulSets": [made["spec"] for made in stateful_sets]},
+        "data": {"deployment": deployment["spec"], "statefulSets": [each["spec"] for each in stateful_sets]},
     }
 
 
 def surplus(observed: Observed, current: str) -> list[Object]:
-    """Return the oldest ControllerRevisions beyond the ones that are kept, never the current one's."""
-    others = [found for found in observed.stored_revisions() if label(found, names.REVISION_LABEL) != current]
-    others.sort(key=lambda found: (int(found.get("revision", 0)), name_of(found)))
+    """Return the oldest ControllerRevisions beyond KEPT_REVISIONS, never that of the current revision."""
+    others = [stored for stored in observed.stored_revisions() if label(stored, names.REVISION_LABEL) != current]
+    others.sort(key=lambda stored: (int(stored.get("revision", 0)), name_of(stored)))
     return others[: max(0, len(others) - (KEPT_REVISIONS - 1))]

@@ -1,15 +1,15 @@
-"""When a deployment's own authority and certificates are made anew (`tls.mode: selfSigned`). Pure.
+"""Rotation of a deployment's own authority and certificates (`tls.mode: selfSigned`). Pure.
 
-`plan` takes the Secrets as they are and returns those to write; every step follows from what the Secrets hold, so that
-an operator that ends between two writes goes on where it stopped. Pods notice a changed Secret within `propagation`
-(the kubelet's sync), each at another time, so an authority is replaced in four steps:
+`plan` reads the current Secrets and returns those to write; every step depends only on the Secrets' content, so that
+an operator that ends between two writes continues after its restart. Pods see a changed Secret within `propagation`
+(the kubelet's sync), at different times, so an authority is replaced in four steps:
 
-1. a next authority is made; ca.crt of every Secret lists both, certificates stay;
-2. `propagation` after all Secrets had that list, the next authority becomes the current one: new certificates;
+1. a next authority is created; ca.crt of every Secret lists both, certificates stay;
+2. `propagation` after all Secrets have that list, the next authority becomes current and issues new certificates;
 3. ca.crt still lists the previous authority, for pods that have not read their new certificate yet;
-4. `propagation` after all Secrets had their new certificate, the previous authority is dropped.
+4. `propagation` after all Secrets have their new certificate, the previous authority is dropped.
 
-So certificates that two pods hold at the same time always trust each other.
+Any two pods can therefore verify each other's certificates at all times.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Data = Mapping[str, bytes]
 CA = "ca"
 NEXT_CERTIFICATE, NEXT_KEY, PREVIOUS = "next.crt", "next.key", "previous.crt"
 SINCE, REQUEST = "since", "request"
-"""Further keys of the authority's Secret: when all Secrets had what a step wrote; the last request for a rotation."""
+"""Further keys of the authority's Secret: when all Secrets had the content of a step; the last rotation request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The content of the authority's Secret; at most one of `upcoming` and `previous` is there."""
+    """The content of the authority's Secret; at most one of `upcoming` and `previous` is set."""
 
     current: KeyPair
     upcoming: KeyPair | None = None
@@ -54,16 +54,16 @@ class Authority:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a step of its replacement is still to come."""
+        """Whether its replacement is in progress."""
         return self.upcoming is not None or bool(self.previous)
 
     @property
     def bundle(self) -> bytes:
-        """ca.crt of every Secret."""
+        """Return ca.crt of every Secret."""
         return self.current.certificate + (self.upcoming.certificate if self.upcoming else b"") + self.previous
 
     def signer(self, now: datetime) -> KeyPair:
-        """Return the pair that signs: the next one only where the current one cannot (key lost, expired)."""
+        """Return the signing pair: the next one only if the current one cannot sign (key lost, expired)."""
         usable = self.current.key and not is_expired(self.current.certificate, now)
         return self.current if usable or self.upcoming is None else self.upcoming
 
@@ -83,7 +83,7 @@ def plan(
     """Return the Secrets to write, in this order; empty if nothing has to change.
 
     `secrets`: the authority's Secret under CA, and the Secrets of the roles in `dns_names`, as far as they exist. A
-    `request` that is not empty and differs from the last one asks for a new authority.
+    non-empty `request` that differs from the last one starts a rotation.
     """
     stored = read(secrets.get(CA, {}))
     leaves = {role: secrets.get(role, {}) for role in dns_names}
@@ -135,8 +135,8 @@ def _data(authority: Authority) -> Data:
 def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Authority:
     """Return an authority for a deployment without one.
 
-    Where certificates of a lost authority are there, pods hold them: the lost one is the current one, without its key,
-    and a next one takes over in the usual steps.
+    If certificates of a lost authority exist, pods use them: the lost authority stays current, without its key, and a
+    next one replaces it in the usual steps.
     """
     for leaf in leaves.values():
         if not belongs(_pair(leaf)):
@@ -150,11 +150,10 @@ def _recovered(leaves: Mapping[str, Data], now: datetime, request: str) -> Autho
 def _advanced(
     authority: Authority, leaves: Mapping[str, Data], now: datetime, request: str, propagation: timedelta
 ) -> Authority:
-    """Return the next step, if it is time for one."""
+    """Return the authority after the next step if the step is due, else unchanged."""
     if not authority.is_changing:
-        asked = request not in ("", authority.request)
-        wanted = asked or is_due(authority.current.certificate, now)
-        return replace(authority, upcoming=make_authority(now), request=request) if wanted else authority
+        due = request not in ("", authority.request) or is_due(authority.current.certificate, now)
+        return replace(authority, upcoming=make_authority(now), request=request) if due else authority
     if not _settled(authority, leaves):
         return replace(authority, since=None)
     if authority.since is None:
@@ -168,7 +167,7 @@ def _advanced(
 
 
 def _settled(authority: Authority, leaves: Mapping[str, Data]) -> bool:
-    """Whether every Secret has the content that the present step writes; pods have it `propagation` later."""
+    """Whether every Secret has the content of the present step; pods have it `propagation` later."""
     if authority.upcoming is not None:
         return all(leaf.get(AUTHORITIES) == authority.bundle for leaf in leaves.values())
     return all(_is_of(leaf, authority.current) for leaf in leaves.values())
@@ -179,15 +178,15 @@ def _is_of(leaf: Data, pair: KeyPair) -> bool:
 
 
 def _leaf(leaf: Data, dns_name: str, authority: Authority, now: datetime) -> Data:
-    """Return what a role's Secret should hold: the certificate in it as long as that one is good."""
+    """Return the desired content of a role's Secret; a certificate that is still valid is kept."""
     pair = _pair(leaf)
-    good = (
+    valid = (
         belongs(pair)
         and not missing_names(pair.certificate, [dns_name])
         and not is_due(pair.certificate, now)
         and authority.signed(pair.certificate)
     )
-    if not good:
+    if not valid:
         pair = issue(authority.signer(now), [dns_name], now)
     return {CERTIFICATE: pair.certificate, KEY: pair.key, AUTHORITIES: authority.bundle}
 

@@ -1,4 +1,4 @@
-"""Structural schemas of spec and status, made from the models in api.py and api_status.py.
+"""Structural schemas of spec and status, derived from the models in api.py and api_status.py.
 
 The CRD, the chart's values.schema.json and the operator's own check of a spec (validation.py) all use them.
 """
@@ -79,8 +79,8 @@ def _list(items: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_whole_default(node: dict[str, Any]) -> dict[str, Any]:
-    """Write the default of an object out in full: the API server holds a default against the rules of its object
-    before the defaults of its fields fill it. Empty lists and strings are no defaults: their absence says the same."""
+    """Expand the default of an object: the API server checks a default against the object's rules before the defaults
+    of its fields fill it. Drop empty lists and strings as defaults, which mean the same as an absent value."""
     default = node.get("default")
     if isinstance(default, dict):
         return node | {"default": defaulted({}, node)}

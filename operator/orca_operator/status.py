@@ -1,7 +1,7 @@
-"""The status of an OrcaDeployment from what is there. Pure: the previous status and the time come in.
+"""The status of an OrcaDeployment from the observed state. Pure: the previous status and the time are arguments.
 
-conditions.py has the conditions, this file all the rest: counts, revisions and a line for each pipeline. An unchanged
-status is equal to the previous one, and nothing is written.
+conditions.py has the conditions, this file all other fields: counts, revisions and an entry for each pipeline. A status
+that equals the previous one is not written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     spec, observed = situation.spec, situation.view.observed
     serving_revision = _serving_revision(situation, previous)
     pipelines = _pipelines(situation, serving_revision)
-    wanted = spec.num_pipelines if spec is not None else 0
+    desired = spec.num_pipelines if spec is not None else 0
     serving = sum(pipeline["phase"] == PipelinePhase.SERVING for pipeline in pipelines)
     master_ready = bool(serving_revision) and observed.master_is_ready(serving_revision)
     available = serving if master_ready else 0
@@ -43,23 +43,23 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
-    status["conditions"] = make_conditions(situation, wanted, available, master_ready, serving_revision, previous)
-    found: dict[str, Any] = _without_empty(status)
-    return found
+    status["conditions"] = make_conditions(situation, desired, available, master_ready, serving_revision, previous)
+    compact: dict[str, Any] = _without_empty(status)
+    return compact
 
 
 def _without_empty(value: Any) -> Any:
-    """Leaves empty strings out: an API server of 1.20 reads them as null and refuses the whole status."""
+    """Drop empty strings: an API server of 1.20 reads them as null and rejects the whole status."""
     if isinstance(value, dict):
         return {key: _without_empty(entry) for key, entry in value.items() if entry != ""}
     return [_without_empty(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
-    """Return the revision whose pods are there: the wanted one, or the one that it replaces."""
-    there = situation.view.observed.revisions()
+    """Return the revision that has workloads: the desired one, or the one that it replaces."""
+    existing = situation.view.observed.revisions()
     current = str(previous.get("currentRevision", ""))
-    if situation.revision is not None and (situation.revision in there or current not in there):
+    if situation.revision is not None and (situation.revision in existing or current not in existing):
         return situation.revision
     return current
 
@@ -71,7 +71,7 @@ def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
     indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)}
     if situation.spec is not None and situation.revision == revision:
         indices |= set(range(situation.spec.num_pipelines))
-    found = []
+    pipelines = []
     for index in sorted(indices):
         report = reported.get(names.pipeline_id(revision, index))
         pods = observed.workers(revision, index)
@@ -86,8 +86,8 @@ def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
         }
         if report is not None and report.last_failure is not None:
             pipeline["lastFailure"] = _last_failure(report.last_failure)
-        found.append(pipeline)
-    return found
+        pipelines.append(pipeline)
+    return pipelines
 
 
 def _last_failure(failure: FailureReport) -> dict[str, Any]:

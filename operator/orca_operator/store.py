@@ -1,7 +1,7 @@
-"""`Store`: the children of all OrcaDeployments as the watches last showed them.
+"""`Store`: cache of the children of all OrcaDeployments, updated by watches.
 
-Watches tell of every change, but a watch that was interrupted may have missed a deletion: a deployment's children are
-listed anew when it is first seen, and every RELIST_SECONDS after that.
+An interrupted watch may miss a deletion: a deployment's children are listed again when the deployment is first seen,
+and every RELIST_SECONDS after that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WATCHED = (
     "Pod", "Service", "ConfigMap", "ServiceAccount", "Deployment", "StatefulSet", "ControllerRevision", "NetworkPolicy",
     "PodDisruptionBudget", "PodMonitor", "Certificate",
 )  # fmt: skip
-"""Of kinds that a cluster does not serve kopf says so once, and watches the others."""
+"""kopf logs once that a cluster does not serve a kind, and watches the other kinds."""
 
 Key = tuple[str, str]
 """Namespace and name of an OrcaDeployment."""
@@ -29,7 +29,7 @@ class Store:
         self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
 
     def update(self, kind: str, body: dict[str, Any], deleted: bool) -> Key | None:
-        """Take one event; return the deployment that it concerns."""
+        """Apply one watch event; return the deployment of the object."""
         deployment = deployment_of(body["metadata"])
         if deployment is None:
             return None
@@ -42,23 +42,23 @@ class Store:
         return key
 
     def replace(self, key: Key, listed: Iterable[Object]) -> None:
-        """Take a complete listing."""
+        """Replace a deployment's children by a complete listing."""
         objects: dict[tuple[str, str], Object] = {}
         for item in listed:
             self._put(objects, item)
         self._objects[key] = objects
 
     def children(self, key: Key) -> tuple[Object, ...]:
-        """Return what is known of a deployment."""
+        """Return the known children of a deployment."""
         return tuple(self._objects.get(key, {}).values())
 
     def forget(self, key: Key) -> None:
-        """Drop a deployment that is gone."""
+        """Drop a deleted deployment."""
         self._objects.pop(key, None)
 
     @staticmethod
     def _put(objects: dict[tuple[str, str], Object], body: Object) -> None:
-        """Keep the newer one: an event may be older than a listing."""
+        """Keep the newer object: an event may be older than a listing."""
         place = (str(body["kind"]), name_of(body))
         known = objects.get(place)
         if known is None or known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body):
@@ -66,6 +66,6 @@ class Store:
 
 
 def _age(body: Object) -> int:
-    """resourceVersions are opaque by contract, and whole numbers that rise on every server (KEP-5504)."""
+    """Return the resourceVersion as a number: opaque by contract, but a rising integer on every server (KEP-5504)."""
     text = str(body["metadata"].get("resourceVersion", "0"))
     return int(text) if text.isdecimal() else 0

@@ -1,8 +1,8 @@
-"""What an API server does with a value of a custom resource, for servers and callers that do not do it themselves.
+"""The API server's processing of a custom resource, for callers without such a server.
 
-A structural schema decides, as in the apiextensions API: `admitted` leaves unknown fields and nulls out and fills
-defaults in; `problems` checks types, bounds, patterns, enums, required fields and the keys of lists. CEL rules are not
-evaluated here: validation.py has them in Python. The tests compare both functions with the API server's own code.
+Both functions follow a structural schema: `admitted` drops unknown fields and nulls and fills in defaults; `problems`
+checks types, bounds, patterns, enums, required fields and the keys of lists. CEL rules are not evaluated here:
+validation.py has them in Python. The tests compare both functions with the API server's own code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _pruned(value: Any, schema: Schema) -> Any:
 
 
 def defaulted(value: Any, schema: Schema) -> Any:
-    """Return a copy of `value` with defaults filled in, also in those that it has itself."""
+    """Return a copy of `value` with defaults filled in at every level, also inside defaults."""
     if isinstance(value, list) and "items" in schema:
         return [defaulted(item, schema["items"]) for item in value]
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def _field(schema: Schema, name: str) -> Schema | None:
 
 
 def problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
-    """Yield what is wrong with an admitted value, each beginning with the path of the field."""
+    """Yield a message for each violation in an admitted value, beginning with the path of the field."""
     if (problem := _type_problem(value, schema)) is not None:
         yield f"{path}: {problem}"
         return
@@ -85,7 +85,7 @@ def problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
 
 
 def _type_problem(value: Any, schema: Schema) -> str | None:
-    wanted = "an integer or a string" if schema.get(INT_OR_STRING) else schema.get("type")
+    expected = "an integer or a string" if schema.get(INT_OR_STRING) else schema.get("type")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     whole = number and float(value).is_integer() and -(2**63) <= value < 2**63
     fits = {
@@ -97,10 +97,10 @@ def _type_problem(value: Any, schema: Schema) -> str | None:
         "array": isinstance(value, list),
         None: True,
     }
-    if fits[wanted]:
+    if fits[expected]:
         return None
     article = "" if schema.get(INT_OR_STRING) else "of type "
-    return f"must be {article}{wanted}, got {_shown(value)}"
+    return f"must be {article}{expected}, got {_shown(value)}"
 
 
 def _value_problems(value: Any, schema: Schema) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _value_problems(value: Any, schema: Schema) -> Iterator[str]:
 
 
 def _repetitions(items: list[Any], keys: list[str], path: str) -> Iterator[str]:
-    """List of type map: no two entries may have the same keys."""
+    """Yield a message for each entry of a list of type map that repeats the keys of an earlier entry."""
     known = set()
     for index, item in enumerate(items):
         if not keys or not isinstance(item, dict):
@@ -138,7 +138,7 @@ def _repetitions(items: list[Any], keys: list[str], path: str) -> Iterator[str]:
 
 @functools.cache
 def _pattern(pattern: str) -> re.Pattern[str]:
-    """As the API server reads it: $ is the end of the value only, not also before a last line break."""
+    """Compile a pattern as the API server does: $ matches at the end of the value only, not before a line break."""
     return re.compile(re.sub(r"(?<!\\)\$$", r"\\Z", pattern))
 
 

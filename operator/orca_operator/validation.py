@@ -1,8 +1,8 @@
 """`parse`: the operator's own check of a spec, the same as the API server's, for servers that do not enforce CEL.
 
-Types, bounds, patterns and the keys of lists come from the CRD's own schema (schema.py, structural.py). Rules beyond a
-schema are here, each in two forms: crd.py writes the CEL form into the CRD, `parse` applies the Python form. The tests
-let the API server's code and `parse` judge one table of specs.
+Types, bounds, patterns and the keys of lists come from the CRD's own schema (schema.py, structural.py). Rules that a
+schema cannot express are here, each in two forms: crd.py writes the CEL form into the CRD, `parse` applies the Python
+form. The tests apply the API server's code and `parse` to the same table of specs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InvalidSpecError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`cel` speaks of the object at `path` below spec ("" is spec itself, None the whole object) as `self`."""
+    """In `cel`, `self` is the object at `path` below spec ("" for spec itself, None for the whole object)."""
 
     path: str | None
     cel: str
@@ -46,7 +46,7 @@ class Rule:
 
 
 def _keys(path: str, pattern: str, words: str) -> Rule:
-    """Return the rule that every key of a map matches a pattern: a schema has no words for that."""
+    """Return the rule that every key of a map matches a pattern, which a schema cannot express."""
 
     def holds(name: str, spec: Spec) -> bool:
         value: Any = spec
@@ -133,7 +133,7 @@ RULES = (
         "rolloutStrategy",
         "self.maxUnavailable + self.maxSurge > 0",
         "rolloutStrategy.maxSurge",
-        "and rolloutStrategy.maxUnavailable cannot both be 0: nothing could move",
+        "and rolloutStrategy.maxUnavailable cannot both be 0: no pipeline could be replaced",
         lambda name, spec: spec.rollout_strategy.max_unavailable + spec.rollout_strategy.max_surge > 0,
     ),
     Rule(
@@ -210,5 +210,5 @@ def parse(name: str, spec: Mapping[str, Any]) -> Spec:
 
 
 def where(rule: Rule) -> str:
-    """Return the field of a rule as users write it."""
+    """Return the path of a rule's field in YAML."""
     return rule.field if rule.path is None else f"spec.{rule.field}"

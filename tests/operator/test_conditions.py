@@ -48,7 +48,7 @@ def test_a_worker_without_a_node_is_counted():
     demo = context(MINIMAL)
     waiting = pod(demo, conditions=[{"type": "PodScheduled", "status": "False", "message": "no room"}])
     entry = conditions(situation(Observed((waiting,))), available=0)["WorkersScheduled"]
-    assert (entry["status"], entry["message"]) == ("False", "1 without a node")
+    assert (entry["status"], entry["message"]) == ("False", "unscheduled pods: 1")
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(2000, "True"), (2001, "False")])

@@ -65,8 +65,8 @@ WORKER_ROWS = [
     (crashed(1, message="first\nboom\n"), Reason.WORKER_CRASH_LOOP, "exit code 1: boom"),
     (crashed(1, message="boom", restarts=1, running=True), Reason.RECOVERING, "was restarted: exit code 1: boom"),
     (crashed(1, message="boom", restarts=3, running=True), Reason.WORKER_CRASH_LOOP, "boom"),
-    (crashed(137, "OOMKilled"), Reason.WORKER_OOM_KILLED, "its limit is 64Mi"),
-    (crashed(137, "OOMKilled", restarts=1, running=True), Reason.WORKER_OOM_KILLED, "its limit is 64Mi"),
+    (crashed(137, "OOMKilled"), Reason.WORKER_OOM_KILLED, "the limit is 64Mi"),
+    (crashed(137, "OOMKilled", restarts=1, running=True), Reason.WORKER_OOM_KILLED, "the limit is 64Mi"),
     (crashed(0, "Completed"), Reason.WORKER_CRASH_LOOP, "exit code 0"),
     (fetching(state={"running": {}}), Reason.MODEL_DOWNLOADING, "downloads the model"),
     (fetching(state={"running": {}}, lastState=FAILED_FETCH), Reason.MODEL_DOWNLOADING, "downloads the model"),
@@ -77,11 +77,11 @@ WORKER_ROWS = [
         "does not exist",
     ),
     ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, Reason.WORKER_CRASH_LOOP, "Evicted: low on"),
-    ({"reason": "NodeLost"}, Reason.NODE_LOST, "does not answer"),
+    ({"reason": "NodeLost"}, Reason.NODE_LOST, "is unreachable"),
     (
         {"conditions": [{"type": "Ready", "status": "False", "reason": "NodeStatusUnknown"}]},
         Reason.NODE_LOST,
-        "does not answer",
+        "is unreachable",
     ),
     ({}, Reason.LOADING_WEIGHTS, "loads its weights"),
 ]
@@ -102,7 +102,7 @@ def test_worker_pods(status, reason, words):
         (crashed(1, message="boom"), Reason.MASTER_CRASH_LOOP, "boom"),
         (crashed(137, "OOMKilled"), Reason.MASTER_CRASH_LOOP, "OOMKilled"),
         (waiting("ImagePullBackOff", "gone"), Reason.IMAGE_PULL_FAILED, "gone"),
-        ({}, Reason.LOADING_WEIGHTS, "waits for workers"),
+        ({}, Reason.LOADING_WEIGHTS, "waits for its workers"),
     ],
 )
 def test_master_pods(status, reason, words):

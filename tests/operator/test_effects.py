@@ -53,9 +53,9 @@ def test_a_change_makes_a_new_revision_if_and_only_if_the_field_restarts_pods(le
 
 def test_descriptions_say_when_a_change_takes_effect():
     fields = spec_schema()["properties"]
-    assert fields["replicas"]["description"].endswith("A change takes effect at once.")
+    assert fields["replicas"]["description"].endswith("A change takes effect immediately.")
     assert fields["worker"]["properties"]["env"]["description"].endswith("A change restarts the pods.")
-    assert fields["autoscaling"]["description"].endswith("Not acted on yet.")
+    assert fields["autoscaling"]["description"].endswith("Not implemented yet.")
     assert fields["drainTimeoutSeconds"]["description"].endswith("with the next revision.")
 
 

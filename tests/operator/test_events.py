@@ -57,7 +57,7 @@ def test_events_have_names_of_their_own_and_short_messages():
 
 def test_an_event_that_is_refused_is_a_line_in_the_log(caplog):
     Announcer(Server(ClusterError(403, "no events here"))).announce(RESOURCE, "Normal", "Serving", "m")  # type: ignore[arg-type]
-    assert "default/demo: no Event Serving: no events here" in caplog.text
+    assert "default/demo: cannot write Event Serving: no events here" in caplog.text
 
 
 def test_normal_reasons_ask_nobody_to_act():

@@ -184,12 +184,12 @@ def test_what_is_sent():
         ([answer(b'{"detail": "a token, please"}', "401 Unauthorized")], 401, "/state: 401 .*a token, please"),
         ([answer(b"x" * 5000, "503 Service Unavailable")], 503, "/state: 503 x{300}$"),
         ([answer(b"", "302 Found", "Location: http://127.0.0.1:1/state\r\n")], 302, "/state: 302"),
-        ([answer(b"")], 200, "the answer is no state report: message: no JSON"),
-        ([answer(b"<html>")], 200, "the answer is no state report: message: no JSON"),
-        ([answer(b"[1, 2]")], 200, "the answer is no state report: message: "),
-        ([answer(b'{"state": "serving"}')], 200, "the answer is no state report: failure: Field required"),
-        ([answer(b"[" * 100_000)], 200, "the answer is no state report: message: no JSON"),
-        ([answer(b"\xff\xfe")], 200, "the answer is no state report: message: no JSON"),
+        ([answer(b"")], 200, "the response is not a state report: message: not JSON"),
+        ([answer(b"<html>")], 200, "the response is not a state report: message: not JSON"),
+        ([answer(b"[1, 2]")], 200, "the response is not a state report: message: "),
+        ([answer(b'{"state": "serving"}')], 200, "the response is not a state report: failure: Field required"),
+        ([answer(b"[" * 100_000)], 200, "the response is not a state report: message: not JSON"),
+        ([answer(b"\xff\xfe")], 200, "the response is not a state report: message: not JSON"),
         ([b"SSH-2.0-OpenSSH\r\n"], 0, "disconnected|illegal|malformed"),
         ([answer(b"abc", headers="Content-Length: 10\r\n")], 0, "closed|peer|RemoteProtocolError"),
         ([answer(b"not gzip", headers="Content-Encoding: gzip\r\n")], 0, "incorrect header check|DecodingError"),
@@ -241,7 +241,7 @@ def test_an_oversized_answer_is_not_read_to_its_end(status):
     sent = [answer(b"{", status), *[part] * 10_000]
     outcome, _ = call(*sent)
     assert isinstance(outcome, MasterError)
-    assert "the answer has more than 16777216 bytes" in str(outcome)
+    assert "the response has more than 16777216 bytes" in str(outcome)
 
 
 def test_an_unknown_field_is_logged_once(caplog):

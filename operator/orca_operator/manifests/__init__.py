@@ -1,1 +1,1 @@
-"""Builders of the objects of one OrcaDeployment: values in, dictionaries out; no I/O, no clock, no randomness."""
+"""Builders of the objects of one OrcaDeployment: pure functions that return dictionaries."""

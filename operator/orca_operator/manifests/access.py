@@ -1,4 +1,4 @@
-"""Who may do what: service account, admin Secret, NetworkPolicies, PodDisruptionBudget, and the PodMonitor."""
+"""Builders of ServiceAccount, admin Secret, NetworkPolicies, PodDisruptionBudget and PodMonitor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orca_operator.manifests.context import Context
 
 
 def service_account(context: Context) -> dict[str, Any]:
-    """Return the account of all pods; it has no rights, and no pod holds its token."""
+    """Return the account of all pods; it has no permissions, and no pod mounts its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -21,7 +21,7 @@ def service_account(context: Context) -> dict[str, Any]:
 
 
 def admin_secret(context: Context, token: str) -> dict[str, Any]:
-    """Return the Secret that guards the master's admin port."""
+    """Return the Secret with the token of the master's admin port."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -32,7 +32,7 @@ def admin_secret(context: Context, token: str) -> dict[str, Any]:
 
 
 def network_policies(context: Context) -> list[dict[str, Any]]:
-    """Return who may reach which port (docs/contracts.md, section 6); none if they are switched off."""
+    """Return the policies of masters and workers (docs/contracts.md, section 6); none if disabled."""
     if not context.spec.network_policy.enabled:
         return []
     anyone = [_tcp(names.API_PORT), _tcp(names.PROBE_PORT)]
@@ -89,7 +89,7 @@ def disruption_budget(context: Context) -> dict[str, Any] | None:
 
 
 def pod_monitor(context: Context) -> dict[str, Any] | None:
-    """Return the PodMonitor of the Prometheus operator, None if it is not wanted."""
+    """Return the PodMonitor of the Prometheus operator, None if disabled."""
     monitoring = context.spec.monitoring
     if not monitoring.enabled:
         return None

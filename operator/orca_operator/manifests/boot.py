@@ -1,4 +1,4 @@
-"""What a master starts with: the topology and its options, the same structures as for `orca master` by hand."""
+"""The start-up files of a master: topology and options, in the same format as for `orca master` started by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def topology(context: Context, pipelines: int) -> Topology:
 
 
 def scheduler_knobs(context: Context) -> SchedulerKnobs:
-    """Return what of the scheduler changes without a restart."""
+    """Return the scheduler settings that change without a restart."""
     scheduler = context.spec.scheduler
     return SchedulerKnobs(
         max_batch_size=scheduler.max_batch_size,
@@ -58,7 +58,7 @@ def scheduler_knobs(context: Context) -> SchedulerKnobs:
 def options(context: Context) -> dict[str, Any]:
     """Return the options of `orca master`."""
     spec = context.spec
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "host": "0.0.0.0",
         "port": names.API_PORT,
         "probe-port": names.PROBE_PORT,
@@ -73,16 +73,16 @@ def options(context: Context) -> dict[str, Any]:
         "drain-timeout": spec.drain_timeout_seconds,
     }
     if spec.scheduler.kv_slots is not None:
-        found["kv-slots"] = spec.scheduler.kv_slots
+        values["kv-slots"] = spec.scheduler.kv_slots
     if spec.master.api_processes:
-        found["api-processes"] = spec.master.api_processes
+        values["api-processes"] = spec.master.api_processes
     if spec.auth.api_key_secret_ref is not None:
-        found["api-key-file"] = f"{API_KEYS}/keys"
-    return found
+        values["api-key-file"] = f"{API_KEYS}/keys"
+    return values
 
 
 def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
-    """Return the ConfigMap; changes reach a running master through its admin port, at once."""
+    """Return the ConfigMap; a running master receives changes through its admin port instead."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

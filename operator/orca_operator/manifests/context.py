@@ -10,7 +10,7 @@ from orca_operator.names import API_VERSION, KIND
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images of pods whose spec names none: the operator's configuration."""
+    """Default images, from the operator's configuration."""
 
     master: str
     worker: str
@@ -18,14 +18,14 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One OrcaDeployment, whatever its spec says."""
+    """Identity of one OrcaDeployment."""
 
     name: str
     namespace: str
     uid: str
 
     def metadata(self, name: str, labels: dict[str, str]) -> dict[str, object]:
-        """Metadata of a child: owned by the OrcaDeployment, so that it goes with it."""
+        """Return the metadata of a child, which is deleted with the OrcaDeployment that owns it."""
         owner = {
             "apiVersion": API_VERSION,
             "kind": KIND,

@@ -51,7 +51,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "volumeMounts": mounts + tls.mounts,
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
-    template = pod_template(spec, settings, context.name, labels, {}, container, volumes, share=["--without-weights"])
+    template = pod_template(spec, settings, context.name, labels, {}, container, volumes, ["--without-weights"])
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

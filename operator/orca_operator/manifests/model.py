@@ -1,4 +1,4 @@
-"""Where a pod finds its model: path, volumes and, for hubs, the init container that fetches it."""
+"""The model of a pod: path, volumes and, for hub models, the init container that downloads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CACHE = "/models/cache"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model as a pod sees it; `path` is the directory that the topology names."""
+    """A model in a pod; `path` is the directory in the topology."""
 
     path: str
     volume: dict[str, Any] | None = None
@@ -24,7 +24,7 @@ class ModelSource:
 
 
 def model_source(model: Model) -> ModelSource:
-    """Return the source; a URI of a kind that this version cannot fetch has no path."""
+    """Return the source; its path is empty for a URI scheme that this version does not support."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelSource(path=rest)
@@ -52,32 +52,32 @@ def model_source(model: Model) -> ModelSource:
 
 
 def is_supported(model: Model) -> bool:
-    """Whether this version can bring the model to its pods."""
+    """Whether this version supports the scheme of the model's URI."""
     return bool(model_source(model).path)
 
 
 def not_supported(model: Model) -> str:
-    """Return what is said about a model of a kind that cannot be fetched yet."""
+    """Return the error message for a URI scheme that is not supported yet."""
     scheme = model.uri.partition("://")[0]
     return f"spec.model.uri: {scheme}:// is not supported yet; hf://, pvc:// and file:// are"
 
 
 def fetch_container(
-    model: Model, image: str, pull_policy: str, share: list[str], env: list[dict[str, Any]], security: dict[str, Any]
+    model: Model, image: str, pull_policy: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the init container; `share` are the options that say which files this pod needs."""
+    """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
     source = model_source(model)
     environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
     if model.secret_ref is not None:
         secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
         environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
-    theirs = {str(entry.get("name")) for entry in env}
+    overridden = {str(entry.get("name")) for entry in env}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
         "imagePullPolicy": pull_policy,
-        "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *share],
-        "env": [entry for entry in environment if entry["name"] not in theirs] + env,
+        "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *options],
+        "env": [entry for entry in environment if entry["name"] not in overridden] + env,
         "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -1,4 +1,4 @@
-"""What master and worker pods have in common: the restricted security context, probes, and the user's own settings."""
+"""Common parts of master and worker pods: the restricted security context, probes, and the user's settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SECURITY: dict[str, Any] = {
 }
 POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 CACHE_GROUP = 10001
-"""Group of the images' user (Dockerfile), so that it may write to a claim."""
+"""Group of the images' user (Dockerfile), which needs write access to a PersistentVolumeClaim."""
 GRACE_BEYOND_DRAIN = 10
-"""Seconds for what comes after the drain: streams closed, processes ended."""
+"""Seconds to close streams and end processes after the drain."""
 NODE_TOLERANCE_SECONDS = 30
 
 
@@ -30,7 +30,7 @@ def probe(path: str, **settings: int) -> dict[str, Any]:
 
 
 def probes() -> dict[str, Any]:
-    """Return the three probes; none depends on another pod but the master's readiness."""
+    """Return the three probes; only the master's readiness depends on other pods."""
     return {
         "startupProbe": probe(routes.STARTUP, periodSeconds=1, failureThreshold=120),
         "livenessProbe": probe(routes.LIVE, periodSeconds=10, failureThreshold=6),
@@ -39,23 +39,23 @@ def probes() -> dict[str, Any]:
 
 
 def downward_env() -> list[dict[str, Any]]:
-    """Return what a pod knows of itself."""
+    """Return the variables of the downward API."""
     fields = {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid", "POD_IP": "status.podIP"}
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
 
 
-def merged_env(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the variables of the container; those of the user win."""
-    names = {entry.get("name") for entry in theirs}
-    return [entry for entry in ours if entry["name"] not in names] + theirs
+def merged_env(defaults: list[dict[str, Any]], overrides: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the variables of the container; those of the user override the defaults."""
+    names = {entry.get("name") for entry in overrides}
+    return [entry for entry in defaults if entry["name"] not in names] + overrides
 
 
-def tolerations(theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tolerations: a pod on a node that is gone is given up after half a minute."""
+def tolerations(additional: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tolerations that evict a pod from a lost node after NODE_TOLERANCE_SECONDS, and the additional ones."""
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_TOLERANCE_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-    ] + theirs
+    ] + additional
 
 
 def pod_template(
@@ -66,9 +66,9 @@ def pod_template(
     annotations: dict[str, str],
     container: dict[str, Any],
     volumes: list[dict[str, Any]],
-    share: list[str],
+    fetch_options: list[str],
 ) -> dict[str, Any]:
-    """Return a pod template around one container; `share`: what of a hub's model this pod needs (model.py)."""
+    """Return a pod template around one container; `fetch_options` select the files of a hub model (model.py)."""
     source = model_source(spec.model)
     volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
     container = {
@@ -97,7 +97,9 @@ def pod_template(
     }
     if source.fetched:
         pod["securityContext"]["fsGroup"] = CACHE_GROUP
-        fetch = fetch_container(spec.model, container["image"], spec.image_pull_policy, share, settings.env, SECURITY)
+        fetch = fetch_container(
+            spec.model, container["image"], spec.image_pull_policy, fetch_options, settings.env, SECURITY
+        )
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers
@@ -116,12 +118,12 @@ def pod_template(
 def resources(settings: PodSettings, devices: dict[str, str], default_requests: dict[str, str]) -> dict[str, Any]:
     """Return requests and limits with the devices in both.
 
-    A default request gives way to the user's, and to a limit of the user's, which implies one.
+    A default request applies only if the user sets neither a request nor a limit, which implies a request.
     """
     requests = {name: str(value) for name, value in settings.resources.requests.items()}
     limits = {name: str(value) for name, value in settings.resources.limits.items()}
-    ours = {name: value for name, value in default_requests.items() if name not in limits}
-    found: dict[str, Any] = {"requests": ours | requests | devices}
+    defaults = {name: value for name, value in default_requests.items() if name not in limits}
+    combined: dict[str, Any] = {"requests": defaults | requests | devices}
     if limits | devices:
-        found["limits"] = limits | devices
-    return found
+        combined["limits"] = limits | devices
+    return combined

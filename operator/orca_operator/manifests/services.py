@@ -28,7 +28,7 @@ def client_service(context: Context) -> dict[str, Any]:
 
 
 def control_service(context: Context) -> dict[str, Any]:
-    """Return the headless Service: peers must resolve before they are ready (lws KEP-820)."""
+    """Return the headless Service: pods must be resolvable before they are ready (lws KEP-820)."""
     port = {"name": "control", "port": names.WORKER_PORT, "targetPort": names.WORKER_PORT, "protocol": "TCP"}
     return {
         "apiVersion": "v1",

@@ -1,6 +1,6 @@
 """Mutual TLS between the pods: the Secret that a pod mounts, the options that go with it, Secrets and Certificates.
 
-A Secret is mounted as a folder, so that the kubelet brings its later contents, too, and no pod restarts for them.
+Secrets are mounted as directories, so that the kubelet updates their files and no pod restarts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PodTls:
 
 
 def pod_tls(context: Context, role: str) -> PodTls:
-    """Return the additions to a new revision's pods of a role. Plaintext needs an option as well: `--insecure`."""
+    """Return the additions for the pods of a role in a new revision; plaintext needs the option `--insecure`."""
     mode = context.spec.tls.source
     if mode == "off":
         return PodTls(["--insecure"], [], [])
@@ -44,7 +44,7 @@ def pod_tls(context: Context, role: str) -> PodTls:
 
 
 def own_secret(owner: Owner, part: str, data: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a Secret that the operator makes; no pod mounts the authority's."""
+    """Return a Secret of `tls.mode: selfSigned`; no pod mounts the authority's."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -15,9 +15,9 @@ DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
 """Environment variable with the container's memory request in bytes; 0 if there is none."""
 MASTER_END_SECONDS = 5
-"""From the end of a master's drain to its end."""
+"""Seconds from the end of a master's drain to the end of its process."""
 NO_MESH = {"sidecar.istio.io/inject": "false"}
-"""Mesh sidecars hang NCCL (NVIDIA/nccl#1638)."""
+"""With service-mesh sidecars, NCCL hangs (NVIDIA/nccl#1638)."""
 
 
 def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
@@ -29,8 +29,8 @@ def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
 def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the variable from which a worker sizes its K/V memory (docs/contracts.md, section 2).
 
-    None on GPUs, whose own memory holds keys and values, nor with a memory limit, which a worker reads from its control
-    group.
+    Empty for GPUs, where the K/V cache is in device memory, and with a memory limit, which a worker reads from its
+    cgroup.
     """
     if spec.communication.backend == "nccl" or "memory" in resources.get("limits", {}):
         return []
@@ -55,7 +55,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "image": settings.image or context.images.worker,
         "args": [
             "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
-            # It gets its signal together with its master, and outlasts the master's drain.
+            # A worker gets SIGTERM at the same time as its master, and must outlive the master's drain.
             "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
             *tls.options,
         ],
@@ -76,7 +76,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         NO_MESH,
         container,
         [{"name": "shared-memory", "emptyDir": shared_memory}, *tls.volumes],
-        share=["--partition", f"{partition}/{count}"],
+        fetch_options=["--partition", f"{partition}/{count}"],
     )
     return {
         "apiVersion": "apps/v1",
