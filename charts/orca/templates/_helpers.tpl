@@ -19,8 +19,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{/*
-Who owns a CRD that is on the cluster already and is not this release's, as a phrase; empty otherwise. Helm refuses to
-import another owner's object, so the chart leaves that CRD alone. `helm template` asks no cluster: it renders the CRD.
+The owner of an existing CRD that does not belong to this release, as a phrase; empty otherwise. Helm refuses to import
+another owner's object, so the chart does not render the CRD then. `helm template` has no cluster and renders the CRD.
 */}}
 {{- define "orca.foreignCrd" -}}
 {{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "orcadeployments.orca-serving.io" }}
@@ -31,9 +31,9 @@ import another owner's object, so the chart leaves that CRD alone. `helm templat
 {{- end }}
 
 {{/*
-What the operator may do. For an OrcaDeployment d it writes the Secrets d-admin and d-tls-{ca,master,worker} only, and reads,
-besides them, the Secret of tls.secretName or those of cert-manager. RBAC cannot restrict it to these names, which depend on
-the OrcaDeployments.
+Permissions of the operator. For an OrcaDeployment d it writes only the Secrets d-admin and d-tls-{ca,master,worker}, and also
+reads the Secret tls.secretName or those of cert-manager. RBAC cannot restrict the operator to these names, which depend on the
+OrcaDeployments.
 */}}
 {{- define "orca.rules" -}}
 - apiGroups: [orca-serving.io]
