@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if not (arguments.model / "config.json").is_file():
-        parser.error(f"{arguments.model}: no config.json there: a Hugging Face model directory is expected")
+        parser.error(f"{arguments.model}: no config.json: a Hugging Face model directory is expected")
     sizes = arguments.batch_size
     longest = max(arguments.input_len) + arguments.output_len
     spec = EngineSpec(

@@ -1,6 +1,6 @@
 """ORCA in Python: `from orca import LLM, SamplingParams` runs the engine without a server.
 
-The names are those of orca_master, which imports them when they are used first: `import orca` is quick.
+The names are re-exported from orca_master, which imports them on first use, so that `import orca` is fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine master: endpoint, request pool, scheduler and engine. No torch in this process.
 
-`LLM` and `SamplingParams` run the engine in Python (users import them from `orca`). They are imported when they are
-used first, so that the console command stays quick.
+`LLM` and `SamplingParams` run the engine in Python (users import them from `orca`). They are imported on first use, so
+that the console command starts fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The console command `orca`: finds the sub-commands that the installed packages bring, and runs one.
+"""The console command `orca`: runs a sub-command of the installed packages.
 
 Sub-commands are entry points of the group `orca.commands` (pyproject.toml), each a `main(argv) -> int`,
-so that this file imports neither torch nor kopf. A mistake of the user ends with one line and exit
-code 2, never with a traceback.
+so that this module imports neither torch nor kopf. A user error prints one line and exits with
+code 2, without a traceback.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from importlib.metadata import entry_points, version
 HELP = """usage: orca COMMAND [options]
 
 commands:
-  serve      master and workers on this machine, behind one HTTP endpoint
-  master     the engine master alone, for workers that were started elsewhere
-  worker     one worker, which waits for a master
-  operator   turns OrcaDeployments of a Kubernetes cluster into masters and workers
-  bench      puts load on a server and measures
-  simulate   answers what a system would do with a load, without the hardware
-  fetch      downloads a model from a hub
-  drain      lets a master on this host finish what runs
+  serve      run master and workers on this machine, behind one HTTP endpoint
+  master     run the engine master, with workers that are started separately
+  worker     run one worker, which waits for a master
+  operator   run the Kubernetes operator, which creates masters and workers for OrcaDeployments
+  bench      send load to a server and measure latency and throughput
+  simulate   simulate a serving system under load, without its hardware
+  fetch      download a model from a hub
+  drain      make a master on this host refuse new requests, and wait until it is idle
 
 orca COMMAND --help lists the options of a command."""
 
 EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": "bench"}
-"""Extras that bring what a command needs; the others need [worker]."""
+"""Command → extra that installs its dependencies; other commands need the extra `worker`."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Errors that people can mend, each with the way it leaves the process.
+"""Errors of configuration and requests, and their exit code or HTTP status.
 
-`ConfigurationError` ends a command with one line and exit code 2; the others become HTTP answers in
+`ConfigurationError` ends a command with one line and exit code 2; the others become HTTP responses in
 OpenAI's error shape (application.py).
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 
 class ConfigurationError(Exception):
-    """A flag, file or model that does not fit; the message names it and the way out."""
+    """An invalid flag, file or model; the message names it and the remedy."""
 
 
 class RequestError(Exception):
-    """A request that is refused for good (HTTP 400); `field` is the parameter to blame, if one is."""
+    """An invalid request (HTTP 400); `field` is the invalid parameter, None if no single parameter is."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -20,20 +20,20 @@ class RequestError(Exception):
 
 
 class ModelNotFoundError(Exception):
-    """A model that this server does not have (HTTP 404)."""
+    """A model that this server does not serve (HTTP 404)."""
 
 
 class QueueFullError(Exception):
-    """The request pool is at its bound (HTTP 429); the same request may fit later."""
+    """A queue is full (HTTP 429); the client may retry."""
 
 
 class RequestTimeoutError(Exception):
-    """A request that took longer than the server allows (HTTP 408)."""
+    """A request exceeded the server's timeout (HTTP 408)."""
 
 
 class EngineUnavailableError(Exception):
-    """No pipeline serves: still loading, or a worker was lost (HTTP 503)."""
+    """No pipeline serves: the model is loading, or a worker was lost (HTTP 503)."""
 
 
 class EngineError(Exception):
-    """A fault inside the engine (HTTP 500); the master's log has its cause."""
+    """An internal engine error (HTTP 500); the master's log has the cause."""

@@ -1,10 +1,10 @@
-"""`LLM`: the engine in Python, without HTTP: the same master and the same workers as `orca serve`.
+"""`LLM`: the engine in Python, without HTTP, with the same master and workers as `orca serve`.
 
     with LLM("path/to/model", pipeline_parallel_size=2) as llm:
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
             print(output.outputs[0].text)
 
-Names are vLLM's. Must be made on the main thread of a program that has not begun others yet, as `orca serve` must.
+The names follow vLLM. Create `LLM` on the main thread, before the program starts other threads (see local_workers).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; names, meanings and bounds of the API's fields."""
+    """Sampling parameters, with the names, meanings and bounds of the HTTP API's fields."""
 
     n: int = 1
     max_tokens: int = 16
@@ -64,7 +64,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice."""
+    """One choice of a completion."""
 
     index: int
     text: str
@@ -74,16 +74,16 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to one prompt."""
+    """The completions of one prompt."""
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
 
 
 class LLM:
-    """Workers and engine of one model; ends them when closed or left as a context.
+    """Workers and engine of one model; `close` or the end of the `with` block ends them.
 
-    Raises ConfigurationError for a model or option that does not fit.
+    Raises ConfigurationError for an invalid model or option.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LLM:
         device: Literal["cpu", "cuda"] = "cpu",
         **engine: Any,
     ) -> None:
-        """`engine` takes the fields of EngineConfig (`max_batch_size`, `kv_slots`, `admission` …)."""
+        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
         path = Path(model).resolve()
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len), text_command(path, None)
@@ -120,9 +120,9 @@ class LLM:
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._run(make())
-            self._stack.callback(lambda: self._run(master.stop("the program is done with it")))
+            self._stack.callback(lambda: self._run(master.stop("LLM was closed")))
             self._run(master.start())
-            gc.freeze()  # as the server: full collections over what stands by now cost some percent
+            gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
             self._stack.callback(gc.unfreeze)
         except BaseException:
             self._stack.close()
@@ -135,27 +135,27 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one output per prompt (text or token ids), in order; raise RequestError.
 
-        `sampling` is for all prompts, or one for each.
+        `sampling` applies to all prompts, or is a sequence with one entry per prompt.
         """
-        wanted: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
-        one = sampling or SamplingParams()
-        each = [one] * len(wanted) if isinstance(one, SamplingParams) else list(one)
-        if len(each) != len(wanted):
-            raise RequestError(f"sampling: {len(each)} for {len(wanted)} prompts", "sampling")
+        prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
+        given = sampling or SamplingParams()
+        parameters = [given] * len(prompt_list) if isinstance(given, SamplingParams) else list(given)
+        if len(parameters) != len(prompt_list):
+            raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")
         prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
-        tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in wanted]
-        bodies = [_checked(parameters) for parameters in each]
+        tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompt_list]
+        bodies = [_checked(sampling) for sampling in parameters]
         generations = [
             prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
         ]
         collected = self._run(self._collect_all(generations))
         return [
-            RequestOutput(prompt, [_output(choice, found) for choice, found in enumerate(pieces)])
-            for prompt, pieces in zip(tokens, collected, strict=True)
+            RequestOutput(prompt, [_output(index, pieces) for index, pieces in enumerate(choices)])
+            for prompt, choices in zip(tokens, collected, strict=True)
         ]
 
     def close(self) -> None:
-        """End engine and workers."""
+        """Stop engine and workers."""
         self._stack.close()
 
     def __enter__(self) -> LLM:
@@ -180,7 +180,7 @@ class LLM:
 
 
 def _checked(sampling: SamplingParams) -> CompletionRequest:
-    """Return the same checks as for a request over HTTP."""
+    """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
     values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
     values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     try:

@@ -36,7 +36,7 @@ def test_batches_of_equal_requests(checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["/nowhere"], "no config.json there"), ([".", "--batch-size", "0"], "is not a whole number")],
+    [(["/nowhere"], "no config.json: a Hugging Face"), ([".", "--batch-size", "0"], "is not a whole number")],
 )
 def test_mistakes_end_with_one_line(options, words):
     done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=60, check=False)

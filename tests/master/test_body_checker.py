@@ -219,7 +219,7 @@ def test_the_wait_of_a_large_body_is_bounded(monkeypatch):
 
     async def play(checker: BodyChecker) -> None:
         async with checker._turn, asyncio.timeout(60):
-            with pytest.raises(QueueFullError, match="try again"):
+            with pytest.raises(QueueFullError, match="retry"):
                 await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
         assert checker._num_waiting == 0
         assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]

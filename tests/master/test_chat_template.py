@@ -144,7 +144,7 @@ def test_an_overrun_is_refused_alone_and_the_process_replaced(tmp_path):
      "tokenize", "self", "_x", "__class__", "a b", "", "1a"],
 )  # fmt: skip
 def test_names_that_a_request_must_not_set(tmp_path, name):
-    with pytest.raises(RequestError, match="is not a name that a request may set") as refused:
+    with pytest.raises(RequestError, match="is reserved or not a valid name") as refused:
         render(template(tmp_path, "{{ messages }}"), MESSAGES, True, {name: []})
     assert refused.value.field == "chat_template_kwargs"
 

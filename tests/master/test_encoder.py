@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from orca_master.bodies.lengths import Lengths
 from orca_master.errors import QueueFullError, RequestError
-from orca_master.text.encoder import MANY, MAX_WAITING, PIECE, SHORT, Encoder
+from orca_master.text.encoder import MAX_WAITING, MIN_LIMIT, PIECE, SHORT, Encoder
 from orca_master.text.tokenizer import TextCodec
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -51,7 +51,7 @@ def test_a_long_text_is_counted_in_pieces_first():
 
 
 def test_a_text_that_exceeds_the_context_is_never_tokenized_as_a_whole():
-    with pytest.raises(RequestError, match=f"prompt: the text has more than {MANY} tokens") as refused:
+    with pytest.raises(RequestError, match=f"prompt: the text has more than {MIN_LIMIT} tokens") as refused:
         encode("😀" * 4 * PIECE)
     assert refused.value.field == "prompt"
     with pytest.raises(RequestError, match="lone surrogate"):

@@ -353,7 +353,7 @@ def test_a_process_that_does_not_read_is_cut_off(tmp_path, monkeypatch, caplog):
 
     engine = run(tmp_path, play)
     assert engine.released == [("deaf", "abort")]
-    assert re.search(r"is closed: \d+ bytes are unread", caplog.text)
+    assert re.search(r"is closed: the peer does not read: \d+ bytes are unread", caplog.text)
 
 
 @pytest.mark.parametrize(

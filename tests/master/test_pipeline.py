@@ -111,7 +111,7 @@ def test_a_worker_whose_epochs_are_used_up_is_ended():
 
             connection.shutdown = shutdown
         described = [pb.Description(highest_epoch=epoch) for epoch in (7, HIGHEST_EPOCH, 0)]
-        with pytest.raises(WorkerLostError, match=r"worker b:1 .* start it again") as lost:
+        with pytest.raises(WorkerLostError, match=r"worker b:1 .* restart the worker") as lost:
             await made._end_exhausted(described)
         assert (ended, lost.value.worker) == (["b:1"], "b:1")
         await made._end_exhausted([pb.Description(highest_epoch=HIGHEST_EPOCH - 1)] * 3)
@@ -130,10 +130,10 @@ def test_workers_of_another_version_are_named(caplog):
         ]
         made._compare_versions(described)
         described[2].wire_version = 0
-        with pytest.raises(ConfigurationError, match=f"worker c:1 .* speaks protocol 0, this master .* {WIRE_VERSION}"):
+        with pytest.raises(ConfigurationError, match=f"worker c:1 .* protocol 0, this master .* {WIRE_VERSION}"):
             made._compare_versions(described)
         await made.close()
 
     asyncio.run(run())
     line, _ = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"worker b:1 is of version 0.1 (contract 0), this master has contract {VERSION}")
+    assert line.startswith(f"worker b:1 has version 0.1 (contract 0), this master has contract {VERSION}")

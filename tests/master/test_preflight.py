@@ -19,7 +19,7 @@ def test_a_fault_of_the_check_is_no_overrun():
 
 
 def test_a_process_that_was_ended_by_its_bounds():
-    with pytest.raises(ConfigurationError, match=r"took more than .* \(timeit by signal 24\)"):
+    with pytest.raises(ConfigurationError, match=r"took more than .* \(timeit was killed by signal 24\)"):
         check(["timeit", "import os; os.kill(os.getpid(), 24)"])
 
 

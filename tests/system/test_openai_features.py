@@ -186,7 +186,7 @@ def test_names_versions_and_request_ids(client, served):
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
     [
-        ("completions", {"suffix": "end"}, "suffix", "not known or not supported"),
+        ("completions", {"suffix": "end"}, "suffix", "unknown or not supported"),
         ("completions", {"best_of": 3}, "best_of", "other than n is not supported"),
         ("completions", {"echo": True, "logprobs": 1}, "echo", "not supported together with logprobs"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),
@@ -203,7 +203,7 @@ def test_names_versions_and_request_ids(client, served):
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "type"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "'text'"),
-        ("chat/completions", {"tools": []}, "tools", "not known or not supported"),
+        ("chat/completions", {"tools": []}, "tools", "unknown or not supported"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "messages", "leave no room"),
     ],
 )  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_missing_model_directory(tmp_path):
     result = run("serve", str(tmp_path / "nothing"))
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert "nothing: no config.json there" in line
+    assert "nothing: no config.json: a Hugging Face" in line
 
 
 def test_an_unsupported_architecture(copy):
@@ -138,7 +138,10 @@ def test_a_port_in_use(copy, api_processes):
         (["serve", "m", "--port", "65536"], "'65536' is not a port"),
         (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
-        (["master", "--topology", "t.json", "--dtype", "float32"], "--dtype: with --topology the file says it"),
+        (
+            ["master", "--topology", "t.json", "--dtype", "float32"],
+            "--dtype: not allowed with --topology, whose file sets it",
+        ),
         (["master", "--model", "m"], "one of the arguments --topology --pipeline is required"),
         (["master", "--pipeline", "a:1"], "--model is needed with --pipeline"),
         (["master", "--topology", "/nowhere.json"], "--topology /nowhere.json: No such file or directory"),

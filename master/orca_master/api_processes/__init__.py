@@ -1,1 +1,1 @@
-"""The endpoint in several processes (`--api-processes`), and the link between them and the master."""
+"""API processes (`--api-processes`), which run the endpoint, and their link to the master."""

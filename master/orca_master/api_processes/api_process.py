@@ -1,9 +1,9 @@
-"""One API process: HTTP, text and server-sent events, for an engine that a master runs.
+"""An API process: runs the endpoint (HTTP and text processing) for the engine of a master.
 
     python -m orca_master.api_processes.api_process --engine SOCKET --listener FD
 
-Started by the master (pool.py) and ends with it: on SIGTERM after the requests under way, and when the master
-is gone.
+Started by the master (pool.py). Ends on SIGTERM after its running requests, and when the link to the master
+closes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
 LAST_SECONDS = 5.0
-"""Beyond the master's own bound: until its error has reached the requests that took too long."""
+"""Added to the drain timeout, so that the master's error reaches the unfinished requests."""
 
 
 async def run(engine_path: Path, listener: socket.socket) -> None:
-    """Serve until SIGTERM, or until the master is gone; raise EngineUnavailableError if it is not there."""
+    """Serve until SIGTERM or until the link closes; raise EngineUnavailableError if no master answers."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine, hello = await connect(engine_path)
@@ -55,9 +55,9 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Return 0, or 1 if the master is not there."""
+    """Return exit code 0, or 1 if no master answers."""
     parser = argparse.ArgumentParser(
-        prog="orca_master.api_processes.api_process", description="One API process of a master."
+        prog="orca_master.api_processes.api_process", description="Runs an API process of a master."
     )
     parser.add_argument("--engine", type=Path, required=True, help="the master's socket")
     parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening socket")

@@ -1,8 +1,7 @@
 """Conversion between the messages of link_messages.py and their wire form, protos/engine_link.proto. Pure functions.
 
-Encoding raises ValueOutOfRangeError for a value that its field cannot carry. Decoding raises LinkError for anything
-that encoding cannot have produced. No name on the wire chooses a class or a function: kinds of errors and states are
-numbers of closed sets.
+Encoding raises ValueOutOfRangeError for a value that its field cannot hold. Decoding raises LinkError for invalid
+messages. The wire form contains no names of classes or functions: errors and states are enum numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
     pb.ERROR_KIND_REQUEST_TIMEOUT: RequestTimeoutError,
     pb.ERROR_KIND_MODEL_NOT_FOUND: ModelNotFoundError,
 }
-"""What an Answer can raise; an unknown kind becomes EngineError."""
+"""Kinds of errors in an Answer → class; an unknown kind becomes EngineError."""
 _HTTP_LIMITS = tuple(field.name for field in dataclasses.fields(HttpLimits))
 _ERROR_KINDS = {cls: kind for kind, cls in ERROR_CLASSES.items()}
 _ENDED_AS = {None: pb.ENDED_AS_NOT_COUNTED, "stop": pb.ENDED_AS_STOP, "abort": pb.ENDED_AS_ABORT}
@@ -92,7 +91,7 @@ def decode_to_master(data: bytes) -> ToMaster:
         case "release":
             release = envelope.release
             if release.ended_as not in _ENDED_AS_OF_NUMBER:
-                raise LinkError(f"the unknown end {release.ended_as} of a request")
+                raise LinkError(f"unknown ended_as {release.ended_as}")
             return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
         case "ask_metrics":
             return AskMetrics(envelope.ask_metrics.number)
@@ -100,7 +99,7 @@ def decode_to_master(data: bytes) -> ToMaster:
 
 
 def encode_from_master(message: FromMaster) -> bytes:
-    """Return the wire form; raise ValueError for a status or an option that no field can carry."""
+    """Return the wire form; raise ValueError for a status or an option that its field cannot hold."""
     envelope = pb.FromMaster()
     match message:
         case Outputs(outputs):
@@ -147,7 +146,7 @@ def _parse(envelope: Envelope, data: bytes) -> Envelope:
 
 
 def _fill_error(message: pb.Error, error: Exception) -> None:
-    """Return an error's text, which names a class that has no kind of its own, for the operator of the server."""
+    """Fill the message with an error; the text of an error without a kind begins with its class name."""
     kind = _ERROR_KINDS.get(type(error))
     message.kind = pb.ERROR_KIND_ENGINE if kind is None else kind
     message.message = text(str(error) if kind is not None else f"{type(error).__name__}: {error}")
@@ -224,7 +223,7 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
     if message.state not in _STATE_OF_NUMBER:
-        raise LinkError(f"the unknown engine state {message.state}")
+        raise LinkError(f"unknown engine state {message.state}")
     return EngineStatus(
         _STATE_OF_NUMBER[message.state],
         message.failure,

@@ -1,7 +1,7 @@
 """Frames of the link between the master and its API processes: a length of 4 bytes, then one protobuf message.
 
-The messages are in link_messages.py, their wire form in link_codec.py. Every length is bounded, in both directions:
-of a frame that is read, and of what a peer that does not read makes the sender keep.
+The messages are in link_messages.py, their conversion in link_codec.py. In both directions the length of a received
+frame and the number of unread bytes in the send buffer are limited.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.engine_client import EngineStatus
 
 MAX_FROM_MASTER_BYTES = 64 << 20
-"""Longest frame from the master: the metrics, or MAX_OUTPUTS outputs with their errors or log probabilities."""
+"""Maximum frame from the master: the metrics, or MAX_OUTPUTS outputs with their errors or log probabilities."""
 MAX_UNREAD_BYTES = 64 << 20
-"""Written but not read by the peer; beyond it the peer has stopped reading."""
+"""Maximum size of the send buffer; a larger buffer means that the peer has stopped reading."""
 _LENGTH = struct.Struct("<I")
 _TOKEN_BYTES = 5
 _BIAS_BYTES = _TOKEN_BYTES + 8
@@ -24,18 +24,18 @@ _OTHER_BYTES = 64 << 10
 
 
 def max_to_master_bytes(status: EngineStatus) -> int:
-    """Return the longest frame to the master: a prompt as long as the context, with a bias for every token."""
+    """Return the maximum frame to the master: a prompt as long as the context, with a bias for every token."""
     return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
 
 
 def send(writer: asyncio.StreamWriter, body: bytes) -> None:
     """Write a frame; raise LinkError if the peer does not read.
 
-    A frame that cannot arrive any more is dropped: the reader of the other direction notices the end of the link.
+    Frames on a closed connection are dropped; `receive` detects the end of the link.
     """
     unread = writer.transport.get_write_buffer_size()
     if unread > MAX_UNREAD_BYTES:
-        raise LinkError(f"{unread} bytes are unread")
+        raise LinkError(f"the peer does not read: {unread} bytes are unread")
     writer.write(_LENGTH.pack(len(body)) + body)
 
 

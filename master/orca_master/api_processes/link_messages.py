@@ -1,4 +1,4 @@
-"""The messages between the master and its API processes, as values; link_codec.py has their wire form."""
+"""The messages between the master and its API processes; link_codec.py converts them to protobuf."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orca_master.engine.messages import Output, Submission
 
 
 class LinkError(Exception):
-    """The other end broke the protocol: nothing more is read from it or sent to it."""
+    """The peer violated the protocol; the link is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hands a request over. The Answer of the same number carries no value, or the reason for a refusal."""
+    """Submits a request. The Answer with the same number has no value, or the error of a refusal."""
 
     number: int
     submission: Submission
@@ -25,7 +25,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Cancels a request that has not ended. `ended_as`: see EngineClient.release."""
+    """Cancels an unfinished request. `ended_as`: see EngineClient.release."""
 
     request_id: str
     ended_as: str | None
@@ -33,14 +33,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class AskMetrics:
-    """Asks for the metrics. The Answer of the same number carries the text exposition."""
+    """Requests the metrics. The Answer with the same number contains Prometheus' text format."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on a connection: the model and the options to serve it with."""
+    """First message on a connection: the model, and the options for serving."""
 
     model_path: Path
     config: EndpointConfig
@@ -49,7 +49,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A value, or the error to raise."""
+    """The answer to Submit or AskMetrics: a value, or the error to raise."""
 
     number: int
     value: bytes | None = None

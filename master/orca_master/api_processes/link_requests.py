@@ -14,7 +14,7 @@ from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
 MAX_TEXT = 16_384
-"""Characters of an error message on the link; the rest is cut off."""
+"""Maximum characters of an error message on the link; longer messages are truncated."""
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -43,7 +43,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
 
 
 def submission_of(message: pb.Submission) -> Submission:
-    """Return the submission with the values that the sender chose (request_limits.check_values); raise LinkError."""
+    """Return the submission with unchecked values (see request_limits.check_values); raise LinkError."""
     try:
         sampling = sampling_of(message.sampling)
     except ValueError as error:
@@ -59,7 +59,7 @@ def submission_of(message: pb.Submission) -> Submission:
 
 
 def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
-    """Write outputs into an empty message. Hot: most outputs are a request id and a token, written as two arrays."""
+    """Write outputs into an empty message. Hot path: most outputs are a request id and a token, sent as two arrays."""
     message.SetInParent()
     message.request_id.extend([output[0] for output in outputs])
     tokens = [output[1] for output in outputs]
@@ -105,17 +105,17 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
 
 def _reason_of(number: int) -> FinishReason:
     if number not in _REASON_OF_NUMBER:
-        raise LinkError(f"the unknown finish reason {number}")
+        raise LinkError(f"unknown finish reason {number}")
     return _REASON_OF_NUMBER[number]
 
 
 def _copy(logprobs: engine_pb2.Logprobs) -> engine_pb2.Logprobs:
-    """Return a message of its own: a part of a message would keep the memory of the whole."""
+    """Return a copy, because a part of a message keeps the memory of the whole message."""
     copy = engine_pb2.Logprobs()
     copy.CopyFrom(logprobs)
     return copy
 
 
 def text(message: str) -> str:
-    """Return a text for people that a string field can hold: valid UTF-8 of bounded length."""
+    """Make a text valid for a string field: UTF-8 of limited length."""
     return message[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""`EngineServer`: the engine on a Unix socket, for the API processes (link_messages.py has the messages).
+"""`EngineServer`: serves the engine on a Unix socket to the API processes (messages: link_messages.py).
 
-An API process reads what the network sends, so the master does not trust it. A message that breaks the protocol ends
+API processes parse network input, so the master does not trust them. A message that violates the protocol closes
 the link: its requests are cancelled, and the id of the process is put into `offenders`. A request belongs to the link
 that submitted it; no other link can release it.
 """
@@ -36,17 +36,17 @@ from orca_master.errors import RequestError
 logger = logging.getLogger(__name__)
 
 STATUS_SECONDS = 0.1
-"""Period in which the status is compared with the one that the API processes know."""
+"""Period of the check for a changed status."""
 MAX_OUTPUTS = 512
-"""Outputs of one message."""
+"""Maximum outputs per message."""
 MAX_UNANSWERED = 1024
-"""Messages of one link that wait for their answers; the next one is read after that."""
+"""Maximum unanswered messages per link; further messages are not read meanwhile (backpressure)."""
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of unix(7): process, user, group."""
 
 
 class EngineServer:
-    """Lets API processes submit; `listening` opens the socket. `model_path` and `config` go out with Hello."""
+    """Server for API processes; `listening` opens the socket. `model_path` and `config` are sent in Hello."""
 
     def __init__(self, engine: EngineClient, model_path: Path, config: EndpointConfig) -> None:
         self._engine = engine
@@ -55,15 +55,15 @@ class EngineServer:
         self._announced = engine.status
         self._links: set[_Link] = set()
         self._owners: dict[str, _Link] = {}
-        """The link of every request that has not ended."""
+        """Link of each unfinished request."""
         self.joined = asyncio.Semaphore(0)
         """Released once per connection."""
         self.offenders: asyncio.Queue[int] = asyncio.Queue()
-        """Process ids of peers that broke the protocol."""
+        """Process ids of peers that violated the protocol."""
 
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
-        """Take connections at `path` while the block runs."""
+        """Accept connections at `path` inside the `async with` block."""
         server = await asyncio.start_unix_server(self._serve, path)
         watching = asyncio.create_task(self._watch())
         try:
@@ -114,17 +114,17 @@ class EngineServer:
             case Submit(number, submission):
                 await link.answer(number, self._submit(link, submission))
             case Release(request_id, ended_as):
-                # A request that ended meanwhile has no owner any more.
+                # A request that has ended in the meantime has no owner.
                 if self._owners.get(request_id) is link:
                     self._release(request_id, ended_as)
             case AskMetrics(number):
                 await link.answer(number, self._engine.metrics())
 
     def _submit(self, link: _Link, submission: Submission) -> Coroutine[None, None, None]:
-        """Hands a request over at once; the coroutine raises why it is refused."""
+        """Submit a request immediately; the coroutine raises the error of a refusal."""
         request_id = submission.request_id
         if request_id in self._owners:
-            return _refuse(RequestError("a request of this id is under way"))
+            return _refuse(RequestError("a request with this id exists"))
         self._owners[request_id] = link
 
         def deliver(output: Output) -> None:
@@ -132,11 +132,11 @@ class EngineServer:
             if output.finish_reason is not None and self._owners.get(request_id) is link:
                 self._release(request_id, None)
 
-        taken = self._engine.submit(submission, deliver)
+        accepted = self._engine.submit(submission, deliver)
 
         async def accept() -> None:
             try:
-                await taken
+                await accepted
             except Exception:
                 if self._owners.get(request_id) is link:
                     self._release(request_id, None)
@@ -154,7 +154,7 @@ async def _refuse(error: Exception) -> None:
 
 
 class _Link:
-    """One connection of an API process. `fault` says why it was ended, "" if it was not."""
+    """One connection of an API process. `fault` is the reason of a failed link, "" otherwise."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -167,7 +167,7 @@ class _Link:
         self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
 
     def send(self, message: FromMaster) -> None:
-        """Write a message unless the link has ended; end it if the process does not read."""
+        """Write a message unless the link is closed; fail the link if the process does not read."""
         if self.writer.is_closing():
             return
         try:
@@ -176,22 +176,22 @@ class _Link:
             self.fail(str(error))
 
     def fail(self, reason: str) -> None:
-        """End the link and drop what is unsent; its reader sees the end of the stream."""
+        """Abort the link and drop unsent messages; its reader gets the end of the stream."""
         self.fault = self.fault or reason
         self.writer.transport.abort()
 
     def close(self) -> None:
-        """End the link after what has been sent; later messages are dropped."""
+        """Close the link after the written messages; drop later messages."""
         self.writer.close()
 
     def deliver(self, output: Output) -> None:
-        """Take an output. Those of one iteration come in one turn of the event loop and leave in one message."""
+        """Queue an output. The outputs of an iteration arrive in one event-loop step and are sent as one message."""
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
 
     async def answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
-        """Send an answer once `value` is known; return when another one may be asked for."""
+        """Send an answer in the background once `value` is known; wait while MAX_UNANSWERED answers are pending."""
         await self._unanswered.acquire()
         task = asyncio.create_task(self._answer(number, value))
         self._answers.add(task)
@@ -209,8 +209,8 @@ class _Link:
     async def _answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
         try:
             answer = Answer(number, await value)
-        except Exception as error:  # the process that asked raises it
+        except Exception as error:  # raised in the API process
             if type(error) not in ERROR_CLASSES.values():
-                logger.exception("a fault in the engine")
+                logger.exception("internal error in the engine")
             answer = Answer(number, error=error)
         self.send(answer)

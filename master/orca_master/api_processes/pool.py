@@ -1,8 +1,8 @@
-"""`ApiProcesses`: the endpoint as several processes around the one that schedules (`--api-processes`).
+"""`ApiProcesses`: starts and restarts the API processes, which run the endpoint (`--api-processes`).
 
-Each has a listening socket of its own on the same port; the kernel shares connections out between them (SO_REUSEPORT).
-The master holds the sockets, so that a process that ends unasked is replaced without a refused connection. A process
-that breaks the protocol of its link (link_server.py) is killed, and replaced in the same way.
+Each process has its own listening socket on the same port; the kernel distributes connections (SO_REUSEPORT). The
+master keeps the sockets open, so that no connection is refused while a crashed process is replaced. A process that
+violates the protocol of its link (link_server.py) is killed and replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXIT_SECONDS = 5.0
 
 
 class ApiProcesses:
-    """Made by `api_processes`."""
+    """One API process per listener; create it with `api_processes`."""
 
     def __init__(self, server: EngineServer, path: Path, listeners: Sequence[socket.socket], drain_timeout: float):
         self._server = server
@@ -41,10 +41,10 @@ class ApiProcesses:
         self._keepers = [asyncio.create_task(self._keep(listener)) for listener in listeners]
         self._killer = asyncio.create_task(self._kill_offenders())
         self.ended = asyncio.gather(*self._keepers)
-        """Done when they could not be kept: no process can be started."""
+        """Completes with an error if a process cannot be started."""
 
     async def joined(self) -> None:
-        """Return when each process has come and knows the engine; raise EngineUnavailableError after a bound."""
+        """Wait until all processes have connected; raise EngineUnavailableError after JOIN_SECONDS."""
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 for _ in self._keepers:
@@ -54,13 +54,13 @@ class ApiProcesses:
         self._server.announce()
 
     async def drain(self) -> None:
-        """Tells the processes to end after what is under way; waits for that, within the drain timeout."""
+        """Send SIGTERM, after which the processes finish their requests; wait at most the drain timeout."""
         self._ending = True
         self._server.announce()
         await self._signal(signal.SIGTERM, self._drain_timeout)
 
     async def end(self) -> None:
-        """End the processes, by force those that do not end within a bound."""
+        """Send SIGTERM to the processes, and SIGKILL after EXIT_SECONDS."""
         self._ending = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             await self._signal(number, EXIT_SECONDS)
@@ -73,7 +73,7 @@ class ApiProcesses:
         await asyncio.wait(self._keepers, timeout=seconds)
 
     async def _kill_offenders(self) -> None:
-        """Kills the processes whose links the server has closed; they may not be able or willing to end."""
+        """Kill the processes whose links were closed for a protocol violation; they may not end themselves."""
         while True:
             offender = await self._server.offenders.get()
             for process in self._running:
@@ -81,21 +81,21 @@ class ApiProcesses:
                     process.kill()
 
     async def _keep(self, listener: socket.socket) -> None:
-        """Run a process on a listener, and another one when it ends unasked."""
+        """Run a process on a listener, and restart it when it ends unexpectedly."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
                 "--engine", str(self._path), "--listener", str(listener.fileno()),
                 pass_fds=(listener.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches the master alone, which then ends them in order
+                start_new_session=True,  # Ctrl-C reaches only the master, which then ends the processes in order
             )  # fmt: skip
             self._running.add(process)
-            if self._ending:  # `_signal` came before the process was known
+            if self._ending:  # `_signal` ran before the process was in `_running`
                 process.terminate()
             code = await process.wait()
             self._running.discard(process)
             if not self._ending:
-                logger.error("an API process ended with exit code %d: another one takes its place", code)
+                logger.error("an API process ended with exit code %d and is restarted", code)
                 await asyncio.sleep(RESTART_SECONDS)
 
 
@@ -103,7 +103,7 @@ class ApiProcesses:
 async def api_processes(
     engine: EngineThread, model_path: Path, config: EndpointConfig, listeners: Sequence[socket.socket]
 ) -> AsyncIterator[ApiProcesses]:
-    """Run a process for each listener while the block runs."""
+    """Run one API process per listener inside the `async with` block."""
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         path = Path(folder) / "engine.sock"
         server = EngineServer(engine, model_path, config)

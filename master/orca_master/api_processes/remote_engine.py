@@ -1,4 +1,4 @@
-"""`RemoteEngine`: the engine as an API process sees it, at the other end of a Unix socket (link_frames.py)."""
+"""`RemoteEngine`: the EngineClient of an API process, connected to the master by a Unix socket (link_frames.py)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 GONE = "the engine master has ended"
 HELLO_SECONDS = 30.0
-"""For the master's first message."""
+"""Timeout of the master's first message."""
 
 
 async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
-    """Return the engine behind a socket, and the master's Hello; raise EngineUnavailableError."""
+    """Connect to the engine at a socket; return it and the master's Hello. Raise EngineUnavailableError."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -62,14 +62,14 @@ async def _receive(reader: asyncio.StreamReader) -> FromMaster | None:
 
 
 class RemoteEngine(EngineClient):
-    """Made by `connect`; `listen` must run. Once the master is gone, requests are refused and end with an error."""
+    """Created by `connect`; `listen` must run. After the link closes, requests are refused or end with an error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: EngineStatus) -> None:
         self._reader = reader
         self._writer = writer
         self._status = status
         self._receivers: dict[str, Callable[[Output], object]] = {}
-        """Of the requests that the master has and that have not ended."""
+        """Receivers of the submitted unfinished requests."""
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._gone = False
@@ -80,7 +80,7 @@ class RemoteEngine(EngineClient):
         return self._status
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        """See EngineClient. A request that the link cannot carry is refused here, with RequestError."""
+        """See EngineClient. A request that cannot be encoded is refused here, with RequestError."""
         number = next(self._numbers)
         try:
             body = self._encode(Submit(number, submission))
@@ -92,7 +92,7 @@ class RemoteEngine(EngineClient):
         return self._ask(number, body)
 
     def release(self, request_id: str, ended_as: str | None) -> None:
-        """See EngineClient. The master releases requests that have ended by itself."""
+        """See EngineClient. The master itself releases requests that have ended."""
         if self._receivers.pop(request_id, None) is not None:
             self._send(encode_to_master(Release(request_id, ended_as)))
 
@@ -101,11 +101,11 @@ class RemoteEngine(EngineClient):
         number = next(self._numbers)
         text: bytes | None = await self._ask(number, encode_to_master(AskMetrics(number)))
         if text is None:
-            raise EngineError("the master's answer carries no metrics")
+            raise EngineError("the master's answer contains no metrics")
         return text
 
     async def listen(self) -> None:
-        """Take what the master sends; return when it has ended, after which nothing waits any more."""
+        """Process the master's messages until the link closes; then fail all pending answers and requests."""
         try:
             while (message := await _receive(self._reader)) is not None:
                 self._handle(message)
@@ -125,7 +125,7 @@ class RemoteEngine(EngineClient):
             case Outputs(outputs):
                 for output in outputs:
                     receiver = self._receivers.get(output.request_id)
-                    if receiver is None:  # released meanwhile
+                    if receiver is None:  # released in the meantime
                         continue
                     if output.finish_reason is not None:
                         del self._receivers[output.request_id]
@@ -133,7 +133,7 @@ class RemoteEngine(EngineClient):
             case Answer(number, value, error):
                 answer = self._answers.pop(number, None)
                 if answer is None:
-                    raise LinkError(f"an answer to the unknown question {number}")
+                    raise LinkError(f"an answer with the unknown number {number}")
                 _settle(answer, value, error)
             case EngineStatus():
                 self._status = message
@@ -164,7 +164,7 @@ class RemoteEngine(EngineClient):
         return answer
 
     def _send(self, body: bytes) -> None:
-        """Write a frame; end the link if the master does not read."""
+        """Write a frame; close the link if the master does not read."""
         if self._writer.is_closing():
             return
         try:
@@ -175,7 +175,7 @@ class RemoteEngine(EngineClient):
 
 
 def _settle(answer: asyncio.Future[Any], value: bytes | None, error: Exception | None) -> None:
-    """Give an answer to who waits for it, if somebody still does."""
+    """Set the result of `answer` unless it was cancelled."""
     if answer.done():
         return
     if error is None:

@@ -1,1 +1,1 @@
-"""From the bytes of a request's body to a checked value, within bounds of memory and time."""
+"""Parsing and validation of request bodies, with limits of memory and time."""

@@ -1,6 +1,6 @@
-"""`BodyBudget`: the memory that the bodies of all requests under way may take in one process together.
+"""`BodyBudget`: limits the total memory of unvalidated request bodies in one process.
 
-The bound of one body times the connections of a port is more than a machine has.
+The limit of a single body times the number of connections would exceed the memory of a machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_BYTES = 256 << 20
 
 
 class BodyBudget:
-    """`max_bytes` for all bodies that have not been checked yet. Belongs to one event loop."""
+    """A budget of `max_bytes` for all unvalidated bodies. Used from one event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -22,13 +22,13 @@ class BodyBudget:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes for one body, or raise QueueFullError; free them at the end."""
+        """Yield a function that reserves bytes for one body or raises QueueFullError; free the bytes at the end."""
         own = 0
 
         def take(num_bytes: int) -> None:
             nonlocal own
             if self.taken + num_bytes > self._max_bytes:
-                raise QueueFullError(f"the bodies of all requests may take {self._max_bytes} bytes together: try again")
+                raise QueueFullError(f"the limit of {self._max_bytes} bytes for all request bodies is reached: retry")
             own += num_bytes
             self.taken += num_bytes
 

@@ -1,8 +1,8 @@
-"""`BodyChecker`: checks bodies, small ones at once, large ones one at a time in a process (body_process.py).
+"""`BodyChecker`: validates small bodies on the event loop, large bodies one by one in a process (body_process.py).
 
-Reading JSON holds the interpreter's lock: a large body would stop every other request, the probes included. The process
-starts with the first large body. It is killed when a body takes too long or its client leaves, and it ends by itself
-when a body needs too much memory; the next large body starts another one.
+Parsing JSON holds the interpreter lock: a large body would block all other requests and the probes. The process
+starts with the first large body. It is killed when a body takes too long or its client disconnects, and exits when a
+body needs too much memory; the next large body starts a new process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from orca_master.bodies.validation import check_body, unpack
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 
 SMALL_BYTES = 128 << 10
-"""Largest body that is checked on the event loop."""
+"""Maximum size of a body that is validated on the event loop."""
 CHECK_SECONDS = 30.0
 TURN_SECONDS = 30.0
-"""Longest wait of a large body for the process."""
+"""Maximum wait of a large body for the process."""
 MAX_WAITING = 16
-"""Large bodies that may wait for the process."""
+"""Maximum number of large bodies that wait for the process."""
 _PIECE_BYTES = 1 << 20
 
 
 class BodyChecker:
-    """Belongs to one event loop."""
+    """Validates bodies; used from one event loop."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,15 +38,15 @@ class BodyChecker:
         self._num_waiting = 0
 
     async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
-        """Return the value of a body of `kind` (bodies.KINDS), and empty `body` if it is large.
+        """Return the value of a body of `kind` (validation.KINDS), and clear `body` if it is large.
 
-        Raises RequestError; QueueFullError if too many large bodies wait, or this one for too long;
-        EngineUnavailableError if the process cannot be started. When cancelled, ends the process if that has the body.
+        Raises RequestError; QueueFullError if too many large bodies wait, or if this body waits too long;
+        EngineUnavailableError if the process cannot be started. Cancellation kills a process that validates the body.
         """
         if len(body) <= SMALL_BYTES:
             return check_body(kind, body, lengths)
         if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{self._num_waiting} large bodies are waiting to be read, the limit is {MAX_WAITING}")
+            raise QueueFullError(f"{self._num_waiting} large bodies are waiting, the limit is {MAX_WAITING}")
         self._num_waiting += 1
         try:
             await self._wait_for_turn()
@@ -65,7 +65,7 @@ class BodyChecker:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turn.acquire()
         except TimeoutError as error:
-            message = f"other large bodies were read for {TURN_SECONDS:.0f} s while this one waited: try again"
+            message = f"the body waited more than {TURN_SECONDS:.0f} s for other large bodies: retry"
             raise QueueFullError(message) from error
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
@@ -87,12 +87,12 @@ class BodyChecker:
             raise
 
     async def _started(self) -> subprocess.Popen[bytes]:
-        """Return the process. The start is not cancelled with its caller: the next large body gets the process."""
-        if self._process is None or self._process.poll() is not None:  # it may have been killed while it was idle
+        """Return the running process. Cancelling the caller does not cancel the start: the next large body uses it."""
+        if self._process is None or self._process.poll() is not None:  # the idle process may have been killed
             self._starting = self._starting or asyncio.create_task(asyncio.to_thread(_start))
             try:
                 self._process = await asyncio.shield(self._starting)
-            except OSError as error:  # no descriptors or processes are left
+            except OSError as error:  # a limit of descriptors or processes is reached
                 message = f"the process that checks large bodies does not start: {error.strerror}"
                 raise EngineUnavailableError(message) from error
             finally:
@@ -101,11 +101,11 @@ class BodyChecker:
         return self._process
 
     def _kill(self) -> None:
-        """End the process. A thread that still exchanges data with the process gets OSError or EOFError."""
+        """Kill the process. A thread in `_exchange` then gets OSError or EOFError."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            asyncio.get_running_loop().run_in_executor(None, process.wait)  # else a zombie would stay
+            asyncio.get_running_loop().run_in_executor(None, process.wait)  # reap the zombie
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -113,14 +113,14 @@ def _start() -> subprocess.Popen[bytes]:
         [sys.executable, "-P", "-m", "orca_master.bodies.body_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches the server alone; this process ends with its standard input
+        start_new_session=True,  # Ctrl-C reaches only the server; this process ends with its standard input
     )
 
 
 def _exchange(
     process: subprocess.Popen[bytes], kind: str, body: bytearray, lengths: Lengths
 ) -> tuple[dict[str, Any], bytes]:
-    """Send a body, empty it, and return the answer; raise OSError or EOFError if the process ends."""
+    """Send a body, clear it, and return the reply; raise OSError or EOFError if the process ends."""
     assert process.stdin is not None
     assert process.stdout is not None
     header = json.dumps({"kind": kind, "max_model_len": lengths.max_model_len}).encode()

@@ -1,12 +1,12 @@
-"""A process that checks large bodies for the endpoint (body_checker.py): its interpreter's lock is its own.
+"""Process that validates large bodies for the endpoint (body_checker.py), with its own interpreter lock.
 
     python -m orca_master.bodies.body_process
 
-Reads requests from standard input and writes answers to standard output until the input ends. A body that needs more
-than MAX_MEMORY_BYTES ends the process without an answer. The endpoint kills the process when a body takes too long.
+Reads requests from standard input and writes replies to standard output until the input ends. A body that needs more
+than MAX_MEMORY_BYTES ends the process without a reply. The endpoint kills the process when a body takes too long.
 
-Request: two lengths (`LENGTHS`), a header as JSON (`kind`, `max_model_len`), and the body. Answer: two lengths, a
-header as JSON (`error` and `field`, or what `pack` returns), and token ids.
+Request: two lengths (`LENGTHS`), a header as JSON (`kind`, `max_model_len`), and the body. Reply: two lengths, a
+header as JSON (`error` and `field`, or the result of `pack`), and token ids.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from orca_master.bodies.validation import check_body, pack
 from orca_master.errors import RequestError
 
 LENGTHS = struct.Struct("<QQ")
-"""Bytes of the header and of what follows it."""
+"""Lengths in bytes of the header and of the rest."""
 MAX_MEMORY_BYTES = 1 << 30
-"""Beyond what the process has at its start: a JSON document's values take up to forty times its own bytes."""
+"""Limit above the memory at the start; the values of a JSON document take up to 40 times its size."""
 
 
 def limit_memory() -> None:
-    """Bounds the address space, and forbids core files, which would be as large."""
+    """Limit the address space, and disable core files, which could be as large."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -38,7 +38,7 @@ def limit_memory() -> None:
 
 
 def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
-    """Answers one request; False at the end of the input. Raises MemoryError."""
+    """Answer one request; return False at the end of the input. Raise MemoryError."""
     lengths = requests.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return False
@@ -50,7 +50,7 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
         reply, token_ids = pack(check_body(header["kind"], body, Lengths(header["max_model_len"])))
     except RequestError as error:
         reply = {"error": str(error), "field": error.field}
-    # A lone surrogate of the body is an error of its own, later.
+    # Lone surrogates of the body pass here; TextCodec.encode refuses them.
     text = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     answers.write(LENGTHS.pack(len(text), len(token_ids)))
     answers.write(text)
@@ -60,13 +60,13 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
 
 
 def main() -> int:
-    """Return 0 at the end of the input, 1 if memory does not suffice."""
+    """Return exit code 0 at the end of the input, 1 if the memory is insufficient."""
     limit_memory()
     try:
         while answer(sys.stdin.buffer, sys.stdout.buffer):
             pass
     except (MemoryError, BrokenPipeError):
-        os._exit(1)  # without a flush: the endpoint must not read half an answer
+        os._exit(1)  # without a flush: the endpoint must not read a partial reply
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Lengths that a request's fields may have, checked before their contents.
+"""Length limits of a request's fields, checked before their contents.
 
-pydantic checks the length of a list while it checks its entries, and reports every wrong entry. The validators here
-run first and look at the length alone. `Lengths` holds the bounds that depend on the model; a validation gets them as
-its context, and without a context (the Python API, an OpenAPI schema) they do not apply.
+pydantic checks the length of a list while it validates the entries, and reports every invalid entry. The validators
+here run first and check only the length. `Lengths` contains the limits that depend on the model, passed as validation
+context; without a context (the Python API, an OpenAPI schema) they do not apply.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 CHARACTERS_PER_TOKEN = 16
-"""Characters that a text may have for each token of the model's context: more than texts have on average."""
+"""Maximum characters of a text per token of the model's context, more than the average of texts."""
 MIN_CHARACTERS = 256 << 10
-"""Characters that a text may have, however short the model's context is."""
+"""Lower bound of the maximum characters of a text, for models with a short context."""
 MAX_CHARACTERS = 8 << 20
-"""Of all prompts together."""
+"""Maximum characters of all prompts together."""
 MAX_OPTIONS_BYTES = 64 << 10
-"""Of `chat_template_kwargs` as JSON."""
+"""Maximum size of `chat_template_kwargs` as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Bounds of one model: `max_model_len` in tokens; None: no bound."""
+    """Limits of one model: `max_model_len` in tokens; None: no limit."""
 
     max_model_len: int | None = None
 
     @classmethod
     def of(cls, info: ValidationInfo) -> Lengths:
-        """Return the bounds of a validation."""
+        """Return the limits in the context of a validation."""
         return info.context if isinstance(info.context, cls) else cls()
 
     def check_tokens(self, count: int) -> None:
-        """Raise PydanticCustomError for more token ids than the model's context has."""
+        """Raise PydanticCustomError for more token ids than the model's context length."""
         if self.max_model_len is not None and count > self.max_model_len:
             raise PydanticCustomError(
                 "too_long",
@@ -62,19 +62,19 @@ class Lengths:
         if count > limit:
             raise PydanticCustomError(
                 "too_long",
-                "{count} characters leave no room in the model's context of {tokens} tokens: a text may have {limit} "
-                "characters, send a longer one as token ids",
+                "{count} characters exceed the limit of {limit} for the model's context of {tokens} tokens: "
+                "send a longer text as token ids",
                 {"count": count, "tokens": self.max_model_len, "limit": limit},
             )
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Refuses a list or a mapping with more than `limit` entries, in pydantic's words."""
+    """Return a validator that refuses lists and mappings with more than `limit` entries, with pydantic's message."""
     return BeforeValidator(lambda value: _refuse_longer(value, limit, {list: "List", dict: "Dictionary"}, "items"))
 
 
 def at_most_characters(limit: int) -> BeforeValidator:
-    """Refuses a text with more than `limit` characters, in pydantic's words."""
+    """Return a validator that refuses texts with more than `limit` characters, with pydantic's message."""
     return BeforeValidator(lambda value: _refuse_longer(value, limit, {str: "String"}, "characters"))
 
 

@@ -1,7 +1,7 @@
-"""From the bytes of a request's body to a checked value, and the form in which a value passes between processes.
+"""Validates request bodies, and converts validated values for the transfer between processes.
 
-FastAPI would collect every error of a body before it reports the first; here the first one ends the validation of a
-list (openai_requests.py, tokenize_requests.py), and an error never repeats the input.
+FastAPI would collect all errors of a body before it reports the first; here the first error ends the validation of a
+list (openai_requests.py, tokenize_requests.py), and error messages do not contain the input.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }
-"""What a body can be."""
+"""Kinds of bodies → validator."""
 MAX_MESSAGE = 1000
-"""Characters of an error message."""
+"""Maximum characters of an error message."""
 MAX_FIELD = 64
-"""Characters of a field's name in an error."""
+"""Maximum characters of a field's name in an error."""
 
 
 def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
-    """Return the value of a JSON document, of one of KINDS; raise RequestError."""
+    """Parse and validate a JSON body of a kind in KINDS; raise RequestError."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -44,34 +44,34 @@ def check_body(kind: str, body: bytes | bytearray, lengths: Lengths) -> Any:
 
 
 def described(errors: Sequence[Any]) -> RequestError:
-    """Return pydantic's errors as one error with the name of the field to blame."""
-    # A field with several types gets errors for each of them. The deepest error is reported, and of several one about
-    # a value rather than a type.
+    """Convert pydantic's errors to one error with the name of the invalid field."""
+    # A field of a union type gets errors for each type. Report the deepest error; of several, prefer an error about
+    # a value to an error about a type.
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     path = [str(part)[:MAX_FIELD] for place, part in enumerate(first["loc"]) if not _names_a_type(place, str(part))]
     message = shortened(first["msg"].removeprefix("Value error, "))
     if first["type"] == "extra_forbidden":
-        message = "this field is not known or not supported here"
+        message = "this field is unknown or not supported"
     if path:
         return RequestError(f"{'.'.join(path)}: {message}", path[0])
-    # Rules over several fields begin with the name of the one to blame.
+    # Messages of checks over several fields begin with the name of the invalid field.
     return RequestError(message, message.partition(":")[0] if first["type"] == "value_error" else None)
 
 
 def _names_a_type(place: int, part: str) -> bool:
-    """Whether a part of a location names a type that pydantic tried, and not a field or an index of the body."""
+    """Return True if a part of a location is a type that pydantic tried, not a field or an index of the body."""
     if place == 0:
         return part == "body" or part in TAGS
     return part == "str" or "[" in part
 
 
 def shortened(message: str) -> str:
-    """Return the beginning of a message that may repeat the input."""
+    """Truncate a message that may contain the input."""
     return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
 
 
 def pack(value: Any) -> tuple[dict[str, Any], bytes]:
-    """Return a checked value as what JSON can hold, and its token ids as 32-bit numbers: see `unpack`."""
+    """Convert a validated value to JSON data and 32-bit token ids; the inverse of `unpack`."""
     names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
     packed: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
     if "messages" in packed["value"]:
@@ -94,7 +94,7 @@ def pack(value: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def unpack(kind: str, packed: dict[str, Any], token_ids: bytes) -> Any:
-    """Return the value that was packed. Token ids are arrays: four bytes each, where a list takes forty."""
+    """Return the value passed to `pack`. Token ids become arrays with 4 bytes per id, where a list takes 40."""
     name = packed.get("name")
     if name is None:
         return KINDS[kind].validate_python(packed["value"])

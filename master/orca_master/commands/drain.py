@@ -1,6 +1,7 @@
-"""`orca drain`: the preStop hook of a master pod: takes no new requests, waits for those under way, within a bound.
+"""`orca drain`: the preStop hook of a master pod: refuses new requests and waits for running requests, with a timeout.
 
-The pod is taken out of its Service while this lingers, so that no request arrives at a master that refuses it.
+The command first waits LINGER_SECONDS for Kubernetes to remove the pod from its Service, so that no new request
+arrives at a draining master.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ CALL_SECONDS = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """`orca drain`: exit code 0 when drained, 1 when the bound was reached or the master does not answer."""
-    parser = OneLineParser(prog="orca drain", description="Lets a master on this host finish what runs.")
+    """Run `orca drain`: exit code 0 when drained, 1 on timeout or if the master does not answer."""
+    parser = OneLineParser(
+        prog="orca drain", description="Makes a master on this host refuse new requests, and waits until it is idle."
+    )
     parser.add_argument("--admin-port", type=port, required=True, help="the master's admin port")
-    parser.add_argument("--admin-token-file", type=Path, required=True, metavar="FILE", help="its bearer token")
-    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="the master's own certificates, if it has any")
-    parser.add_argument("--timeout", type=positive, default=30, metavar="SECONDS", help="longest wait (30)")
+    parser.add_argument(
+        "--admin-token-file", type=Path, required=True, metavar="FILE", help="bearer token of the admin port"
+    )
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="the master's certificates, if it uses TLS")
+    parser.add_argument("--timeout", type=positive, default=30, metavar="SECONDS", help="maximum wait (30)")
     arguments = parser.parse_args(argv)
     try:
         tls = TlsFolder(arguments.tls_dir, "master").current() if arguments.tls_dir else None
@@ -50,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:
-    """Return the master's state; raise OSError, HTTPException, or ValueError for an answer that is not a state."""
+    """Return the master's state; raise OSError, HTTPException, or ValueError for an unexpected response."""
     connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_SECONDS)
     with contextlib.closing(connection):
         connection.connect()
@@ -58,11 +63,11 @@ def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates
             context = tls.client_context()
             connection.sock = context.wrap_socket(connection.sock, server_hostname=f"master.{tls.identity}")
         connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        body = answer.read()
-    if answer.status >= 400:
-        raise ValueError(f"{path}: {answer.status} {body[:300].decode(errors='replace')}")
+        response = connection.getresponse()
+        body = response.read()
+    if response.status >= 400:
+        raise ValueError(f"{path}: {response.status} {body[:300].decode(errors='replace')}")
     state = json.loads(body)
     if not isinstance(state, dict) or not isinstance(state.get("idle"), bool):
-        raise ValueError(f"{path}: the answer is not a master's state: is --admin-port {admin_port} a master's?")
+        raise ValueError(f"{path}: the response is not a master's state: check --admin-port {admin_port}")
     return state

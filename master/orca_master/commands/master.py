@@ -1,8 +1,8 @@
 """`orca master`, and the HTTP server that `orca serve` shares with it.
 
-Order of events: options → port bound (a port in use is known before anything starts) → HTTP answers,
-/readyz says loading → engine formed → ready. A signal ends it in the opposite order: no new
-connections, running answers finish within a bound, workers end.
+Order of events: options → bind the port (a port in use is reported before anything starts) → serve HTTP,
+/readyz reports loading → form the engine → ready. On a signal: refuse new connections, wait for running
+requests with a timeout, shut the workers down.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ logger = logging.getLogger(__name__)
 
 
 async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:
-    """Serve until a signal comes; raise ConfigurationError or EngineUnavailableError if it cannot start."""
+    """Serve until a signal arrives; raise ConfigurationError or EngineUnavailableError if the start fails."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     path = Path(topology.model.path)
-    # Read here even if other processes serve: a damaged file is known, and said once, before anything starts.
+    # Also with API processes: a damaged file is then reported once, before anything starts.
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     engine = make_engine(topology, config, endpoint_config)
     endpoint = Endpoint(endpoint_config, engine, codec, template)
@@ -87,7 +87,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
                 await started
-                gc.freeze()  # a full collection over what stands by now takes 100 ms, and nothing of it will go
+                gc.freeze()  # the objects so far are permanent, and a full collection over them takes 100 ms
                 address = ports.api[0].getsockname()
                 logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
                 await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,19 +97,19 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             for task in (started, stopped):
                 task.cancel()
             await asyncio.gather(started, stopped, return_exceptions=True)
-            # The engine before the servers: what still runs ends with an error that its client can read.
+            # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
 
 
 async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
-    """Return when requests are taken and answered."""
+    """Start the engine and return when requests can be served."""
     await engine.start()
     if isinstance(front, ApiProcesses):
         await front.joined()
 
 
 def make_engine(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig) -> EngineThread:
-    """Return an engine that is still to be started; needs a running loop."""
+    """Create the engine without starting it; needs a running event loop."""
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     observer: EngineObserver = metrics
     if config.iteration_log is not None:
@@ -126,8 +126,8 @@ def run_to_exit_code(
     endpoint_config: EndpointConfig,
     ports: Ports,
 ) -> int:
-    """Run the server and return the exit code: 0, 1 when the engine failed to start, 2 for the user's mistake."""
-    # One that comes while the loop is being made would leave half of it; it waits for the loop's own handlers.
+    """Run the server and return the exit code: 0, 1 if the engine failed to start, 2 for a configuration error."""
+    # A signal during the creation of the loop would leave it half-created: defer signals until the loop handles them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         asyncio.run(run_server(topology, config, endpoint_config, ports))
@@ -141,12 +141,14 @@ def run_to_exit_code(
 
 
 def main(argv: list[str]) -> int:
-    """`orca master`."""
-    parser = OneLineParser(prog="orca master", description="Runs the engine master for workers started elsewhere.")
+    """Run `orca master` and return the exit code."""
+    parser = OneLineParser(
+        prog="orca master", description="Runs the engine master with workers that are started separately."
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--topology", type=Path, help="topology.json, see docs/contracts.md, section 1")
     source.add_argument(
-        "--pipeline", action="append", metavar="HOST:PORT,…", help="the workers of one pipeline, in partition order"
+        "--pipeline", action="append", metavar="HOST:PORT,…", help="workers of one pipeline, in partition order"
     )
     parser.add_argument("--model", help="with --pipeline: model directory, readable by master and workers")
     parser.add_argument("--communication-backend", choices=get_args(Backend), default="gloo", help="data plane (gloo)")
@@ -165,7 +167,7 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     if arguments.insecure:
-        logger.warning("--insecure: calls to workers are in plain text, and workers obey whoever reaches their ports")
+        logger.warning("--insecure: calls to workers are unencrypted, and workers accept any client on their ports")
     seconds = float(arguments.recovery_timeout)
     owner = WorkerOwner.CLUSTER if seconds else WorkerOwner.ENGINE
     config = replace(engine_config(arguments), worker_owner=owner, recovery_timeout=seconds, tls=tls)
@@ -178,16 +180,14 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=0,
         metavar="SECONDS",
-        help="longest wait of requests for lost workers that a supervisor restarts (0: no supervisor, and the workers "
+        help="maximum wait of requests for lost workers that a supervisor restarts (0: no supervisor, and the workers "
         "end with the master)",
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
         "--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key and ca.crt, for workers on TCP and the admin port"
     )
-    security.add_argument(
-        "--insecure", action="store_true", help="without certificates: workers on TCP obey whoever reaches them"
-    )
+    security.add_argument("--insecure", action="store_true", help="no certificates: workers on TCP accept any client")
     parser.add_argument(
         "--probe-port", type=port, help="port for /livez, /readyz, /startupz, /progressz and /metrics (none)"
     )
@@ -196,16 +196,16 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _tls(arguments: argparse.Namespace, topology: Topology) -> TlsFolder | None:
-    """Return the certificates, none if the user wants none or all workers are on Unix sockets."""
+    """Return the certificates; None with --insecure or if all workers are on Unix sockets."""
     if arguments.tls_dir is not None:
         try:
             return TlsFolder(arguments.tls_dir, "master")
         except TlsError as error:
             raise ConfigurationError(str(error)) from error
     addresses = [address for pipeline in topology.pipelines for address in pipeline.workers]
-    on_tcp = next((address for address in addresses if not address.startswith(UNIX)), None)
-    if on_tcp is not None and not arguments.insecure:
-        raise ConfigurationError(f"worker {on_tcp}: {WAYS_OUT}")
+    tcp_address = next((address for address in addresses if not address.startswith(UNIX)), None)
+    if tcp_address is not None and not arguments.insecure:
+        raise ConfigurationError(f"worker {tcp_address}: {WAYS_OUT}")
     return None
 
 
@@ -234,7 +234,7 @@ def _ports(arguments: argparse.Namespace) -> Ports:
 def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Topology:
     for name in ("model", "dtype", "max_model_len", "tensor_parallel_size", "communication_backend"):
         if getattr(arguments, name) != parser.get_default(name):
-            raise ConfigurationError(f"--{name.replace('_', '-')}: with --topology the file says it")
+            raise ConfigurationError(f"--{name.replace('_', '-')}: not allowed with --topology, whose file sets it")
     return read_topology(arguments.topology)
 
 
@@ -251,7 +251,7 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
             dtype=arguments.dtype,
             max_model_len=arguments.max_model_len,
         )
-    except ValidationError as error:  # the other fields have been checked as options
+    except ValidationError as error:  # argparse has checked the other fields
         raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error
     return Topology(
         model=model,

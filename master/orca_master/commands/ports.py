@@ -1,4 +1,4 @@
-"""The sockets that a master listens on, made before anything else of it starts, and the signals that end it."""
+"""The listening sockets of a master, bound before anything else starts, and the signals that end a master."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
-    """Return listening sockets that share one port; raise ConfigurationError if the address cannot be had."""
+    """Return listening sockets that share one port; raise ConfigurationError if the address cannot be bound."""
     try:
-        # Alone first: it fails where another program has the port, which sockets that share it would not.
+        # Bind without SO_REUSEPORT first, to detect a port in use by another program.
         first = listen(host, port)
         if count == 1:
             return (first,)
@@ -29,7 +29,7 @@ def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The sockets a master listens on, `api` one for each API process. `admin_token` guards the admin port."""
+    """Listening sockets of a master, `api` with one per API process. `admin_token` protects the admin port."""
 
     api: tuple[socket.socket, ...]
     probes: socket.socket | None = None

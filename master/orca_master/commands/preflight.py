@@ -1,7 +1,7 @@
-"""Checks of a model before anything of a server starts, in processes with bounds, side by side.
+"""Checks a model before a server starts, in parallel processes with limits of memory and time.
 
-A stranger's file can ask for any amount of memory or time while it is parsed; the server must not pay for that. Like
-every child interpreter they run with -P: the current folder may be the model's, whose files must not be imported.
+Parsing an untrusted file can take any amount of memory or time, which must not affect the server. Like every child
+interpreter these processes run with -P, to import nothing from the current folder, which may be the model's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from orca_master.errors import ConfigurationError
 
 MEMORY_BYTES = 512 << 20
-"""Limit of a check's address space; the tokenizer of 256,000 tokens needs 250 MiB."""
+"""Limit of a check's address space; a tokenizer of 256,000 tokens needs 250 MiB."""
 CPU_SECONDS = 15
-"""Limit of a check's processor time; that tokenizer takes 2 s."""
+"""Limit of a check's processor time; a tokenizer of 256,000 tokens takes 2 s."""
 WALL_SECONDS = 120.0
-"""Limit of all checks together, for files on a volume that does not answer."""
+"""Timeout of all checks together, for files on an unresponsive volume."""
 REFUSED = 2
 
 
 def model_command(
     folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int | None
 ) -> list[str]:
-    """Return the command that checks configuration and weights, which the worker's package has."""
+    """Return the command that checks configuration and weights (in the package orca_worker)."""
     return [
         *("orca_worker.model_check", str(folder), "--max-model-len", str(max_model_len or 0)),
         *("-pp", str(pipeline_parallel_size), "-tp", str(tensor_parallel_size)),
@@ -41,7 +41,7 @@ def text_command(folder: Path, chat_template: Path | None) -> list[str]:
 
 
 def check(*commands: Sequence[str]) -> None:
-    """Run Python modules with arguments; raise ConfigurationError with the line of the first that refuses."""
+    """Run check commands (module and arguments); raise ConfigurationError with the first error line."""
     environment = {**os.environ, "RUST_BACKTRACE": "0"}
     deadline = time.monotonic() + WALL_SECONDS
     processes = [
@@ -67,14 +67,14 @@ def check(*commands: Sequence[str]) -> None:
             if process.returncode < 0:
                 raise ConfigurationError(
                     f"{command[1]}: checking the model's files took more than {CPU_SECONDS} s of processor time or "
-                    f"{MEMORY_BYTES >> 20} MiB, and was ended ({command[0]} by signal {-process.returncode})"
+                    f"{MEMORY_BYTES >> 20} MiB ({command[0]} was killed by signal {-process.returncode})"
                 )
             raise ConfigurationError(
                 f"{command[1]}: {command[0]} failed with exit code {process.returncode}"
                 f"{''.join(f': {line}' for line in lines[-1:])}"
             )
     except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"{commands[0][1]}: its files were not read within {WALL_SECONDS:.0f} s") from error
+        raise ConfigurationError(f"{commands[0][1]}: files were not read within {WALL_SECONDS:.0f} s") from error
     finally:
         for process in processes:
             process.kill()

@@ -1,8 +1,8 @@
 """`orca serve`: master and workers on this machine.
 
-The same master and the same workers as in a cluster: this file starts `orca worker` processes on Unix
-sockets, writes a topology for them and runs the server. However it ends, no process stays behind: the
-workers are told to end, then killed, and the kernel kills them if this process is killed.
+Starts `orca worker` processes on Unix sockets, builds their topology and runs the same server as `orca master`.
+No worker outlives this process: workers get SIGTERM, then SIGKILL, and the kernel kills them if this
+process is killed.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ WORKER_EXIT_SECONDS = 5.0
 
 
 def _die_with_parent() -> None:
-    """Run in the child before exec: its end follows this process's (prctl(2), Linux)."""
+    """Make the kernel kill the child when this process ends (prctl(2), Linux). Runs in the child before exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
-    """Start `count` workers and yield their addresses; they have ended when it returns.
+    """Start `count` workers and yield their addresses; end them at the exit of the context.
 
-    Must be entered on the main thread while it is the only one: the kernel ties "dies with its parent"
-    to the thread that started the child.
+    Must be entered on the main thread while no other thread exists: PR_SET_PDEATHSIG applies to the
+    thread that started the child.
     """
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
         workers = [
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "orca_worker", "--listen", address, "--log-format", log_format],
-                # No other thread is there yet, so code before exec is safe.
+                # No other thread exists yet, so preexec_fn is safe.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the workers in order
             )
             for address in addresses
         ]
@@ -70,7 +70,7 @@ def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Tells the workers to end, and kills those that do not within a bound."""
+    """Send SIGTERM to the workers, and SIGKILL to those that still run after WORKER_EXIT_SECONDS."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for worker in workers:
             if worker.poll() is None:
@@ -82,7 +82,7 @@ def _end(workers: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`orca serve`."""
+    """Run `orca serve` and return the exit code."""
     parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
     parser.add_argument("model", help="Hugging Face model directory")
     parser.add_argument(
@@ -92,9 +92,7 @@ def main(argv: list[str]) -> int:
         default=1,
         help="inter-layer partitions, one worker process each (1)",
     )
-    parser.add_argument(
-        "--replicas", type=positive, default=1, help="pipelines, fed from one request pool in order of arrival (1)"
-    )
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     add_model_options(parser)
     add_engine_options(parser)
@@ -116,8 +114,8 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
-        # Its modules take a second to import: not before the model has been checked, and while the workers start.
-        # Signals wait until then: the exception of _leave could be caught by any of these modules.
+        # The import takes a second: do it after the model check, while the workers start.
+        # Block signals meanwhile, because any of the imported modules could catch the exception of _leave.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         from orca_master.commands.master import run_to_exit_code
 
@@ -143,10 +141,10 @@ def _model_folder(name: str) -> Path:
         folder = Path(name).resolve()
         regular_file(folder, "config.json")
     except MissingFileError as error:
-        raise ConfigurationError(f"{name}: no config.json there: a Hugging Face model directory is expected") from error
+        raise ConfigurationError(f"{name}: no config.json: a Hugging Face model directory is expected") from error
     except FileError as error:
         raise ConfigurationError(str(error)) from error
-    except RuntimeError as error:  # links in a circle, before Python 3.13
+    except RuntimeError as error:  # a cycle of symbolic links, before Python 3.13
         raise ConfigurationError(f"{name}: {error}") from error
     return folder
 
@@ -154,7 +152,7 @@ def _model_folder(name: str) -> Path:
 def local_topology(
     model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
 ) -> Topology:
-    """Return the topology of workers on this machine, `pipeline_parallel_size` of them to a pipeline."""
+    """Return the topology of workers on this machine, `pipeline_parallel_size` workers per pipeline."""
     size = pipeline_parallel_size
     return Topology(
         model=model,
@@ -169,5 +167,5 @@ def local_topology(
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """Before the server runs, a signal unwinds the stack, so that the workers are ended."""
+    """Handle a signal before the server runs: unwind the stack, which ends the workers."""
     sys.exit(128 + number)

@@ -1,8 +1,8 @@
-"""Checks a model's text side in a process with bounds: tokenizer, stop tokens and chat template.
+"""Checks tokenizer, stop tokens and chat template of a model in a process with limits of memory and time.
 
     python -m orca_master.commands.text_check FOLDER [--chat-template FILE]
 
-Loads and tries them as a server would, prints one line and ends with exit code 2 if one is refused.
+Loads and tries them as a server would; on an error prints one line and exits with code 2.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from orca_master.text.template_process import Renderer
 from orca_master.text.tokenizer import TextCodec
 
 PROBES = ("Hello, world! 12345 \n", "a" * 40 + "!", "1" * 40 + "a", " " * 40 + "\n" * 8 + "x", "é漢🙂\u200d" * 8)
-"""Texts on which expressions that backtrack without bound show it."""
+"""Texts that trigger catastrophic backtracking in regular expressions."""
 
 
 def try_text(folder: Path, chat_template: Path | None) -> None:
-    """Load and try the text side in this process; raise ConfigurationError."""
+    """Load and try tokenizer and chat template in this process; raise ConfigurationError."""
     codec = TextCodec(folder)
     template = ChatTemplate(folder, chat_template)
     try:
@@ -44,7 +44,7 @@ def try_text(folder: Path, chat_template: Path | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Return 0, 2 if something is refused, or 1 if the check itself fails."""
+    """Return exit code 0, 2 for an unsuitable model, or 1 if the check itself fails."""
     parser = argparse.ArgumentParser(prog="orca_master.commands.text_check", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--chat-template", type=Path)
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Panics of the tokenizer are printed before they become errors: not here, where one line says it.
+    # The tokenizer prints its panics to stderr: discard that output, because only one line is reported.
     report = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     code, line = 2, ""
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         line = str(error)
     except MemoryError:
         line = f"{arguments.folder}: the tokenizer or template needs more than {MEMORY_BYTES >> 20} MiB"
-    except Exception as error:  # a fault of ours or of a library: reported in its own words
+    except Exception as error:  # a bug of the check or of a library
         code, line = 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
     if line:
         print(line, file=report, flush=True)

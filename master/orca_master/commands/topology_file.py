@@ -1,4 +1,4 @@
-"""Reads topology.json, which the operator or a person writes for `orca master` (docs/contracts.md, section 1)."""
+"""Reads topology.json, the file for `orca master --topology` (docs/contracts.md, section 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_topology(path: Path) -> Topology:
-    """Read topology.json; raise ConfigurationError with the first field that is wrong."""
+    """Read topology.json; raise ConfigurationError with the first invalid field."""
     try:
         topology, unknown = read(Topology, path.read_bytes())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The master's other ports: probes for the kubelet, and the admin port for the operator (docs/contracts.md, section 6).
+"""The probe port for the kubelet and the admin port for the operator (docs/contracts.md, section 6).
 
-`GET /state` says what the engine is and does, `PUT /topology` and `PUT /scheduler` change it, `POST /drain` ends it
-gently. Every admin call needs the bearer token of the Secret `d-admin`.
+`GET /state` returns the engine's state, `PUT /topology` and `PUT /scheduler` change its configuration, `POST /drain`
+starts draining. Every admin call needs the bearer token of the Secret `d-admin`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEARER = HTTPBearer(auto_error=False)
 
 
 def report(engine: EngineThread) -> StateReport:
-    """Return what `GET /state` says."""
+    """Return the response of `GET /state`."""
     snapshot, config = engine.engine.snapshot, engine.config
     return StateReport(
         contract_version=VERSION,
@@ -58,8 +58,8 @@ def report(engine: EngineThread) -> StateReport:
 def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
     """Return the admin port's application."""
 
-    async def authorized(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
+    async def authorized(bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if bearer is None or not hmac.compare_digest(bearer.credentials.encode(), token.encode()):
             raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
 
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
@@ -76,17 +76,17 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
 
     @app.get(routes.STATE)
     async def state() -> dict[str, Any]:
-        """Return what the engine is and does."""
+        """Return the engine's state."""
         return report(engine).wire()
 
     @app.put(routes.TOPOLOGY)
     async def topology(request: Request) -> dict[str, Any]:
-        """Take pipelines in and out."""
-        wanted = await body(Topology, request)
-        if refusal := wanted.refusal():
+        """Add and remove pipelines."""
+        new_topology = await body(Topology, request)
+        if refusal := new_topology.refusal():
             raise HTTPException(422, refusal)
         try:
-            await engine.apply(wanted)
+            await engine.apply(new_topology)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
         return report(engine).wire()
@@ -99,7 +99,7 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
 
     @app.post(routes.DRAIN, status_code=202)
     async def drain() -> dict[str, Any]:
-        """Take no new requests from now on; `idle` says when those under way have ended."""
+        """Refuse new requests from now on; `idle` becomes true when all requests have ended."""
         engine.draining = True
         return report(engine).wire()
 
@@ -116,7 +116,7 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
 
 
 def create_probes(engine: EngineThread) -> Any:
-    """Return the probe port's application. Must be called on the endpoint's event loop, which it watches."""
+    """Return the probe port's application. Call it on the endpoint's event loop, which `/livez` watches."""
     endpoint_loop = LoopWatch()
 
     async def startupz() -> tuple[int, str]:

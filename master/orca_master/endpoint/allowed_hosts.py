@@ -1,7 +1,7 @@
-"""ASGI middleware that refuses names under which the server is not meant to be reached.
+"""ASGI middleware that refuses requests whose Host is not allowed, against DNS rebinding.
 
-A web page can let its own name resolve to 127.0.0.1 and then talk to a server on its reader's machine as one of the
-same origin (DNS rebinding). The browser still sends the page's name as Host.
+A web page can make its own host name resolve to 127.0.0.1 and then access a server on the user's machine as the same
+origin. The browser still sends the page's host name as Host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def name_of(host: str) -> str:
 
 
 class AllowedHosts:
-    """Answers 400 to requests for another host. A request without Host comes from no browser and is served."""
+    """Answers 400 to requests for other hosts. Requests without Host do not come from browsers and are served."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
         self._app = app
@@ -31,9 +31,9 @@ class AllowedHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
-        given = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
-        if all(name_of(host) in self._hosts for host in given):
+        hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
+        if all(name_of(host) in self._hosts for host in hosts):
             await self._app(scope, receive, send)
             return
-        message = "this server is not known by the name in the Host field (--allowed-hosts NAME)"
+        message = "the name in the Host field is not allowed (--allowed-hosts NAME)"
         await error_response(400, message)(scope, receive, send)

@@ -1,7 +1,7 @@
-"""API keys: as SHA-256 digests alone, from options, the environment and a file that may change while the server runs.
+"""API keys, stored as SHA-256 digests, from options, the environment and a file that is reloaded when it changes.
 
-A digest without salt suffices for keys, which are random. The server's memory and its link to API processes then hold
-nothing that a client could present as a key.
+Digests without salt suffice, because keys are random. The server's memory and its link to API processes contain
+no keys.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def digest(key: str) -> str:
 
 
 def digests_of(keys: Iterable[str], source: str) -> frozenset[str]:
-    """Return the digests of keys, of which some may be `sha256:` and a digest; raise ConfigurationError."""
-    found = set()
+    """Return the digests of keys, each given as a key or as `sha256:DIGEST`; raise ConfigurationError."""
+    digests = set()
     for key in keys:
         if not key.strip():
             raise ConfigurationError(f"{source}: a key is empty")
         if key.startswith(PREFIX) and not _HEXADECIMAL.fullmatch(key, len(PREFIX)):
             raise ConfigurationError(f"{source}: {PREFIX} is not followed by 64 hexadecimal digits")
-        found.add(key[len(PREFIX) :].lower() if key.startswith(PREFIX) else digest(key))
-    return frozenset(found)
+        digests.add(key[len(PREFIX) :].lower() if key.startswith(PREFIX) else digest(key))
+    return frozenset(digests)
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Return an `opener` (see `open`) that waits for no pipe's writer; raise OSError for all but regular files."""
+    """Open a regular file without blocking (an `opener` for `open`); raise OSError for other files, such as pipes."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -68,14 +68,14 @@ def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -
     if len(content) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{source}: it exceeds {MAX_FILE_BYTES} bytes")
     if not keys:
-        raise ConfigurationError(f"{source}: there is no key in it")
+        raise ConfigurationError(f"{source}: the file contains no key")
     return digests_of(keys, source)
 
 
 class KeyRing:
-    """The keys that are valid now: `digests`, and those of the file at `path`, which are `from_file` at first.
+    """The valid keys: `digests`, and the digests in the file at `path`, initially `from_file`.
 
-    While the file is unreadable or holds no key, the keys read from it before stay valid.
+    While the file is unreadable or contains no key, the keys that were read from it before stay valid.
     """
 
     def __init__(
@@ -90,39 +90,39 @@ class KeyRing:
         self._reload_seconds = reload_seconds
         self._from_file = from_file
         self._version: tuple[int, ...] | None = None
-        self._complaint = ""
+        self._logged_error = ""
         self._checked = float("-inf")
 
     def accepts(self, key: str) -> bool:
-        """Whether a key is valid. Every digest is compared, in constant time, so that the time tells nothing."""
-        self._follow_file()
-        given = digest(key)
-        matches = [secrets.compare_digest(given, known) for known in self._digests | self._from_file]
+        """Return True if a key is valid. Compares all digests in constant time, against timing attacks."""
+        self._reload_file()
+        key_digest = digest(key)
+        matches = [secrets.compare_digest(key_digest, known) for known in self._digests | self._from_file]
         return any(matches)
 
-    def _follow_file(self) -> None:
-        """Read the file again if it has changed; look every few seconds at the most."""
+    def _reload_file(self) -> None:
+        """Read the file again if it has changed; check at most every `reload_seconds`."""
         now = time.monotonic()
         if self._path is None or now - self._checked < self._reload_seconds:
             return
         self._checked = now
         try:
-            # Of the file behind a symbolic link: Kubernetes replaces the link of a mounted Secret.
+            # Follows symbolic links: Kubernetes updates a mounted Secret by replacing a link.
             status = os.stat(self._path)
             version = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
             if version == self._version:
                 return
             self._from_file = read_key_file(self._path, open_regular)
         except OSError as error:
-            self._complain(f"--api-key-file {self._path}: {error.strerror}")
+            self._log_error(f"--api-key-file {self._path}: {error.strerror}")
         except ConfigurationError as error:
-            self._complain(str(error))
+            self._log_error(str(error))
         else:
             if self._version is not None:
-                logger.info("--api-key-file %s: read again, %d keys", self._path, len(self._from_file))
-            self._version, self._complaint = version, ""
+                logger.info("--api-key-file %s: reloaded, %d keys", self._path, len(self._from_file))
+            self._version, self._logged_error = version, ""
 
-    def _complain(self, complaint: str) -> None:
-        if complaint != self._complaint:
-            self._complaint = complaint
-            logger.error("%s; the keys read before stay valid", complaint)
+    def _log_error(self, error: str) -> None:
+        if error != self._logged_error:
+            self._logged_error = error
+            logger.error("%s; the previously read keys stay valid", error)

@@ -1,7 +1,7 @@
-"""The ASGI application: middleware, errors in OpenAI's shape, and the routes that generate nothing.
+"""The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
-and log line → Host → CORS → API key → bounds of the body.
+and access log → Host → CORS → API key → body limits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from orca_master.errors import (
 
 
 def create_app(endpoint: Endpoint) -> FastAPI:
-    """Return the application around `endpoint`."""
+    """Return the application that serves `endpoint`."""
     error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
     app = FastAPI(
         title="ORCA",
@@ -72,7 +72,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
-    # Cached: anybody may ask for the schema without a key, and making it takes a tenth of a second.
+    # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, endpoint.config.model_names))
     app.openapi = lambda: schema(  # type: ignore[method-assign]
         endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest
@@ -83,8 +83,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = described(error.errors())
-        return error_response(400, str(found), found.field)
+        request_error = described(error.errors())
+        return error_response(400, str(request_error), request_error.field)
 
     @app.exception_handler(RequestError)
     async def _refused(_: Request, error: RequestError) -> JSONResponse:
@@ -120,18 +120,18 @@ def _add_errors(app: FastAPI) -> None:
 def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> ModelList:
-        """List the one model that is served, under all its names."""
+        """List all names of the served model."""
         return ModelList(data=endpoint.cards())
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard)
     async def model(model: str) -> ModelCard:
-        """One model."""
+        """Return one model."""
         endpoint.check(model)
         return next(card for card in endpoint.cards() if card.id == model)
 
     @app.post("/tokenize", response_model=Tokenized)
     async def tokenize(body: TokenizeRequest) -> Tokenized:
-        """Text or messages to token ids."""
+        """Convert text or messages to token ids."""
         endpoint.check(body.model)
         if isinstance(body, TokenizeChatRequest):
             text = await endpoint.template.render(body.messages, body.add_generation_prompt, {})
@@ -142,7 +142,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
-        """Token ids to text."""
+        """Convert token ids to text."""
         endpoint.check(body.model)
         return Detokenized(prompt=endpoint.codec.decode(list(body.tokens)))
 
@@ -150,35 +150,35 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
 def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get(routes.LIVE, response_class=PlainTextResponse)
     async def livez() -> str:
-        """Answer as long as the process lives."""
+        """Answer 200 while the process runs."""
         return "ok\n"
 
     @app.get("/health", response_class=PlainTextResponse)
     @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """Answer 200 if requests are taken, else 503 with the reason."""
+        """Answer 200 if requests are accepted, else 503 with the reason."""
         reason = endpoint.engine.status.unavailable
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
 
     @app.get(routes.PROGRESS)
     async def progressz() -> dict[str, Any]:
-        """Whether iterations return while requests wait, with the numbers behind the answer."""
+        """Return whether the engine is stalled, with its progress counters."""
         status = endpoint.engine.status
         return progress_report(status.state, status.serves, status.progress).wire()
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:
-        """Version of orca-serving."""
+        """Return the version of orca-serving."""
         return {"version": version("orca-serving")}
 
     @app.get(routes.METRICS, response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Prometheus metrics."""
+        """Return Prometheus metrics."""
         return Response(await endpoint.engine.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, longest: int) -> dict[str, Any]:
-    """Return the schema of this very server: its model's names and limits are in it, once they are known (else 0)."""
+    """Return the OpenAPI schema with the model's names and limits (limits that are 0 are not known yet)."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     parts = schema["components"]["schemas"]
     for name in (
@@ -194,8 +194,8 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
     for name in ("CompletionRequest", "ChatCompletionRequest"):
         for field in ("max_tokens", "max_completion_tokens"):
             if field in parts[name]["properties"]:
-                wire = parts[name]["properties"][field]
-                wire["description"] = f"with the prompt at most {longest} tokens"
+                schema_of_field = parts[name]["properties"][field]
+                schema_of_field["description"] = f"at most {longest} tokens together with the prompt"
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # answered with 400
@@ -203,7 +203,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
 
 
 def _limit(node: Any, key: str, old: int, new: int) -> None:
-    """Replace the bound `old` by `new` wherever it stands: token ids are below the vocabulary size."""
+    """Replace the bound `old` by `new` in all properties: token ids are below the vocabulary size."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _limit(child, key, old, new)
     if isinstance(node, dict) and node.get(key) == old:

@@ -1,7 +1,7 @@
-"""ASGI middleware that bounds a request's body in size (413) and in time (408), before and while the application reads.
+"""ASGI middleware that limits the size (413) and transfer time (408) of request bodies.
 
-Innermost, so that a client without a key is refused before anything of its body is read. Bodies that the application
-does not read are bounded by the connection (orca_protos/http_connection.py).
+Innermost, so that a client without a key is refused before its body is read. The connection limits bodies
+that the application does not read (orca_protos/http_connection.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca_master.endpoint.responding import error_response
 
 MIN_BODY_BYTES_PER_SECOND = 16 << 10
-"""Least mean rate of a whole body, pauses of `body_timeout` aside. A client that sends just above
-http_limits.MIN_BYTES_PER_SECOND would else hold the memory of its body for hours."""
+"""Minimum mean rate of a whole body, after a pause of `body_timeout`. Without it a client slightly above
+http_limits.MIN_BYTES_PER_SECOND could occupy the memory of its body for hours."""
 
 
 class BodyLimits:
-    """Raises HTTPException where the application awaits a body that is too long or too slow."""
+    """Raises HTTPException from `receive` for a body that is too long or too slow."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
         self._app = app
@@ -33,32 +33,32 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The parser has checked that it is a number.
-        stated = int(Headers(scope=scope).get("content-length", self._limits.max_body_bytes))
-        if stated > self._limits.max_body_bytes:
+        # The HTTP parser has checked that Content-Length is a number.
+        length = int(Headers(scope=scope).get("content-length", self._limits.max_body_bytes))
+        if length > self._limits.max_body_bytes:
             await error_response(413, self._too_long())(scope, receive, send)
             return
-        await self._app(scope, _BoundedBody(receive, self._limits, stated, self._too_long()).receive, send)
+        await self._app(scope, _BoundedBody(receive, self._limits, length, self._too_long()).receive, send)
 
     def _too_long(self) -> str:
         return f"the body exceeds {self._limits.max_body_bytes} bytes (--max-body-bytes)"
 
 
 class _BoundedBody:
-    """The body of one request on its way to the application; `stated` is how many bytes it may have."""
+    """The limited body of one request; `length` is its Content-Length, else the limit."""
 
-    def __init__(self, receive: Receive, limits: HttpLimits, stated: int, too_long: str) -> None:
+    def __init__(self, receive: Receive, limits: HttpLimits, length: int, too_long: str) -> None:
         self._receive = receive
         self._limits = limits
         self._too_long = too_long
         self._allowance = Allowance(limits.body_timeout)
-        self._total_seconds = limits.body_timeout + stated / MIN_BODY_BYTES_PER_SECOND
+        self._total_seconds = limits.body_timeout + length / MIN_BODY_BYTES_PER_SECOND
         self._deadline: float | None = None
         self._num_bytes = 0
         self._complete = False
 
     async def receive(self) -> Message:
-        """See ASGI 3.0; after the body, waits without a bound for the client to leave."""
+        """See ASGI 3.0; after the body, wait without a timeout for the client to disconnect."""
         if self._complete:
             return await self._receive()
         started = time.monotonic()
@@ -69,8 +69,8 @@ class _BoundedBody:
                 message = await self._receive()
         except TimeoutError as error:
             slow = (
-                f"the body came too slowly: a client may pause for {self._limits.body_timeout:g} s, "
-                f"and send this body for {self._total_seconds:.0f} s"
+                f"the body came too slowly: the limits are {self._limits.body_timeout:g} s for a pause "
+                f"and {self._total_seconds:.0f} s for this body"
             )
             raise HTTPException(408, slow) from error
         num_bytes = len(message.get("body", b""))

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the model's chat template."""
+"""POST /v1/chat/completions: completions of messages, rendered by the model's chat template."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class ChatFormat:
         return ChatLogprobs(content=[self._token(piece) for piece in pieces if piece.logprobs is not None])
 
     def _token(self, piece: Piece) -> ChatTokenLogprob:
-        found = piece.logprobs or pb.Logprobs()
-        best = [self._named(token, value) for token, value in zip(found.token, found.logprob, strict=True)]
-        own = self._named(piece.token, found.sampled)
-        return ChatTokenLogprob(**own.model_dump(), top_logprobs=best)
+        logprobs = piece.logprobs or pb.Logprobs()
+        top = [self._token_logprob(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]
+        sampled = self._token_logprob(piece.token, logprobs.sampled)
+        return ChatTokenLogprob(**sampled.model_dump(), top_logprobs=top)
 
-    def _named(self, token: int, logprob: float) -> TokenLogprob:
+    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
         text = self._codec.decode([token])
         return TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
 
@@ -106,14 +106,14 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        """Answers a conversation."""
+        """Generate the assistant's message of a conversation."""
         endpoint.check(body.model)
         text = await endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        # The template writes the special tokens itself.
+        # The template already contains the special tokens.
         prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
-            # As elsewhere: whatever the context has left.
+            # Default as in vLLM: the rest of the context.
             status = endpoint.engine.status
             max_tokens = status.longest - len(prompt)
             if max_tokens < 1:

@@ -1,4 +1,4 @@
-"""Routes whose bodies are checked by body_checker.py. FastAPI only describes these bodies in /openapi.json."""
+"""Routes whose bodies body_checker.py validates. FastAPI only describes these bodies in /openapi.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KIND_OF_PATH = {
 
 
 class _CheckedRequest(Request):
-    """A request whose body has been checked: FastAPI gets the value in place of the JSON document."""
+    """A request with a validated body: `json` returns the validated value instead of the JSON document."""
 
     def __init__(self, request: Request, checked: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -39,9 +39,9 @@ class _CheckedRequest(Request):
 
 
 def checked_route(endpoint: Endpoint) -> type[APIRoute]:
-    """Return the class of routes of an endpoint: those in KIND_OF_PATH have a parameter `body`.
+    """Return the route class of an endpoint: routes in KIND_OF_PATH have a parameter `body`.
 
-    Bodies that have not been checked share a budget, into which one of the longest allowed fits.
+    Unvalidated bodies share a memory budget that fits at least one body of the maximum size.
     """
     budget = BodyBudget(max(MAX_BYTES, endpoint.config.http.max_body_bytes))
 
@@ -62,7 +62,7 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                             take(len(chunk))
                             body += chunk
                     except ClientDisconnect:
-                        return Response(status_code=400)  # nobody receives it
+                        return Response(status_code=400)  # the client has disconnected
                     checked = await unless_gone(request, endpoint.bodies.check(kind, body, endpoint.lengths))
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: one prompt or many, as text or as token ids."""
+"""POST /v1/completions: completions of one or several prompts, as text or token ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CompletionFormat:
         self._echo = ""
 
     def opening(self, generation: Generation) -> Iterator[Completion]:
-        """With `echo`, or for those who want token ids, the prompt comes first."""
+        """Yield the prompts, with `echo` or `return_token_ids`."""
         if self._body.echo or self._body.return_token_ids:
             for choice in generation.choices:
                 yield self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
@@ -72,23 +72,23 @@ class CompletionFormat:
         )
 
     def _echo_of(self, index: int, prompt: Sequence[int]) -> str:
-        """Return the text of a prompt, decoded once for its n choices, which follow each other."""
+        """Return the text of a prompt, decoded once for its n consecutive choices."""
         if index % self._body.n == 0:
             self._echo = self._codec.decode(list(prompt), skip_special_tokens=True)
         return self._echo
 
     def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
-        found = CompletionLogprobs()
+        logprobs = CompletionLogprobs()
         for piece in pieces:
             assert piece.logprobs is not None
             token = self._codec.decode([piece.token])
-            best = zip(piece.logprobs.token, piece.logprobs.logprob, strict=True)
-            found.tokens.append(token)
-            found.token_logprobs.append(piece.logprobs.sampled)
-            found.top_logprobs.append({self._codec.decode([other]): value for other, value in best})
-            found.text_offset.append(self._offsets.get(index, 0))
-            self._offsets[index] = found.text_offset[-1] + len(token)
-        return found
+            top = zip(piece.logprobs.token, piece.logprobs.logprob, strict=True)
+            logprobs.tokens.append(token)
+            logprobs.token_logprobs.append(piece.logprobs.sampled)
+            logprobs.top_logprobs.append({self._codec.decode([other]): value for other, value in top})
+            logprobs.text_offset.append(self._offsets.get(index, 0))
+            self._offsets[index] = logprobs.text_offset[-1] + len(token)
+        return logprobs
 
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
@@ -108,7 +108,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.post("/v1/completions", response_model=Completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Generate text after a prompt."""
+        """Generate text that continues a prompt."""
         endpoint.check(body.model)
         prompts = await token_prompts(body, endpoint)
         generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)

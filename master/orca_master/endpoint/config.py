@@ -1,4 +1,4 @@
-"""`EndpointConfig`: the options of the endpoint, and the names that it answers to unless others are given."""
+"""`EndpointConfig`: the options of the endpoint, and the default of its allowed host names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def default_hosts(listen_host: str) -> tuple[str, ...]:
-    """Return the host names that are allowed by default: loopback's for a loopback address, else (), for any name."""
+    """Return the allowed host names: loopback names for a loopback address, else () for any name."""
     try:
         loopback = ipaddress.ip_address(listen_host).is_loopback
     except ValueError:
@@ -22,11 +22,11 @@ def default_hosts(listen_host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint. `model_names`: the first is the one that answers carry. Times in seconds.
+    """Options of the endpoint. `model_names`: responses contain the first. Times in seconds.
 
-    `api_keys`: SHA-256 digests, hexadecimal; more in `api_key_file`, of which `api_key_file_digests` were read at the
-    start. Without any digest no key is needed. `num_processes`: API processes, 0 for a loop of the master's process.
-    `allowed_origins`: () for no CORS. `allowed_hosts`: () for any. `http`: bounds of the API's port in each process.
+    `api_keys`: hexadecimal SHA-256 digests; `api_key_file` adds more, initially `api_key_file_digests`. Without any
+    digest no key is needed. `num_processes`: API processes, 0 to serve in the master's process. `allowed_origins`: ()
+    for no CORS. `allowed_hosts`: () for any. `http`: limits of the API port in each process.
     """
 
     model_names: tuple[str, ...]

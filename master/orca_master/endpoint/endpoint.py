@@ -1,4 +1,4 @@
-"""`Endpoint`: what the routes share, and what applies to every request before it reaches the engine."""
+"""`Endpoint`: the shared state of all routes, and the checks of every request before the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orca_master.text.tokenizer import TextCodec
 
 @dataclass(slots=True)
 class Endpoint:
-    """The engine behind the routes, and the model's text side."""
+    """Engine, tokenizer, chat template and generator of the routes."""
 
     config: EndpointConfig
     engine: EngineClient
@@ -40,32 +40,32 @@ class Endpoint:
 
     @property
     def model_name(self) -> str:
-        """The name that answers carry."""
+        """The model name in responses."""
         return self.config.model_names[0]
 
     def check(self, model: str | None) -> None:
-        """Raise EngineUnavailableError while nothing is served, ModelNotFoundError for another model."""
+        """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model."""
         if reason := self.engine.status.unavailable:
             raise EngineUnavailableError(reason)
         if model is not None and model not in self.config.model_names:
             served = ", ".join(map(repr, self.config.model_names))
-            raise ModelNotFoundError(f"the model {model!r} does not exist, this server has {served}")
+            raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
 
     def cards(self) -> list[ModelCard]:
-        """Return the model under each of its names."""
+        """Return a model card for each name of the model."""
         length = self.engine.status.max_model_len
         return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
 
     @property
     def lengths(self) -> Lengths:
-        """Bounds of a request's fields; those that depend on the model once it is known."""
+        """Length limits of a request's fields; those of the model apply once the model is loaded."""
         return Lengths(self.engine.status.max_model_len or None)
 
     async def encode(self, text: str, name: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, the field `name` of a request; raise RequestError."""
+        """Tokenize a text, the field `name` of a request; raise RequestError or QueueFullError."""
         return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
 
     async def drain(self) -> None:
-        """Wait for the requests under way, within `drain_timeout`."""
+        """Wait for all running generations, at most `drain_timeout`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.generator.idle.wait(), self.config.drain_timeout)

@@ -1,9 +1,9 @@
-"""`Generator`: from a request on the wire to pieces of text, for any number of prompts and choices.
+"""`Generator`: generates the choices of a request and yields their text piece by piece.
 
-Each prompt becomes `n` submissions to the engine, one per choice, which differ in `choice` alone (and so in their
-noise). All choices are accepted, a few at a time, or none: at the first refusal the accepted ones are cancelled. They
-run side by side; `pieces` yields their pieces as they come. A stop string ends its choice here: the engine is told to
-cancel it.
+Each prompt becomes `n` submissions to the engine, one per choice, which differ only in `choice` (and thus in their
+random numbers). Choices are submitted in small groups; if the engine refuses a choice, all are cancelled. The choices
+run concurrently; `pieces` yields their pieces in order of arrival. A stop string ends its choice here, and the engine's
+request is cancelled.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
 
 PIECE_BYTES = 256
-"""Memory of a piece without its text, its place in the queue included."""
-_OF_THE_SAME_NAME = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
-"""Sampling parameters that a body has as they are."""
+"""Memory of a piece without its text, including its queue entry."""
+_COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
+"""Sampling parameters with the same name and value in the body."""
 SUBMITTED_AT_ONCE = 16
-"""Choices that are handed to the engine before the event loops, the engine's as well, turn to other requests."""
+"""Choices submitted before the event loops of endpoint and engine can serve other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one generated token adds to one choice."""
+    """The text and data of one generated token of a choice."""
 
     index: int
     text: str
@@ -50,7 +50,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice on its way: what the engine is asked for, and how its tokens become text."""
+    """One choice: its submission to the engine, and its detokenizer."""
 
     index: int
     submission: Submission
@@ -68,18 +68,18 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once."""
+        """Number of tokens of all prompts, each prompt counted once."""
         return sum(map(len, self.prompts))
 
     def prompt_of(self, index: int) -> Sequence[int]:
-        """Token ids of the prompt behind a choice."""
+        """Return the token ids of a choice's prompt."""
         return self.prompts[index // (len(self.choices) // len(self.prompts))]
 
 
 class Generator:
-    """Makes generations and runs them. `timeout` is in seconds, None for no limit.
+    """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
-    `max_unread_bytes` bounds the pieces of one generation that nobody has taken yet.
+    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure).
     """
 
     def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None, max_unread_bytes: int) -> None:
@@ -88,7 +88,7 @@ class Generator:
         self._timeout = timeout
         self._max_unread_bytes = max_unread_bytes
         self.idle = asyncio.Event()
-        """Set while no generation is under way."""
+        """Set while no generation runs."""
         self.idle.set()
         self._num_active = 0
 
@@ -100,10 +100,10 @@ class Generator:
         max_tokens: int,
         logprobs: int | None,
     ) -> Generation:
-        """Return the choices of a request.
+        """Create the choices of a request.
 
-        Raises RequestError for tokens that the model does not have and for more choices than can wait, QueueFullError
-        for more than can wait now.
+        Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
+        for more than it can hold now.
         """
         status = self._engine.status
         vocabulary = status.vocabulary_size
@@ -130,7 +130,7 @@ class Generator:
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         choices = []
         shared = [array("I", prompt) for prompt in prompts]
-        shared_parameters = {name: getattr(body, name) for name in _OF_THE_SAME_NAME}
+        shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
         shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(len(prompts) * body.n):
             prompt_index, choice = divmod(index, body.n)
@@ -143,10 +143,10 @@ class Generator:
         return Generation(request_id, int(time.time()), shared, choices)
 
     async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
-        """Yield the pieces of all choices as they come; leaving early cancels what still runs.
+        """Yield the pieces of all choices in order of arrival; closing the iterator cancels unfinished choices.
 
-        Raises what the engine refuses or fails with, and RequestTimeoutError, also after a caller has left too many
-        pieces untaken: the engine's work for them is then cancelled at once.
+        Raises the engine's errors, and RequestTimeoutError after `timeout` or when more than `max_unread_bytes` of
+        pieces are unread; the choices are then cancelled.
         """
         run = _Run(self._engine, self._max_unread_bytes)
         self._num_active += 1
@@ -172,7 +172,7 @@ class Generator:
 
 
 class _Run:
-    """A generation under way: turns outputs into pieces as they come, and keeps those that nobody has taken yet."""
+    """A running generation: converts outputs into pieces and queues the unread pieces."""
 
     def __init__(self, engine: EngineClient, max_unread_bytes: int) -> None:
         self._engine = engine
@@ -182,15 +182,15 @@ class _Run:
         """Choices that must be released, by index."""
 
     async def submit(self, choices: list[Choice]) -> None:
-        """Hands the choices to the engine; raises the first refusal."""
+        """Submit the choices to the engine; raise the first refusal."""
         for start in range(0, len(choices), SUBMITTED_AT_ONCE):
-            some = choices[start : start + SUBMITTED_AT_ONCE]
-            answers = []
-            for choice in some:
+            group = choices[start : start + SUBMITTED_AT_ONCE]
+            submissions = []
+            for choice in group:
                 self._running[choice.index] = choice
-                answers.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
-            refusals = await asyncio.gather(*answers, return_exceptions=True)
-            for choice, refusal in zip(some, refusals, strict=True):
+                submissions.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
+            refusals = await asyncio.gather(*submissions, return_exceptions=True)
+            for choice, refusal in zip(group, refusals, strict=True):
                 if refusal is not None and self._running.pop(choice.index, None) is not None:
                     self._engine.release(choice.submission.request_id, None)
             for refusal in refusals:
@@ -198,7 +198,7 @@ class _Run:
                     raise refusal
 
     async def next_piece(self) -> Piece:
-        """Wait for the next piece; raise why there is none."""
+        """Wait for the next piece; raise the error that ended the generation."""
         piece = await self._pieces.get()
         if isinstance(piece, Exception):
             raise piece
@@ -206,30 +206,30 @@ class _Run:
         return piece
 
     def cancel(self) -> None:
-        """Releases what still runs."""
-        # The youngest first: those that wait leave before a place among the running ones is free for them.
+        """Cancel all unfinished choices."""
+        # The youngest first, so that waiting choices are removed before running choices free slots for them.
         while self._running:
             _, choice = self._running.popitem()
             self._engine.release(choice.submission.request_id, "abort")
 
     def _receive(self, choice: Choice, output: Output) -> None:
         if choice.index not in self._running:
-            return  # behind a stop string or the end of the generation
+            return  # output after a stop string or after the end of the generation
         try:
             if output.error is not None:
                 raise EngineUnavailableError(output.error)
             piece = _piece(choice, output)
-        except Exception as error:  # raised where the pieces are taken
+        except Exception as error:  # raised by next_piece
             self._fail(error)
             return
         if piece.finish_reason is not None:
             del self._running[choice.index]
-            # One that the engine has not ended was ended by a stop string.
+            # If the engine has not ended the request, a stop string did.
             self._engine.release(choice.submission.request_id, "stop")
         self._bytes_left -= _size(piece)
         self._pieces.put_nowait(piece)
         if self._bytes_left < 0:
-            unread = f"more than {self._max_unread_bytes} bytes wait for it"
+            unread = f"more than {self._max_unread_bytes} bytes are unread"
             self._fail(RequestTimeoutError(f"the client does not read: {unread}"))
 
     def _fail(self, error: Exception) -> None:
@@ -250,5 +250,5 @@ def _piece(choice: Choice, output: Output) -> Piece:
 
 
 def _size(piece: Piece) -> int:
-    """Bytes of memory that a piece holds, roughly."""
+    """Return the approximate memory of a piece in bytes."""
     return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())

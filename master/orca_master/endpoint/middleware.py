@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids with a log line, and API keys. Plain ASGI, so that streams pass untouched."""
+"""ASGI middleware: request ids with the access log, and API keys. Plain ASGI, which does not buffer streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset(
     {"/health", routes.LIVE, routes.READY, routes.PROGRESS, routes.METRICS, "/version", "/openapi.json", "/docs"}
 )
-"""Served without an API key and without a log line: what kubelets, monitoring and people who look around ask for."""
+"""Paths without API key and log line: for kubelets, monitoring and documentation."""
 REQUEST_ID = "X-Request-Id"
 VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 256
@@ -30,7 +30,7 @@ def _path(scope: Scope) -> str:
 
 
 class RequestIds:
-    """Takes a valid `X-Request-Id` over or makes one, returns it, and logs each request when it ends."""
+    """Uses a valid `X-Request-Id` of the request or creates one, returns it, and logs each request at its end."""
 
     def __init__(self, app: ASGIApp, log_requests: bool) -> None:
         self._app = app
@@ -41,8 +41,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        header = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = header if VALID_REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         started = time.monotonic()
         status = 0
 
@@ -58,13 +58,13 @@ class RequestIds:
         finally:
             if self._log_requests and _path(scope) not in OPEN_PATHS:
                 seconds = time.monotonic() - started
-                # As it was sent, percent-encoded: a decoded path could hold blanks and look like the rest of the line.
+                # Percent-encoded as sent: a decoded path could contain blanks and imitate the rest of the line.
                 path = scope["raw_path"].decode("latin-1")[:MAX_LOGGED_PATH]
                 logger.info("%s %s %d %.3f s id %s", scope["method"], path, status, seconds, request_id)
 
 
 class ApiKeys:
-    """Answers 401 to requests without one of the keys (`Authorization: Bearer KEY`)."""
+    """Answers 401 to requests without a valid key (`Authorization: Bearer KEY`)."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -72,15 +72,15 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
-        free = scope["type"] != "http" or _path(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
-        if free or self._knows(Headers(scope=scope).get("authorization", "")):
+        is_open = scope["type"] != "http" or _path(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
+        if is_open or self._accepts(Headers(scope=scope).get("authorization", "")):
             await self._app(scope, receive, send)
             return
         message = "an API key of this server is needed: Authorization: Bearer KEY"
         await error_response(401, message, code="invalid_api_key")(scope, receive, send)
 
-    def _knows(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        # ASGI servers' headers are bytes, which Starlette decodes as latin-1; keys elsewhere are UTF-8.
-        key = given.encode("latin-1").decode("utf-8", "surrogateescape")
+    def _accepts(self, authorization: str) -> bool:
+        scheme, _, credentials = authorization.partition(" ")
+        # ASGI headers are bytes, which Starlette decodes as latin-1; configured keys are UTF-8.
+        key = credentials.encode("latin-1").decode("utf-8", "surrogateescape")
         return scheme.lower() == "bearer" and self._keys.accepts(key)

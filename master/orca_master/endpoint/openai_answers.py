@@ -1,4 +1,4 @@
-"""Wire types of the OpenAI API's answers, of their streams' chunks, and of errors.
+"""Wire types of the OpenAI API's responses, stream chunks and errors.
 
 Source: OpenAI API reference, "Completions", "Chat", "Models" and "Errors"; /tokenize and /detokenize are vLLM's.
 """
@@ -20,7 +20,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One entry of `choices`; in a stream it carries the new text alone."""
+    """One entry of `choices`; in a stream it contains only the new text."""
 
     index: int
     text: str
@@ -39,7 +39,7 @@ class TokenLogprob(BaseModel):
 
 
 class ChatTokenLogprob(TokenLogprob):
-    """A generated token and its likeliest alternatives."""
+    """A generated token and its most likely alternatives."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -51,14 +51,14 @@ class ChatLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model said; in a stream `delta`, where only news are set."""
+    """The assistant's message; in a stream `delta` with only the new fields."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChoice(BaseModel):
-    """One entry of `choices`: `message` in an answer, `delta` in a stream."""
+    """One entry of `choices`: `message` in a response, `delta` in a stream."""
 
     index: int
     message: AssistantMessage | None = None
@@ -78,7 +78,7 @@ class Usage(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answer of /v1/completions, and each chunk of its stream."""
+    """Response of /v1/completions, and each chunk of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -89,7 +89,7 @@ class Completion(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """Answer of /v1/chat/completions, and each chunk of its stream."""
+    """Response of /v1/chat/completions, and each chunk of its stream."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk"]
@@ -110,14 +110,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Answer of /v1/models."""
+    """Response of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Tokenized(BaseModel):
-    """Answer of /tokenize."""
+    """Response of /tokenize."""
 
     tokens: list[int]
     count: int
@@ -125,13 +125,13 @@ class Tokenized(BaseModel):
 
 
 class Detokenized(BaseModel):
-    """Answer of /detokenize."""
+    """Response of /detokenize."""
 
     prompt: str
 
 
 class ErrorDetail(BaseModel):
-    """What OpenAI's clients expect in `error`."""
+    """The object `error`, as OpenAI's clients expect it."""
 
     message: str
     type: str
@@ -140,6 +140,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Body of every answer that is not 2xx."""
+    """Body of every response that is not 2xx."""
 
     error: ErrorDetail

@@ -1,7 +1,7 @@
-"""From pieces to an HTTP answer: one JSON body, or server-sent events; the same for both endpoints.
+"""Runs a generation and returns its HTTP response: one JSON body, or server-sent events.
 
-A `Format` says how an endpoint words its answers. The first piece is awaited before a stream begins, so that a refusal
-still has its own status. A client that goes away ends its generation.
+A `Format` builds the response objects of one route. A stream starts after the first piece, so that a refusal
+has its own status code. A client that disconnects cancels its generation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that left; nobody receives it, logs show it."""
+"""Status of nginx for a client that has disconnected; only visible in logs."""
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -36,22 +36,22 @@ T = TypeVar("T")
 
 
 class Format(Protocol):
-    """How one endpoint words its answers."""
+    """Builds the response objects of one route."""
 
     def opening(self, generation: Generation) -> Iterator[BaseModel]:
         """Yield the chunks of a stream before the first piece."""
 
     def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
-        """Return the chunk of a piece; one without text still says that a token came."""
+        """Return the chunk of a piece, also of a piece without text."""
 
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> BaseModel:
-        """One whole choice of an answer; `pieces` are all of its pieces."""
+        """Return a complete choice of a response; `pieces` are all of its pieces."""
 
     def answer(self, generation: Generation, usage: Usage) -> BaseModel:
-        """Return the answer around its choices."""
+        """Return the response without its choices."""
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
-        """Return the last chunk of a stream, for those who ask for usage."""
+        """Return the last chunk of a stream with usage."""
 
 
 def error_response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
@@ -64,7 +64,7 @@ def error_response(status: int, message: str, param: str | None = None, code: st
 async def respond(
     request: Request, body: GenerationRequest, generator: Generator, generation: Generation, style: Format
 ) -> Response:
-    """Run a generation and answer in `style`; raise what the engine refuses."""
+    """Run a generation and return its response in `style`; raise what `Generator.pieces` raises."""
     pieces = generator.pieces(generation)
     if not body.stream:
         collected = await unless_gone(request, _collect(generation, pieces))
@@ -80,18 +80,18 @@ async def respond(
 
 
 async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """Return the answer as JSON. Between choices other requests get a turn: many long choices take long to write."""
+    """Return the response as JSON. Yield to the event loop after each choice, because long choices take time."""
     choices = []
-    for index, said in enumerate(pieces):
-        choices.append(_json(_dump_choice(style.choice(generation, index, said).model_dump())))
+    for index, pieces_of_choice in enumerate(pieces):
+        choices.append(_json(_dump_choice(style.choice(generation, index, pieces_of_choice).model_dump())))
         await asyncio.sleep(0)
-    around = dump(style.answer(generation, usage))
-    del around["choices"]
-    return f'{_json(around)[:-1]},"choices":[{",".join(choices)}]}}'.encode()
+    answer = dump(style.answer(generation, usage))
+    del answer["choices"]
+    return f'{_json(answer)[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
 
 def dump(answer: BaseModel) -> dict[str, Any]:
-    """Return the wire form: what was not asked for is left out, OpenAI's nulls stay."""
+    """Return the wire form: without fields that were not requested, with OpenAI's nulls."""
     data = answer.model_dump()
     if data["usage"] is None:
         del data["usage"]
@@ -125,7 +125,7 @@ async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list
 async def _events(
     generation: Generation, pieces: AsyncIterator[Piece], first: Piece, include_usage: bool, style: Format
 ) -> AsyncIterator[str]:
-    """Yield server-sent events; an error under way becomes the last one."""
+    """Yield server-sent events; an error becomes the last event."""
     try:
         for chunk in style.opening(generation):
             yield _event(dump(chunk))
@@ -163,7 +163,7 @@ def _usage(generation: Generation, generated: int) -> Usage:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Awaits `work`, or cancels it and returns None once the client has gone."""
+    """Await `work`; if the client disconnects first, cancel it and return None."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_gone(request))
     try:

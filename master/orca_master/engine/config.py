@@ -1,4 +1,4 @@
-"""`EngineConfig`: the options of the engine master beside the topology."""
+"""`EngineConfig`: the options of the engine master, without the topology."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING
 
 from orca_master.scheduling.scheduler import SchedulerConfig
 
-if TYPE_CHECKING:  # without gRPC, which an API process does not need
+if TYPE_CHECKING:  # API processes import this module and must not load gRPC
     from orca_protos.tls import TlsFolder
 
 
 class WorkerOwner(enum.Enum):
-    """Who starts the worker processes, and starts them again when they are lost."""
+    """The owner of the worker processes, which starts and restarts them."""
 
     ENGINE = "engine"
-    """Nobody restarts them: a lost pipeline is given up, and the workers end with the engine."""
+    """The engine's process starts the workers and never restarts them; they end with the engine."""
     CLUSTER = "cluster"
-    """A supervisor such as a kubelet: a lost pipeline is formed again, and the workers outlive the engine."""
+    """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Defaults are those of the command line (options.py). Times in seconds.
+    """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
-    `token_budget` None is no limit; `kv_slots` None: sized from free memory. `admission` is a policy of
-    kv_ledger.LEDGERS, `scheduling_policy` one of policies.POLICIES. `recovery_timeout`: how long requests wait for lost
-    workers while no pipeline serves, if `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no
-    CUDA graphs; `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, none for plain
-    text.
+    `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
+    `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests while no pipeline
+    serves, if `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
     max_batch_size: int = 32

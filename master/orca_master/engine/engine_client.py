@@ -1,4 +1,4 @@
-"""`EngineClient`: what the endpoint sees of an engine, which runs on another thread or in another process."""
+"""`EngineClient`: the endpoint's interface to an engine on another thread or in another process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orca_master.engine.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the engine is. The numbers are 0 until the model is loaded; lengths in tokens."""
+    """Status of the engine for the endpoint. Numbers are 0 until the model is loaded; lengths in tokens."""
 
     state: EngineState
     failure: str
@@ -29,46 +29,47 @@ class EngineStatus:
 
     @property
     def unavailable(self) -> str:
-        """Why requests are not taken now, "" if they are."""
+        """The reason why the engine accepts no requests now, "" if it accepts them."""
         if self.draining:
-            return "draining: the server is about to end"
+            return "draining: the server is shutting down"
         if self.serves:
             return self.progress.stall(time.monotonic())
-        return f"{self.state.value}: {self.failure or 'the model is not there yet'}"
+        return f"{self.state.value}: {self.failure or 'the model is not loaded yet'}"
 
     @property
     def serves(self) -> bool:
-        """Whether a pipeline claims to serve."""
+        """True if a pipeline is in the state Serving."""
         return self.state is EngineState.SERVING
 
     @property
     def longest(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Maximum number of tokens of a prompt and its completion together."""
         return min(self.max_model_len, self.num_slots)
 
 
 class EngineClient(abc.ABC):
-    """An engine elsewhere; belongs to one event loop."""
+    """Interface to an engine; used from one event loop."""
 
     @property
     @abc.abstractmethod
     def status(self) -> EngineStatus:
-        """What the engine is now."""
+        """The current status of the engine."""
 
     @abc.abstractmethod
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        """Hands a request over at once; each of its outputs goes to `receive`.
+        """Send a request to the engine immediately; `receive` is called with each output.
 
-        The awaitable raises what `EngineMaster.submit` raises. `release` must follow, however it ends.
+        The awaitable raises what `EngineMaster.submit` raises. The caller must call `release` in every case.
         """
 
     @abc.abstractmethod
     def release(self, request_id: str, ended_as: str | None) -> None:
-        """Nobody waits for a request any more: what still runs of it is cancelled.
+        """Forget a request and cancel it if it is unfinished.
 
-        `ended_as` is what the metrics say of one that had not ended: "stop", "abort", or None for one that was refused.
+        `ended_as` is the finish reason in the metrics of an unfinished request: "stop", "abort", or None (not counted)
+        for a refused request.
         """
 
     @abc.abstractmethod
     async def metrics(self) -> bytes:
-        """Return the text exposition of the metrics."""
+        """Return the metrics in Prometheus' text format."""

@@ -1,18 +1,19 @@
-"""`EngineMaster`: drives Algorithm 1 over its pipelines, on one event loop.
+"""`EngineMaster`: runs Algorithm 1 over all pipelines, on one event loop.
 
-Per pipeline: select → dispatch → send until nothing can be selected or n_workers iterations are in flight; a returned
-result is committed, its tokens are delivered, and the selection starts again. The scheduler is only touched from this
-loop, so nothing is locked; other threads read `snapshot`.
+Per pipeline: select → dispatch → send until no request can be selected or n_workers iterations are in flight. Each
+result is committed, the next iterations are sent, and the tokens are delivered. Only this event loop accesses the
+scheduler, so no lock is needed; other threads read `snapshot`.
 
-| state | meanwhile | next states |
+| state | meaning | next states |
 |---|---|---|
-| loading | the first pipeline is being formed; all of them if the engine owns the workers | serving, failed, stopped |
-| serving | a pipeline serves | recovering, failed, stopped |
-| recovering | no pipeline serves; requests wait for one, up to `recovery_timeout` | serving, failed, stopped |
-| failed | no pipeline will serve, or an internal error | stopped |
-| stopped | the engine was asked to stop | |
+| loading | the first pipeline is being formed; all, if the engine owns the workers | serving, failed, stopped |
+| serving | at least one pipeline serves | recovering, failed, stopped |
+| recovering | no pipeline serves; requests wait up to `recovery_timeout` | serving, failed, stopped |
+| failed | no pipeline can recover, or an internal error occurred | stopped |
+| stopped | `stop` was called | |
 
-supervisor.py has the life of each pipeline. A lost pipeline's requests are rewound and continue on another pipeline.
+supervisor.py defines the life cycle of each pipeline. The requests of a lost pipeline are rewound and continue on
+another pipeline.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineMaster:
-    """Scheduler and pipelines of one model. All methods belong to one event loop; `snapshot` may be read anywhere."""
+    """Scheduler and pipelines of one model. Call all methods on one event loop; any thread may read `snapshot`."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class EngineMaster:
         self._deliver = deliver
         self._observer = observer
         self._make_workers = make_workers
-        # The tokens that a look-ahead needs are where they were sampled: on the ranks of the one partition.
+        # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._requests = LiveRequests(self.scheduler, deliver)
         self._num_iterations = 0
@@ -80,18 +81,18 @@ class EngineMaster:
         self._facts = pb.ModelFacts()
         self._serving: dict[str, PipelineSupervisor] = {}
         self._started: asyncio.Future[None] | None = None
-        self._out_of_patience: asyncio.TimerHandle | None = None
+        self._recovery_timer: asyncio.TimerHandle | None = None
         self._applying = asyncio.Lock()
 
     async def start(self) -> None:
-        """Return when the engine serves.
+        """Form the pipelines and return when the engine serves.
 
-        If the engine owns the workers every pipeline must be formed, else ConfigurationError or WorkerLostError is
-        raised; otherwise it waits for the first pipeline, however long its workers take to come.
+        If the engine owns the workers, all pipelines must form; ConfigurationError or WorkerLostError otherwise.
+        With WorkerOwner.CLUSTER `start` waits for the first pipeline without a time limit.
         """
         self._started = asyncio.get_running_loop().create_future()
         for spec in self._topology.pipelines:
-            if spec.id not in self.supervisors:  # `apply` may have come before
+            if spec.id not in self.supervisors:  # `apply` may have been called first
                 self._supervise(spec)
         try:
             await self._started
@@ -100,17 +101,17 @@ class EngineMaster:
             raise
 
     async def stop(self, reason: str) -> None:
-        """End what runs with an error; end the workers if the engine owns them."""
+        """Fail all requests; shut the workers down if the engine owns them."""
         self._enter(EngineState.STOPPED, f"the server stops: {reason}")
         supervisors = list(self.supervisors.values())
         await asyncio.gather(*(supervisor.end() for supervisor in supervisors))
         self._fail_requests()
-        await asyncio.gather(*(supervisor.part(reason) for supervisor in supervisors))
+        await asyncio.gather(*(supervisor.disconnect(reason) for supervisor in supervisors))
 
     async def apply(self, topology: Topology) -> None:
-        """Take pipelines in and out; requests of those that leave are rewound and continue on the others.
+        """Add and remove pipelines; requests of removed pipelines are rewound and continue on the others.
 
-        Raises ConfigurationError if anything but the pipelines differs.
+        Raises ConfigurationError if another field of the topology differs.
         """
         if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
@@ -118,8 +119,8 @@ class EngineMaster:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
             self._topology = topology
-            wanted = {spec.id: spec for spec in topology.pipelines}
-            leaving = [entry for entry in self.supervisors.values() if wanted.get(entry.id) != entry.spec]
+            specs = {spec.id: spec for spec in topology.pipelines}
+            leaving = [entry for entry in self.supervisors.values() if specs.get(entry.id) != entry.spec]
             await asyncio.gather(*(supervisor.end() for supervisor in leaving))
             for supervisor in leaving:
                 del self.supervisors[supervisor.id]
@@ -127,30 +128,30 @@ class EngineMaster:
             for spec in topology.pipelines:
                 if spec.id not in self.supervisors:
                     self._supervise(spec)
-            self.on_change()  # also if pipelines only left
+            self.on_change()  # needed if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
-        """Change the limits of batch, iteration and queue from the next selection on."""
+        """Apply new limits of batch, token budget and queue from the next selection on."""
         self._config = config
         self.scheduler.config = config.for_scheduler(self._topology.pipeline_parallel_size)
         self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._dispatch()
 
     def submit(self, submission: Submission) -> None:
-        """Take a request into the pool.
+        """Add a request to the pool, where it waits until the engine serves.
 
-        Before `start` has returned it waits there. Raises QueueFullError, EngineUnavailableError, or
-        RequestError for a request that can never fit or that the protocol cannot carry.
+        Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
+        out of the protocol's range.
         """
         if self._state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailableError(self._failure)
         if submission.priority and self._config.scheduling_policy != "priority":
-            raise RequestError("priority: this server needs --scheduling-policy priority for it", "priority")
+            raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission, self._check_fits)
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:
-        """End a request; one that has ended already is no error."""
+        """Cancel a request; do nothing if the request has ended."""
         if self._requests.cancel(request_id):
             self._dispatch()
 
@@ -177,7 +178,7 @@ class EngineMaster:
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """Open the pipeline in the scheduler; the engine may serve now."""
+        """Add the pipeline to the scheduler, and enter the state serving if the start is complete."""
         self._progressed_at = time.monotonic()
         self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
         self._serving[supervisor.id] = supervisor
@@ -188,8 +189,8 @@ class EngineMaster:
             self.on_change()
             return
         self._facts = supervisor.workers.facts
-        if self._out_of_patience is not None:
-            self._out_of_patience.cancel()
+        if self._recovery_timer is not None:
+            self._recovery_timer.cancel()
         self._enter(EngineState.SERVING)
         if not self._started.done():
             self._started.set_result(None)
@@ -197,7 +198,7 @@ class EngineMaster:
         self._dispatch()
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """Commit the result, send what can be selected now, and then deliver the tokens."""
+        """Commit the result, send the next iterations, then deliver the tokens."""
         self._num_iterations += 1
         self._progressed_at = time.monotonic()
         outputs = []
@@ -217,11 +218,11 @@ class EngineMaster:
         self._observer.on_timing(pipeline, timing)
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """Take the pipeline out of the scheduler: its requests wait again."""
+        """Remove the pipeline from the scheduler; its requests return to the pool."""
         del self._serving[supervisor.id]
         self.scheduler.remove_pipeline(supervisor.id)
         if self._serving:
-            self._requests.refuse_misfits(self._check_fits)  # the lost one may have been the largest
+            self._requests.refuse_misfits(self._check_fits)  # the lost pipeline may have been the largest
         elif self._state is EngineState.SERVING:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self._config.worker_owner is WorkerOwner.ENGINE:
@@ -229,11 +230,11 @@ class EngineMaster:
             else:
                 self._enter(EngineState.RECOVERING, failure)
                 loop = asyncio.get_running_loop()
-                self._out_of_patience = loop.call_later(self._config.recovery_timeout, self._fail_requests)
+                self._recovery_timer = loop.call_later(self._config.recovery_timeout, self._fail_requests)
         self._dispatch()
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """Fails the start or the engine where nothing is left to wait for."""
+        """Fail `start` or the engine if no pipeline can recover."""
         assert self._started is not None
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and self._config.worker_owner is WorkerOwner.CLUSTER:
@@ -241,7 +242,7 @@ class EngineMaster:
         if not self._started.done():
             self._started.set_exception(error)
         elif not expected:
-            logger.error("the engine fails: pipeline %s is no longer supervised", supervisor.id, exc_info=error)
+            logger.error("engine failed: internal error in the supervisor of %s", supervisor.id, exc_info=error)
             self._fail(f"internal error: {error!r}")
         elif self._state is EngineState.FAILED and not self._serving and supervisor.has_served:
             self._fail(f"pipeline {supervisor.id} is lost: {error}")
@@ -255,7 +256,7 @@ class EngineMaster:
         self.on_change()
 
     def _dispatch(self) -> None:
-        """Send what can be selected, the pipeline with the fewest iterations in flight first."""
+        """Send iterations until no request can be selected; the pipeline with the fewest in flight goes first."""
         while self._state is EngineState.SERVING:
             working = [supervisor for supervisor in self._serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
@@ -269,10 +270,10 @@ class EngineMaster:
         self.on_change()
 
     def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
-        """Send what `select` proposes; return whether it proposed anything.
+        """Dispatch and send the proposal of `select`; return False if the proposal is empty.
 
-        An unexpected exception leaves the scheduler and the pipeline at odds: it ends this pipeline with a logged error
-        instead of stopping the engine without a word.
+        After an unexpected exception scheduler and workers may disagree. The exception is logged and this pipeline is
+        abandoned, so that the engine goes on.
         """
         try:
             proposal = select(supervisor)
@@ -282,7 +283,7 @@ class EngineMaster:
             if proposal.preempted:
                 self._observer.on_preemption(len(proposal.preempted))
         except Exception as error:
-            logger.exception("pipeline %s is given up after an internal error", supervisor.id)
+            logger.exception("pipeline %s is abandoned after an internal error", supervisor.id)
             supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
             return False
         return bool(proposal)
@@ -292,7 +293,7 @@ class EngineMaster:
         return max((ledger.num_blocks for ledger in self.scheduler.ledgers), default=0) * BLOCK_SIZE
 
     def _check_fits(self, request: Request) -> None:
-        """Raise RequestError for a request that can never be served, as far as the limits are known."""
+        """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self._state is EngineState.SERVING:
             check_fits(request, self._facts.max_model_len, self._num_slots)
             check_values(request, self._facts.vocabulary_size)
@@ -302,7 +303,7 @@ class EngineMaster:
         self._fail_requests()
 
     def _fail_requests(self) -> None:
-        """End all requests with the reason of the engine's state."""
+        """Fail all requests with the engine's failure as the error."""
         self._requests.fail_all(self._failure)
         self.on_change()
 

@@ -1,7 +1,7 @@
-"""`EngineThread`: the engine master on a thread and event loop of its own, called from the loop that made it.
+"""`EngineThread`: runs the engine master on its own thread and event loop; called from the creating event loop.
 
-One wake-up per iteration carries all its tokens across. Requests are measured here, where all of them pass, whether
-their endpoint is on this loop or in another process.
+The tokens of an iteration cross the threads in one wake-up. This class records the request metrics, because all
+requests pass through it, from the endpoint on the same loop and from API processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 ALIVE_SECONDS = 5.0
 STOP_SECONDS = 30.0
-"""A sound engine stops within a few seconds: its calls to workers are bounded (deadlines.SHUTDOWN_SECONDS)."""
+"""A healthy engine stops within a few seconds: its calls to workers have deadlines (deadlines.SHUTDOWN_SECONDS)."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One request's way back. Times in seconds of the monotonic clock."""
+    """Output state of one request. Times in seconds of the monotonic clock."""
 
     receive: Callable[[Output], object]
     num_prompt_tokens: int
@@ -43,7 +43,7 @@ class _Stream:
 
 
 class EngineThread(EngineClient):
-    """Make and use it on a running loop; `start` begins the thread. `draining` refuses new requests at the endpoint."""
+    """Engine master on a thread, created and used on a running loop. While `draining`, endpoints refuse requests."""
 
     def __init__(
         self, topology: Topology, config: EngineConfig, observer: EngineObserver, metrics: RequestMetrics
@@ -58,7 +58,7 @@ class EngineThread(EngineClient):
         self._streams: dict[str, _Stream] = {}
         self._num_unfinished = 0
         self._busy_since = 0.0
-        """When the first of the unfinished requests came, in seconds of the monotonic clock."""
+        """Arrival of the first unfinished request, in seconds of the monotonic clock."""
 
     @property
     def status(self) -> EngineStatus:
@@ -86,7 +86,7 @@ class EngineThread(EngineClient):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for a request."""
+        """True if no request is unreleased."""
         return not self._streams
 
     async def start(self) -> None:
@@ -95,7 +95,7 @@ class EngineThread(EngineClient):
         await self._on_engine(self.engine.start)
 
     async def stop(self, reason: str) -> None:
-        """Stop engine, workers and thread; give up after STOP_SECONDS if the engine's loop takes no turn."""
+        """Stop engine, workers and thread; abandon the thread after STOP_SECONDS."""
         try:
             await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:
@@ -113,12 +113,12 @@ class EngineThread(EngineClient):
         self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
 
     async def alive(self) -> bool:
-        """Whether the engine's loop takes a turn within a bound."""
+        """Return True if the engine's loop responds within ALIVE_SECONDS."""
         if not self._thread.is_alive():
             return False
-        turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)
+        response = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(turn), ALIVE_SECONDS)
+            await asyncio.wait_for(asyncio.wrap_future(response), ALIVE_SECONDS)
         except TimeoutError:
             return False
         return True

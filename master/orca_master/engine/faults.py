@@ -1,8 +1,8 @@
-"""Why a pipeline was lost: the cause, chosen from what its workers report.
+"""Root-cause selection: chooses the cause of a lost pipeline from the errors of its workers.
 
-A lost worker breaks several streams and calls, and the first complaint to arrive is rarely the cause's. Workers say
-which of their faults is a cause and which a consequence (protos/engine.proto, Fault), so a cause is taken at once; only
-where nothing but consequences is known does the master wait for more, up to FAULTS_SECONDS.
+A lost worker breaks several streams and calls, and the first error to arrive is rarely the cause. Workers mark each
+fault as a cause or a consequence (protos/engine.proto, Fault). A cause is reported immediately; if only consequences
+are known, the master waits up to FAULTS_SECONDS for the cause.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from orca_master.errors import EngineUnavailableError
 
 
 class Evidence(enum.IntEnum):
-    """How an error is related to the cause, the closest first."""
+    """Relation of an error to the root cause, the closest first."""
 
     CAUSE = 0
-    """The part that failed was named by its own controller, or by the master."""
+    """The failed component was named by its own controller or by the master."""
     GONE = 1
-    """A controller's stream or connection broke without a fault: its process, host or network is gone."""
+    """A stream or connection to a controller broke without a fault: its process, host or network failed."""
     CONSEQUENCE = 2
-    """A rank lost a neighbour."""
+    """A rank lost the connection to another rank."""
 
 
 class WorkerLostError(EngineUnavailableError):
-    """A worker that did not answer, or whose part of the engine failed.
+    """A worker did not answer, or a rank or controller failed.
 
     `reason` is set if the cause is known, `worker` is the address.
     """
@@ -56,7 +56,7 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
 
 
 def choose(errors: Iterable[BaseException]) -> BaseException:
-    """Return the error to report: the first that is no WorkerLostError, or those closest to the cause, as one."""
+    """Return the error to report: the first that is not a WorkerLostError, else the result of `closest`."""
     lost: list[WorkerLostError] = []
     for error in errors:
         if not isinstance(error, WorkerLostError):
@@ -66,7 +66,7 @@ def choose(errors: Iterable[BaseException]) -> BaseException:
 
 
 def closest(errors: Sequence[WorkerLostError]) -> WorkerLostError:
-    """Return the errors closest to the cause as one: all their messages, reason and worker of the first."""
+    """Merge the errors closest to the cause into one: all messages, reason and worker of the first."""
     evidence = min(error.evidence for error in errors)
     chosen = [error for error in errors if error.evidence is evidence]
     if len(chosen) == 1:
@@ -76,17 +76,17 @@ def closest(errors: Sequence[WorkerLostError]) -> WorkerLostError:
 
 
 def is_conclusive(error: BaseException) -> bool:
-    """Whether no other error can be the cause of this one."""
+    """Return True if `error` is a root cause."""
     return not isinstance(error, WorkerLostError) or error.evidence is Evidence.CAUSE
 
 
 async def all_workers(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Awaits calls to all workers of a pipeline; raises the cause if one fails (see `together`)."""
+    """Await calls to all workers of a pipeline; raise the root cause if a call fails (see `together`)."""
     return await together(calls, is_conclusive, FAULTS_SECONDS, choose)
 
 
 class FaultCollector:
-    """What the hot streams of one pipeline report."""
+    """Errors reported on the streams `Run` and `Results` of one pipeline."""
 
     def __init__(self) -> None:
         self.errors: list[WorkerLostError] = []
@@ -95,14 +95,14 @@ class FaultCollector:
         self._conclusive = asyncio.Event()
 
     def report(self, error: WorkerLostError) -> None:
-        """Take an error."""
+        """Record an error."""
         self.errors.append(error)
         self.broken.set()
         if is_conclusive(error):
             self._conclusive.set()
 
     async def settle(self, streams: Collection[asyncio.Task[None]]) -> None:
-        """Wait until the cause is known or every one of `streams` has ended, FAULTS_SECONDS at most."""
+        """Wait until the cause is known or all `streams` have ended, at most FAULTS_SECONDS."""
         waits = [asyncio.ensure_future(self._conclusive.wait()), asyncio.ensure_future(_ended(streams))]
         try:
             await asyncio.wait(waits, timeout=FAULTS_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The wire form of dispatched batches (protos/engine.proto, Iteration), and which requests have none."""
+"""Encodes dispatched batches as Iteration messages (protos/engine.proto); refuses requests that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orca_master.scheduling.request import Request
 
 
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
-    """Return the wire form of a dispatched batch; its requests passed `check_encodes`."""
+    """Encode a dispatched batch, whose requests have passed `check_encodes`."""
     iteration = pb.Iteration(epoch=epoch, sequence=sequence)
     for scheduled in batch.requests:
         iteration.row.append(scheduled.row)
@@ -30,9 +30,9 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
 
 
 def check_encodes(request: Request) -> None:
-    """Raise RequestError for a request with a number that the protocol cannot carry.
+    """Raise RequestError for a request with a number that its protobuf field cannot hold.
 
-    An iteration holds many requests: one that cannot be encoded must be refused before it is in a batch.
+    Called before admission, because encoding a batch with such a request would fail the whole batch.
     """
     try:
         _fill(pb.Admission(), request)
@@ -42,7 +42,7 @@ def check_encodes(request: Request) -> None:
 
 
 def _fill(admission: pb.Admission, request: Request) -> None:
-    """Write what the workers need to know of a request that begins."""
+    """Fill the message with the parameters that workers need for an admitted request."""
     admission.prompt_length = len(request.prompt)
     request.sampling.fill(admission.sampling)
     if request.sampling.min_tokens:

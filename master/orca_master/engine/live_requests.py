@@ -1,4 +1,4 @@
-"""`LiveRequests`: the requests that were accepted and have not ended."""
+"""`LiveRequests`: the accepted requests that have not ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orca_master.scheduling.scheduler import Scheduler
 
 
 class LiveRequests:
-    """Requests by id, in the pool of `scheduler` or admitted by it. `deliver` gets the errors that end requests."""
+    """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests."""
 
     def __init__(self, scheduler: Scheduler, deliver: Callable[[list[Output]], None]) -> None:
         self._scheduler = scheduler
@@ -28,9 +28,9 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
-        """Take a request into the pool.
+        """Add a request to the pool.
 
-        Raises what `check` raises, QueueFullError, or RequestError if the protocol cannot carry the request.
+        Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
         """
         request = Request(
             submission.request_id,
@@ -49,18 +49,18 @@ class LiveRequests:
         self._requests[request.request_id] = request
 
     def cancel(self, request_id: str) -> bool:
-        """End a request; return False for a request that has ended before."""
+        """Cancel a request; return False if the request has ended already."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._scheduler.cancel(request)
         return request is not None
 
     def finished(self, request: Request) -> None:
-        """Forgets a request that the scheduler has finished."""
+        """Remove a request that the scheduler has finished."""
         del self._requests[request.request_id]
 
     def refuse_misfits(self, check: Callable[[Request], None]) -> None:
-        """End the waiting requests that `check` refuses by a RequestError."""
+        """Fail the waiting requests for which `check` raises RequestError."""
         for request in list(self._scheduler.pool):
             try:
                 check(request)
@@ -68,7 +68,7 @@ class LiveRequests:
                 self._fail([request], str(error))
 
     def fail_all(self, reason: str) -> None:
-        """End all requests with an error."""
+        """Fail all requests with `reason` as the error."""
         self._fail(list(self._requests.values()), reason)
 
     def _fail(self, requests: list[Request], reason: str) -> None:

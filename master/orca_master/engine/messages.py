@@ -1,4 +1,4 @@
-"""What goes into the engine master and what comes out: submissions, outputs, and the watcher's protocol."""
+"""Inputs and outputs of the engine master: submissions, outputs, and the protocols of its observers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as the endpoint hands it over; the engine gives it its arrival."""
+    """A request as submitted by the endpoint; the engine adds the arrival."""
 
     request_id: str
     prompt: Sequence[int]
@@ -26,7 +26,7 @@ class Submission:
 
 
 class Output(NamedTuple):
-    """News of one request: the token that an iteration sampled for it, or its end. One is made for every token."""
+    """One sampled token of a request, or its end. A tuple, because one is created per token."""
 
     request_id: str
     token: int | None
@@ -36,35 +36,35 @@ class Output(NamedTuple):
 
 
 class EngineObserver(Protocol):
-    """What metrics and tests may watch; called on the engine's loop, must not block."""
+    """Callbacks for metrics and logs. Called on the engine's loop, must not block."""
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """Count an iteration that was sent."""
+        """Record an iteration that was sent."""
 
     def on_preemption(self, count: int) -> None:
-        """Count requests that were preempted to make room."""
+        """Record the number of requests preempted by an iteration."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Count an iteration that a partition computed."""
+        """Record the timings of an iteration on one partition."""
 
 
 class RequestMetrics(Protocol):
-    """Measures requests where all of them pass. Called on the endpoint's loop, must not block. Times in seconds."""
+    """Request metrics. Called on the loop that created EngineThread, must not block. Times in seconds."""
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
-        """Count a token that reached its request; `generated` counts the request's tokens."""
+        """Record a generated token; `generated` is the number of generated tokens including this token."""
 
     def on_finish(
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
-        """Count a request that ended."""
+        """Record the end of a request."""
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
 
 
 class Observers:
-    """Several observers as one."""
+    """An observer that forwards each call to several observers."""
 
     def __init__(self, *observers: EngineObserver) -> None:
         self._observers = observers

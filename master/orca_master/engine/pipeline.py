@@ -1,8 +1,8 @@
-"""`Pipeline`: one pipeline's workers, from formation through iterations to its end.
+"""`Pipeline`: forms a pipeline with its workers, sends iterations, and reads results.
 
-Order of events: Describe all (which also waits for them) → epoch = highest seen + 1 → Load all →
+Order of calls: Describe all workers (waits until they are up) → epoch = highest epoch + 1 → Load all →
 Prepare all → Form all → Warmup all → Allocate the smallest number of blocks → open `Results` on the
-last partition and `Run` on the first → iterations with rising sequence numbers.
+last partition and `Run` on the first → iterations with increasing sequence numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """One pipeline. `facts` and `num_blocks` are set once `form` has returned.
+    """One formation of a pipeline. `facts` and `num_blocks` are valid after `form` has returned.
 
-    `num_loaded` counts the workers that hold their weights.
+    `num_loaded` is the number of workers that have loaded their weights.
     """
 
     def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
@@ -52,14 +52,14 @@ class Pipeline:
         self._connections: list[WorkerConnection] = []
         self._run: Any = None
         self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
-        self._parts: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._faults = FaultCollector()
         self._over = False
 
     async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
-        """Brings the pipeline up; raises ConfigurationError or WorkerLostError.
+        """Form the pipeline; raise ConfigurationError or WorkerLostError.
 
-        Calls `enter` when loading begins, when a worker has loaded, and when the pipeline is being formed.
+        Calls `enter` when loading starts, when a worker has loaded, and when forming starts.
         """
         topology, config = self._topology, self._config
         self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
@@ -121,30 +121,30 @@ class Pipeline:
         )
 
     async def _end_exhausted(self, described: list[pb.Description]) -> None:
-        """End a worker that can take no higher epoch (started anew, it has seen none) and raise WorkerLostError."""
+        """Shut down a worker at the highest epoch (a restart resets its epoch) and raise WorkerLostError."""
         for worker, description in zip(self._connections, described, strict=True):
             if description.highest_epoch >= HIGHEST_EPOCH:
-                await worker.shutdown("its epochs are used up")
+                await worker.shutdown("no higher epoch exists")
                 raise WorkerLostError(
-                    f"worker {worker.address} was asked for epoch {description.highest_epoch} by somebody else than a "
-                    "master, and is ended: start it again, and let only its master reach its port",
+                    f"worker {worker.address} reports epoch {description.highest_epoch}, which no master uses, and was "
+                    "shut down: restart the worker, and allow only its master to connect to its port",
                     worker=worker.address,
                 )
 
     def _compare_versions(self, described: list[pb.Description]) -> None:
-        """Log which workers were built with another version of the contract than this master.
+        """Compare versions: log workers with another contract version than this master.
 
-        Raises ConfigurationError for a worker that speaks another version of engine.proto.
+        Raises ConfigurationError for a worker with another protocol version of engine.proto.
         """
         for worker, description in zip(self._connections, described, strict=True):
             if description.wire_version != WIRE_VERSION:
                 raise ConfigurationError(
-                    f"worker {worker.address} is of version {description.version} and speaks protocol "
-                    f"{description.wire_version}, this master speaks {WIRE_VERSION}: give both the same version"
+                    f"worker {worker.address} has version {description.version} and protocol "
+                    f"{description.wire_version}, this master has protocol {WIRE_VERSION}: deploy one version of both"
                 )
             if description.contract_version != VERSION:
                 logger.warning(
-                    "worker %s is of version %s (contract %d), this master has contract %d: give both the same version",
+                    "worker %s has version %s (contract %d), this master has contract %d: deploy one version of both",
                     worker.address,
                     description.version,
                     description.contract_version,
@@ -160,7 +160,7 @@ class Pipeline:
         return facts
 
     async def _allocate(self) -> None:
-        """Sizes the block pools: what was asked for, or what fits but no more than can be used."""
+        """Size and allocate the block pools: --kv-slots, or as many usable blocks as fit into memory."""
         config, max_model_len = self._config, self.facts.max_model_len
         warmup = pb.WarmupRequest(
             max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
@@ -174,7 +174,7 @@ class Pipeline:
         else:
             usable = config.max_batch_size * len(self._connections) * blocks_for(max_model_len)
             self.num_blocks = min(scarcest.num_blocks, usable)
-            logger.info("K/V blocks: min(%s; %d that requests can use)", scarcest.formula, usable)
+            logger.info("K/V blocks: min(%s; %d usable by --max-batch-size requests)", scarcest.formula, usable)
         if not 0 < self.num_blocks <= scarcest.num_blocks:
             raise ConfigurationError(
                 f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
@@ -184,7 +184,7 @@ class Pipeline:
         )
 
     def send(self, batch: Batch) -> int:
-        """Queues one iteration for partition 0 and returns its sequence number. Never blocks."""
+        """Queue an iteration for partition 0 and return its sequence number. Never blocks."""
         sequence = self._sequence + 1
         self._outgoing.put_nowait(build_iteration(self.epoch, sequence, batch))
         self._sequence = sequence
@@ -193,43 +193,43 @@ class Pipeline:
     async def serve(
         self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
     ) -> None:
-        """Move messages until a worker reports a fault or is lost; `reported` says why.
+        """Transfer iterations and results until a worker reports a fault or is lost (see `reported`).
 
         Raises what `on_result` or `on_timing` raises.
         """
-        self._parts = [
-            asyncio.create_task(part)
-            for part in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+        self._tasks = [
+            asyncio.create_task(task)
+            for task in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
         ]
-        broken = asyncio.create_task(self._break())
+        broken = asyncio.create_task(self._wait_for_fault())
         try:
-            done, _ = await asyncio.wait([*self._parts, broken], return_when=asyncio.FIRST_COMPLETED)
-            for part in done:
-                part.result()
+            done, _ = await asyncio.wait([*self._tasks, broken], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             self._over = True
             broken.cancel()
 
     @property
     def reported(self) -> list[WorkerLostError]:
-        """The faults that the workers have reported so far."""
+        """Faults reported by the workers so far."""
         return self._faults.errors
 
     async def reported_until_conclusive(self) -> list[WorkerLostError]:
-        """Return `reported` once the cause is among them, or no more is to be expected (FaultCollector.settle)."""
-        await self._faults.settle(self._parts[1:])
+        """Return `reported` once the cause is known or no further fault is expected (FaultCollector.settle)."""
+        await self._faults.settle(self._tasks[1:])
         return self._faults.errors
 
     async def shutdown(self, reason: str) -> None:
-        """End the workers and the channels."""
+        """Shut the workers down and close the channels."""
         await asyncio.gather(*(worker.shutdown(reason) for worker in self._connections))
         await self.close()
 
     async def close(self) -> None:
-        """Close the channels, the workers live on."""
-        for part in self._parts:
-            part.cancel()
-        await asyncio.gather(*self._parts, return_exceptions=True)
+        """Close the channels; the workers keep running."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         connections, self._connections = self._connections, []
         await asyncio.gather(*(worker.close() for worker in connections))
 
@@ -239,9 +239,9 @@ class Pipeline:
             try:
                 await self._run.write(iteration)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await asyncio.Event().wait()  # the same stream's reader learns the status
+                await asyncio.Event().wait()  # the reader of this stream gets and reports the status
 
-    async def _break(self) -> None:
+    async def _wait_for_fault(self) -> None:
         await self._faults.broken.wait()
 
     async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
@@ -258,13 +258,13 @@ class Pipeline:
                 on_result(result)
 
     async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
-        """Yield the messages of a kept-open stream, and report the faults in it and at its end."""
+        """Yield the messages of a stream, and report its faults and its end."""
         closed = WorkerLostError(f"worker {worker.address} closed its stream", None, worker.address, Evidence.GONE)
         try:
             async for message in stream:
                 if not message.HasField("fault"):
                     yield message
-                elif message.fault.epoch >= self.epoch:  # an older epoch's is of no interest
+                elif message.fault.epoch >= self.epoch:  # faults of older epochs are stale
                     self._faults.report(self._lost(message.fault))
         except grpc.aio.AioRpcError as error:
             fault = faults.from_error(error)
@@ -278,10 +278,10 @@ class Pipeline:
 
 
 def _host(address: str) -> str:
-    """Return the host of a worker's address; Unix sockets are all on this one."""
+    """Return the host of a worker's address, "" for Unix sockets."""
     return "" if address.startswith("unix:") else address.rpartition(":")[0]
 
 
 def _place_on_host(address: str, addresses: list[str]) -> int:
-    """How many workers of the same host come before this one."""
+    """Return the number of workers on the same host before this worker."""
     return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])

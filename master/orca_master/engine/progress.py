@@ -1,7 +1,7 @@
-"""`Progress`: how far the engine has come, and whether it stands still although requests wait.
+"""`Progress`: progress counters of the engine, and the check for a stalled engine.
 
-A lost worker or a slow iteration ends its pipeline (supervisor.py). This check catches an engine that claims to serve
-and has requests, although no iteration returns. The probes and the endpoint read it.
+Lost workers and slow iterations end their pipeline (supervisor.py). This check detects an engine in the state serving
+that has unfinished requests but returns no iteration. The probes and the endpoint use it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from orca_contract.state import EngineState, ProgressReport
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts, and times in seconds. `since` is of CLOCK_MONOTONIC, which all processes of a machine share.
+    """Counts, and times in seconds. `since` uses CLOCK_MONOTONIC, which all processes of a machine share.
 
-    `since` is the latest of three moments: an iteration returned, a pipeline began to serve, the first of the
-    unfinished requests came.
+    `since` is the latest of three times: last returned iteration, last pipeline start, arrival of the first unfinished
+    request.
     """
 
     num_iterations: int = 0
     """Iterations that have returned."""
     num_unfinished: int = 0
-    """Requests whose last token has not come."""
+    """Requests whose last token has not been delivered."""
     num_running: int = 0
     """Requests that hold K/V slots."""
     num_waiting: int = 0
@@ -32,7 +32,7 @@ class Progress:
     stall_timeout: float = 0.0
 
     def stall(self, now: float) -> str:
-        """Return why a serving engine is stalled at `now`, "" if it is not."""
+        """Return the reason if a serving engine is stalled at `now`, else ""."""
         if not self.num_unfinished or now - self.since <= self.stall_timeout:
             return ""
         return (
@@ -42,7 +42,7 @@ class Progress:
 
 
 def progress_report(state: EngineState, serves: bool, progress: Progress) -> ProgressReport:
-    """Return what `/progressz` says; `serves` is whether a pipeline claims to serve."""
+    """Return the body of `/progressz`; `serves` is True if a pipeline is in the state Serving."""
     now = time.monotonic()
     return ProgressReport(
         state=state,

@@ -1,4 +1,4 @@
-"""Requests that can never be served, however long they wait."""
+"""Checks that refuse requests which exceed the engine's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orca_master.scheduling.request import Request
 
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
-    """Raise RequestError for one that exceeds the model's context, or all K/V slots of the largest pipeline."""
+    """Raise RequestError for a request longer than the model's context or the K/V slots of the largest pipeline."""
     rounded = blocks_for(request.max_tokens) * BLOCK_SIZE
     numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
     if request.max_tokens > max_model_len:
@@ -29,10 +29,10 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
 
 
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus) -> None:
-    """Refuses several choices that the queue cannot hold; one choice is the engine's to refuse.
+    """Check that several choices fit into the queue; the engine itself checks single choices.
 
-    `num_tokens` is the sum over all choices, prompts and answers. Raises RequestError for what exceeds the whole queue,
-    QueueFullError for what exceeds the places that are free now.
+    `num_tokens` is the sum over prompts and completions of all choices. Raises RequestError if the choices exceed the
+    whole queue, QueueFullError if they exceed its free places.
     """
     num_choices = num_prompts * n
     if num_choices == 1:
@@ -56,16 +56,16 @@ def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatu
 
 
 def check_values(request: Request, vocabulary_size: int) -> None:
-    """Raise RequestError for values that no worker can compute with.
+    """Raise RequestError for values out of range.
 
-    The endpoint checks the same and more where a request arrives (openai_requests.py, generation.py). This check does
-    not rely on it: an API process is not trusted (docs/contracts.md, section 9), and a value that a message to the
-    workers cannot carry would end the pipeline for everybody.
+    The endpoint checks these values, too (openai_requests.py, generation.py). This check repeats them because API
+    processes are not trusted (docs/contracts.md, section 9), and a value that cannot be encoded would end the pipeline
+    for all requests.
     """
     sampling = request.sampling
     _check_tokens("prompt", request.prompt, vocabulary_size)
     _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocabulary_size)
-    if sampling.min_tokens:  # only then do the workers know the stop tokens
+    if sampling.min_tokens:  # only then are the stop tokens sent to the workers
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
     if not request.prompt:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
@@ -79,5 +79,5 @@ def _check_tokens(field: str, tokens: Collection[int], vocabulary_size: int) -> 
         return
     least, most = min(tokens), max(tokens)
     if least < 0 or most >= vocabulary_size:
-        wrong = least if least < 0 else most
-        raise RequestError(f"{field}: token id {wrong} is not between 0 and {vocabulary_size - 1}", field)
+        token = least if least < 0 else most
+        raise RequestError(f"{field}: token id {token} is not between 0 and {vocabulary_size - 1}", field)

@@ -1,4 +1,4 @@
-"""`EngineSnapshot`: the immutable value that the engine's loop publishes and other threads read."""
+"""`EngineSnapshot`: immutable engine state, published by the engine's loop and read by other threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orca_contract.topology import Topology
 
 
 class EngineSnapshot(NamedTuple):
-    """The engine at one moment. One is made for every iteration, so it is a tuple."""
+    """State of the engine at one time. A tuple, because one is created per iteration."""
 
     state: EngineState
     failure: str
@@ -17,12 +17,12 @@ class EngineSnapshot(NamedTuple):
     topology: Topology
     pipelines: tuple[PipelineReport, ...] = ()
     vocabulary_size: int = 0
-    """0, as the next two, before the engine has served."""
+    """0 before the first pipeline serves, as are the next two fields."""
     max_model_len: int = 0
     num_slots: int = 0
-    """K/V slots of the largest pipeline that serves."""
+    """K/V slots of the largest serving pipeline."""
     cache_usage: float = 0.0
-    """Held share of the K/V slots of all pipelines that serve, in [0, 1]."""
+    """Held fraction of the K/V slots of all serving pipelines, in [0, 1]."""
     num_running: int = 0
     """Requests that hold K/V slots."""
     num_waiting: int = 0
@@ -30,4 +30,4 @@ class EngineSnapshot(NamedTuple):
     num_iterations: int = 0
     """Iterations that have returned."""
     progressed_at: float = 0.0
-    """When an iteration returned or a pipeline began to serve, in seconds of the monotonic clock."""
+    """Time of the last returned iteration or pipeline start, in seconds of the monotonic clock."""

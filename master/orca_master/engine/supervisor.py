@@ -1,18 +1,18 @@
-"""`PipelineSupervisor`: the life of one pipeline of the topology.
+"""`PipelineSupervisor`: the life cycle of one pipeline of the topology.
 
-| state | meanwhile | next states |
+| state | meaning | next states |
 |---|---|---|
-| Connecting | all workers are asked to describe themselves | Loading, Recovering |
-| Loading | the workers load their weights; entered again for each worker that has | Loading, Forming, Recovering |
-| Forming | communicators, K/V blocks and streams are made | Serving, Recovering |
-| Serving | iterations go out and results come back | Recovering |
-| Recovering | the cause is asked for; then RETRY_SECONDS until the next attempt | Connecting |
+| Connecting | Describe is called on all workers | Loading, Recovering |
+| Loading | the workers load their weights; entered again for each loaded worker | Loading, Forming, Recovering |
+| Forming | communicators, K/V blocks and streams are created | Serving, Recovering |
+| Serving | iterations are sent and results received | Recovering |
+| Recovering | the cause is determined; then RETRY_SECONDS until the next attempt | Connecting |
 
-The supervisor ends in any state when the pipeline leaves the topology or the engine stops. It ends at the first failure
-if the engine owns the workers, because then nobody starts them again (`WorkerOwner`).
+The supervisor ends in any state when the pipeline leaves the topology or the engine stops. If the engine owns the
+workers, the supervisor ends at the first failure, because nothing restarts the workers (`WorkerOwner`).
 
-An iteration that does not return within the stall timeout, a fault that a worker reports, and an unexpected exception
-end the state Serving. The listener has then to rewind the requests: the results in flight are void.
+The state Serving ends when an iteration does not return within the stall timeout, when a worker reports a fault, and
+after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
 """
 
 from __future__ import annotations
@@ -53,33 +53,33 @@ _REASONS = {
     PipelinePhase.FORMING: Reason.RENDEZVOUS_TIMEOUT,
     PipelinePhase.SERVING: Reason.COMMUNICATOR_ERROR,
 }
-"""The reason of a failure that has none of its own, by the state in which it came."""
+"""Default reason of a failure, by the state in which the failure occurred."""
 
 
 class PipelineListener(Protocol):
-    """What follows from the life of a pipeline. Called on the event loop of the supervisor."""
+    """Callbacks for the life cycle of a pipeline. Called on the event loop of the supervisor."""
 
     def on_change(self) -> None:
-        """Publish a report that has changed."""
+        """Publish the changed report."""
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """Take a formed pipeline into service: `send` may be called."""
+        """Start using a formed pipeline: `send` may be called."""
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """Take the result of an iteration."""
+        """Process the result of an iteration."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Take the timings of an iteration that a partition computed."""
+        """Record the timings of an iteration on one partition."""
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """Rewind the requests of a pipeline that serves no longer. `reason`: as far as known."""
+        """Rewind the requests of a lost pipeline. `reason`: the cause as far as known."""
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """Take the cause: the pipeline was not formed, or was lost, or its supervisor has failed."""
+        """Handle a failure: the pipeline was not formed or was lost, or its supervisor failed."""
 
 
 class PipelineSupervisor:
-    """Forms the pipeline of `spec`, sends iterations to its workers, and forms the pipeline again when it is lost."""
+    """Forms the pipeline of `spec`, sends iterations to its workers, and forms a lost pipeline again."""
 
     def __init__(
         self,
@@ -100,46 +100,46 @@ class PipelineSupervisor:
         self.has_served = False
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
-        """The pipeline as others see it: Recovering until it serves again after a failure."""
+        """The published state: Recovering from a failure until the pipeline serves again."""
         self._in_flight: deque[tuple[int, Batch]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
-        """Has the error after which nothing more is sent."""
+        """Resolves to the error that ends the state Serving."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether iterations can be sent."""
+        """True if iterations can be sent."""
         return self.state is PipelinePhase.SERVING and not self._broken.done()
 
     @property
     def num_in_flight(self) -> int:
-        """Iterations that have not returned."""
+        """Number of iterations in flight."""
         return len(self._in_flight)
 
     @property
     def newest_batch(self) -> Batch:
-        """The batch that was sent last, of those in flight."""
+        """The most recently sent batch in flight."""
         return self._in_flight[-1][1]
 
     def begin(self) -> None:
-        """Start to form the pipeline."""
+        """Start forming the pipeline."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._on_end)
 
     async def end(self) -> None:
-        """End the supervision; the workers live on until `part`."""
+        """Stop the supervision; the workers and connections remain until `disconnect`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def part(self, reason: str) -> None:
-        """End the workers if the engine owns them, or close the connections to them."""
+    async def disconnect(self, reason: str) -> None:
+        """Close the connections to the workers; if the engine owns the workers, shut them down first."""
         owned = self._config.worker_owner is WorkerOwner.ENGINE
         await (self.workers.shutdown(reason) if owned else self.workers.close())
 
     def send(self, batch: Batch) -> int:
-        """Send one iteration and return its sequence number. Never blocks."""
+        """Send an iteration and return its sequence number. Never blocks."""
         sequence = self.workers.send(batch)
         self._in_flight.append((sequence, batch))
         if self._deadline is None:
@@ -147,7 +147,7 @@ class PipelineSupervisor:
         return sequence
 
     def give_up(self, error: WorkerLostError) -> None:
-        """End the state Serving: nothing more is sent."""
+        """End the state Serving with `error`."""
         if not self._broken.done():
             self._broken.set_result(error)
 
@@ -157,7 +157,7 @@ class PipelineSupervisor:
         while True:
             failure = await self._form_and_serve()
             self._listener.on_failure(self, failure)
-            await self.part(str(failure))
+            await self.disconnect(str(failure))
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 return
             self.workers = self._make_workers(self.spec, self._topology, self._config)
@@ -166,12 +166,12 @@ class PipelineSupervisor:
             self._enter(PipelinePhase.CONNECTING)
 
     async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:
-        """Return why the pipeline was not formed, or why it was lost."""
+        """Form the pipeline and serve; return the cause of the failure."""
         try:
             await self.workers.form(self._enter)
         except (ConfigurationError, WorkerLostError) as error:
-            if self._config.worker_owner is WorkerOwner.CLUSTER:  # else the start ends with the error
-                logger.warning("pipeline %s is not formed: %s", self.id, error)
+            if self._config.worker_owner is WorkerOwner.CLUSTER:  # else EngineMaster.start raises the error
+                logger.warning("pipeline %s was not formed: %s", self.id, error)
             self._note(error, _REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
             return error
@@ -186,7 +186,7 @@ class PipelineSupervisor:
         return lost
 
     async def _serve(self) -> WorkerLostError:
-        """Move iterations and results until the pipeline is lost, and return why."""
+        """Transfer iterations and results until the pipeline is lost; return the cause."""
         self._broken = asyncio.get_running_loop().create_future()
         own: list[WorkerLostError] = []
         self._listener.on_serving(self)
@@ -203,30 +203,30 @@ class PipelineSupervisor:
                 internal = WorkerLostError(f"internal error: {error!r}")
                 own = [error if isinstance(error, WorkerLostError) else internal]
         except asyncio.CancelledError:
-            own = [WorkerLostError("it left the topology, or the engine stops")]
+            own = [WorkerLostError("the pipeline was removed from the topology, or the engine stops")]
             raise
         finally:
             messages.cancel()
             try:
                 await asyncio.gather(messages, return_exceptions=True)
-            finally:  # also if the engine stops just now
+            finally:  # also if this task is cancelled during the gather
                 self._clear_deadline()
                 self._in_flight.clear()
                 self._enter(PipelinePhase.RECOVERING)
-                known = [*own, *self.workers.reported] or [WorkerLostError("its streams ended")]
+                known = [*own, *self.workers.reported] or [WorkerLostError("the streams of its workers ended")]
                 self._listener.on_lost(self, str(closest(known)))
-        # The requests are free to go on elsewhere; the cause may still be on its way.
+        # The requests can continue on other pipelines now, while the cause is still awaited here.
         return closest([*own, *await self.workers.reported_until_conclusive()])
 
     def _on_result(self, result: pb.IterationResult) -> None:
-        due, batch = self._in_flight.popleft()
-        if result.sequence != due:
-            raise WorkerLostError(f"result {result.sequence} came where {due} was due")
+        expected, batch = self._in_flight.popleft()
+        if result.sequence != expected:
+            raise WorkerLostError(f"received the result of iteration {result.sequence}, expected {expected}")
         self._set_deadline()
         self._listener.on_result(self, batch, result)
 
     def _set_deadline(self) -> None:
-        """Set the deadline of the oldest iteration in flight, from now."""
+        """Start the stall timeout of the oldest iteration in flight now."""
         self._clear_deadline()
         if self._in_flight:
             self._deadline = asyncio.get_running_loop().call_later(self._config.stall_timeout, self._on_stall)
@@ -237,20 +237,20 @@ class PipelineSupervisor:
             self._deadline = None
 
     def _on_stall(self) -> None:
-        # Without a worker's own report of a cause the deadline is all that is known.
+        # GONE, because a cause reported by a worker explains more than the deadline.
         message = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
         self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
 
     def _note(self, error: ConfigurationError | WorkerLostError, reason: Reason) -> None:
-        """Keep the time of the first failure of a series, and the message of the latest."""
+        """Record a failure: the time of the first failure of a series, the message of the latest."""
         worker = ""
         if isinstance(error, WorkerLostError):
             reason, worker = error.reason or reason, error.worker
         else:
             reason = Reason.INVALID_SPEC
         previous = self._last_failure
-        goes_on = previous is not None and previous.recovery_seconds is None
-        at = previous.at if previous is not None and goes_on else time.time()
+        ongoing = previous is not None and previous.recovery_seconds is None
+        at = previous.at if previous is not None and ongoing else time.time()
         self._last_failure = FailureReport(
             at=at, reason=reason, worker=worker, message=str(error), recovery_seconds=None
         )

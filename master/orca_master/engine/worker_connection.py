@@ -1,7 +1,7 @@
 """`WorkerConnection`: the gRPC channel to one worker controller, with deadlines and typed errors.
 
-Unary calls carry deadlines (orca_protos/deadlines.py). The kept-open streams carry none; keepalive
-(orca_protos/wire.py) and the deadline of an iteration (supervisor.py) watch them.
+Unary calls have deadlines (orca_protos/deadlines.py). The streams `Run` and `Results` have none; gRPC keepalive
+(orca_protos/wire.py) and the stall timeout (supervisor.py) bound them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Reply = TypeVar("Reply")
 
 
 REASON_SECONDS = 2.0
-"""For the call that only finds out why a worker was not reached in time."""
+"""Deadline of the second Describe call, which determines why a worker was unreachable."""
 
 
 class WorkerConnection:
-    """One controller; with certificates, or in plain text. Must be made and used on one event loop."""
+    """Connection to one controller, with TLS or in plain text. Create and use it on one event loop."""
 
     def __init__(self, address: str, tls: TlsFolder | None = None) -> None:
         self.address = address
@@ -38,7 +38,7 @@ class WorkerConnection:
         self._stub: Any = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def describe(self, timeout: float) -> pb.Description:
-        """Wait up to `timeout` seconds for the worker to be there."""
+        """Return the worker's description; wait up to `timeout` seconds for the worker."""
         try:
             description: pb.Description = await self._stub.Describe(
                 pb.DescribeRequest(), timeout=timeout, wait_for_ready=True
@@ -46,57 +46,56 @@ class WorkerConnection:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._translate(error) from error
-            # The error of an expired deadline gives no reason. A call that does not wait for the worker does, such as a
-            # refused certificate.
+            # An expired deadline gives no reason; a call without wait_for_ready does (e.g. a rejected certificate).
             description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
         return description
 
     async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
-        """Load a partition; raise ConfigurationError for a model that does not fit."""
+        """Load a partition; raise ConfigurationError for an unsuitable model, WorkerLostError without progress."""
         stream = self._stub.Load(request)
         while True:
             try:
                 progress = await self._call(asyncio.wait_for(stream.read(), deadlines.LOAD_SILENCE.master))
             except TimeoutError as error:
                 raise WorkerLostError(
-                    f"worker {self.address} made no progress in loading for {deadlines.LOAD_SILENCE.master:.0f} s",
+                    f"worker {self.address} reported no loading progress for {deadlines.LOAD_SILENCE.master:.0f} s",
                     worker=self.address,
                 ) from error
             if progress is grpc.aio.EOF:
-                raise WorkerLostError(f"worker {self.address} ended loading without an answer", worker=self.address)
+                raise WorkerLostError(f"worker {self.address} ended Load without a result", worker=self.address)
             if progress.HasField("facts"):
                 facts: pb.ModelFacts = progress.facts
                 return facts
 
     async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
-        """Forgets older epochs."""
+        """Discard older epochs on the worker."""
         return await self._call(self._stub.Prepare(request, timeout=deadlines.PREPARE.master))
 
     async def form(self, request: pb.FormRequest) -> pb.Formed:
-        """Join the groups of the epoch; every worker of the pipeline must be asked at the same time."""
+        """Form the process groups of the epoch; call Form on all workers of the pipeline concurrently."""
         timeout = deadlines.form(request.group_timeout_ms / 1000).master
         return await self._call(self._stub.Form(request, timeout=timeout))
 
     async def warmup(self, request: pb.WarmupRequest) -> pb.WarmedUp:
-        """Run the largest iteration once."""
+        """Run an iteration of the maximum size once."""
         timeout = deadlines.warmup(request.timeout_ms / 1000).master
         return await self._call(self._stub.Warmup(request, timeout=timeout))
 
     async def allocate(self, request: pb.AllocateRequest) -> pb.Allocated:
-        """Allocates the block pools."""
+        """Allocate the block pools."""
         return await self._call(self._stub.Allocate(request, timeout=deadlines.ALLOCATE.master))
 
     async def shutdown(self, reason: str) -> None:
-        """Asks the worker to end; one that is gone already is no error."""
+        """Shut the worker down; ignore a worker that cannot be reached."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.Shutdown(pb.ShutdownRequest(reason=reason), timeout=deadlines.SHUTDOWN_SECONDS)
 
     def run(self, epoch: int) -> Any:
-        """Open the hot stream Iteration → Ack."""
+        """Open the stream Iteration → Ack."""
         return self._stub.Run(metadata=((EPOCH_KEY, str(epoch)),))
 
     def results(self, epoch: int) -> Any:
-        """Open the hot stream of results."""
+        """Open the stream of results."""
         return self._stub.Results(pb.ResultsRequest(epoch=epoch))
 
     async def close(self) -> None:
@@ -110,7 +109,7 @@ class WorkerConnection:
             raise self._translate(error) from error
 
     def _translate(self, error: grpc.aio.AioRpcError) -> Exception:
-        """Return the typed error behind the status of a unary call or a load."""
+        """Return the typed error for the status of a unary call or of Load."""
         fault = faults.from_error(error)
         if fault is None:
             return self.gone(error)
@@ -119,6 +118,6 @@ class WorkerConnection:
         return lost_worker(fault, self.address)
 
     def gone(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
-        """Return the error for a call that ended without a fault: the worker, its host or the network is gone."""
-        words = error.details() or error.code().name
-        return WorkerLostError(f"worker {self.address}: {words}", None, self.address, Evidence.GONE)
+        """Return the error for a call that ended without a fault: the worker, its host or the network failed."""
+        details = error.details() or error.code().name
+        return WorkerLostError(f"worker {self.address}: {details}", None, self.address, Evidence.GONE)

@@ -1,4 +1,4 @@
-"""`PipelineWorkers`: what a supervisor needs of the workers of a pipeline, real or in a test's process."""
+"""`PipelineWorkers`: the interface between a supervisor and the workers of its pipeline."""
 
 from __future__ import annotations
 

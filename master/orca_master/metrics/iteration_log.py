@@ -1,7 +1,7 @@
-"""`IterationLog`: a JSON line for every iteration with its work and when each stage computed it.
+"""`IterationLog`: writes one JSON line per iteration, with its batch and the start and end times of each stage.
 
-`orca simulate --calibration` reads it; it also is what to look at when a pipeline has bubbles. Written when the last of
-an iteration's timings is known, at most a few lines late.
+Input of `orca simulate --calibration`, and a diagnostic for pipeline bubbles. A line is written when the last timing
+of its iteration arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IterationLog:
         self._open: dict[tuple[str, int], tuple[Batch, dict[int, tuple[float, float]]]] = {}
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """See EngineObserver. What a lost pipeline left under the same number is forgotten."""
+        """See EngineObserver. Replaces an iteration of a lost pipeline with the same number."""
         self._open[batch.pipeline, sequence] = batch, {}
 
     def on_preemption(self, count: int) -> None:

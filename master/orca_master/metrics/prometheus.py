@@ -1,8 +1,8 @@
 """Prometheus metrics of one master: vLLM's names and meanings under the prefix `orca:`.
 
-Counters are fed by EngineThread (tokens, latencies) and by the engine (iterations, stage timings); gauges read the
-engine when they are scraped. `vllm_names` writes every metric a second time under vLLM's own prefix, for dashboards and
-routers that know only that.
+EngineThread updates the metrics of requests, the engine those of iterations and stages; gauges read the
+engine when they are scraped. `vllm_names` exports every metric a second time under vLLM's own prefix, for dashboards
+and routers that expect that prefix.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._vllm_names = vllm_names
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests with a first token")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens")
-        self._preemptions = self._counter("num_preemptions", "Requests that gave their K/V blocks up and began again")
+        self._preemptions = self._counter("num_preemptions", "Preempted requests")
         self._finished = Counter(
             "orca:request_success",
-            "Requests that ended, by reason",
+            "Finished requests, by finish reason",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token", LATENCIES)
-        self._inter_token = self._histogram("inter_token_latency_seconds", "Token to next token", LATENCIES)
-        self._latency = self._histogram("e2e_request_latency_seconds", "Arrival to last token", LATENCIES)
+        self._first_token = self._histogram("time_to_first_token_seconds", "Time to first token", LATENCIES)
+        self._inter_token = self._histogram("inter_token_latency_seconds", "Time between consecutive tokens", LATENCIES)
+        self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to last token", LATENCIES)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first", LATENCIES
         )
@@ -53,17 +53,15 @@ class Metrics:
         """Add the gauges of `engine`."""
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
-        self._gauge(
-            "kv_cache_usage_perc", "Share of the K/V slots that is held, 0 to 1", lambda: engine.snapshot.cache_usage
-        )
+        self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
 
     def render(self) -> bytes:
-        """Return the text exposition format."""
+        """Return all metrics in Prometheus' text format."""
         text = generate_latest(self.registry)
         return text + text.replace(b"orca:", b"vllm:") if self._vllm_names else text
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
-        """Count a token that reached its request; `generated` includes it. Times in seconds."""
+        """See RequestMetrics."""
         if generated == 1:
             self._prompt_tokens.inc(prompt_tokens)
             self._first_token.observe(since_arrival)
@@ -74,7 +72,7 @@ class Metrics:
     def on_finish(
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
-        """Count a request that ended. Times in seconds."""
+        """See RequestMetrics."""
         self._finished.labels(self._model_name, reason).inc()
         if reason not in ("stop", "length"):
             return
@@ -85,7 +83,7 @@ class Metrics:
             self._per_token.observe(since_first_token / (generated - 1))
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """Count an iteration."""
+        """See EngineObserver."""
         self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
         self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
@@ -95,7 +93,7 @@ class Metrics:
         self._stages.on_timing(pipeline, timing)
 
     def on_preemption(self, count: int) -> None:
-        """Count requests that were preempted to make room."""
+        """See EngineObserver."""
         self._preemptions.inc(count)
 
     def _counter(self, name: str, text: str) -> Counter:

@@ -1,9 +1,9 @@
-"""How busy each partition is, from the timings that come back with results and Acks.
+"""Busy and bubble time of each partition, from the timings in results and Acks.
 
-A stage's bubble is the time from the end of one iteration to the start of the next while requests of its pipeline were
-under way (the paper, section 4.2: with n_workers iterations in flight there should be none). A gap before an iteration
-of new requests only is not counted: nobody may have been there. Both moments are the same worker's, so clocks need not
-agree.
+The bubble of a stage is the time between the end of an iteration and the start of the next while its pipeline has
+running requests (the paper, section 4.2: n_workers iterations in flight leave no bubble). A gap before an iteration
+with only new requests is not counted: the pipeline may have had no requests. Both times are from the same worker's
+clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from orca_master.scheduling.batch import Batch
 
 REMEMBERED = 256
-"""Iterations whose timings may still come: far more than can be in flight."""
+"""Remembered iterations per pipeline, far more than can be in flight."""
 
 
 class StageMetrics:
@@ -30,23 +30,24 @@ class StageMetrics:
         )
         self._bubble = Counter(
             "orca:stage_bubble_seconds",
-            "Time that a partition stood idle between two iterations while requests were under way",
+            "Time that a partition was idle between iterations while its pipeline had running requests",
             labels,
             registry=registry,
         )
-        self._beginnings: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._new_only: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        """Per pipeline: sequence numbers of iterations with only new requests."""
         self._last_end_ns: dict[tuple[str, int], int] = {}
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
-        """Note iterations of new requests only."""
+        """Remember iterations with only new requests."""
         if not any(scheduled.context_length for scheduled in batch.requests):
-            self._beginnings[batch.pipeline].append(sequence)
+            self._new_only[batch.pipeline].append(sequence)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Add up a stage's time and the gap before it."""
+        """Add the time of a stage and the gap before."""
         labels = (self._model_name, pipeline, str(timing.partition))
         self._busy.labels(*labels).inc((timing.ended_ns - timing.started_ns) / 1e9)
-        before = self._last_end_ns.get((pipeline, timing.partition))
+        last_end_ns = self._last_end_ns.get((pipeline, timing.partition))
         self._last_end_ns[pipeline, timing.partition] = timing.ended_ns
-        if before is not None and timing.sequence not in self._beginnings[pipeline]:
-            self._bubble.labels(*labels).inc(max(0, timing.started_ns - before) / 1e9)
+        if last_end_ns is not None and timing.sequence not in self._new_only[pipeline]:
+            self._bubble.labels(*labels).inc(max(0, timing.started_ns - last_end_ns) / 1e9)

@@ -1,4 +1,4 @@
-"""Batches: what `Scheduler.select` proposes, and what `Scheduler.dispatch` makes of a proposal."""
+"""Batches: the proposals of `Scheduler.select` and the dispatched batches of `Scheduler.dispatch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orca_master.scheduling.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A request that `select` proposes, with the number of its tokens to compute."""
+    """One request of a proposal, with the number of its tokens to compute."""
 
     request: Request
     num_tokens: int
@@ -17,7 +17,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What `select` proposes: a batch, empty if nothing can run, and whom to preempt to make room for it."""
+    """A proposed batch, empty if nothing can run, and the requests to preempt for it."""
 
     selections: tuple[Selection, ...] = ()
     preempted: tuple[Request, ...] = ()
@@ -28,7 +28,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's part of a dispatched batch: the row of an Iteration (protos/engine.proto)."""
+    """One request of a dispatched batch: one row of an Iteration (protos/engine.proto)."""
 
     request: Request
     incarnation: int
@@ -42,7 +42,7 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A dispatched batch: one iteration of one pipeline."""
+    """The requests of one iteration of one pipeline."""
 
     pipeline: str
     requests: tuple[ScheduledRequest, ...]

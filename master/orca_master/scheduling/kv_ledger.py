@@ -1,13 +1,13 @@
-"""`KvLedger`: which request may hold how many K/V slots of one pipeline, and which blocks and row those are.
+"""`KvLedger`: the K/V blocks and the row that each request of one pipeline holds.
 
 A slot holds one token's keys and values. Memory is handed out in blocks of 16 slots, and every
 reservation is rounded up to blocks, so the sum that Algorithm 1 compares in line 25 is the sum of the
 rounded reservations (docs/contracts.md, section 2). A block id means the same block on every partition
-and rank. Reuse right after `release` is safe because stages execute iterations in sequence order.
+and rank. Blocks can be reused right after `release` because stages execute iterations in sequence order.
 
-Two policies, which differ in one method. `reserve`, the paper's, is `KvLedger` itself: everything a request may
-ever need is granted at admission, so an admitted request always finishes. `PagedLedger` grants what is known
-to be needed and lets requests grow; the scheduler makes room by preempting the youngest.
+The two policies differ in one method. `KvLedger` is the paper's policy `reserve`: admission grants all blocks
+that a request may ever need, so an admitted request always finishes. `PagedLedger` grants the blocks of the known
+tokens and lets requests grow; the scheduler frees blocks by preempting the youngest requests.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from orca_master.scheduling.request import Request
 
 
 def blocks_for(num_slots: int) -> int:
-    """Blocks that hold `num_slots` slots."""
+    """Return the number of blocks that hold `num_slots` slots."""
     return -(-num_slots // BLOCK_SIZE)
 
 
 @dataclass(slots=True)
 class Holding:
-    """What an admitted request holds: its row on the workers, and its blocks in order of position."""
+    """Row of an admitted request on the workers, and its blocks in order of position."""
 
     row: int
     blocks: list[int]
 
 
 class KvLedger:
-    """Blocks and rows of one pipeline, policy `reserve`. Holders are known by `Request.request_id`."""
+    """Blocks and rows of one pipeline, policy `reserve`. Holdings are keyed by `Request.request_id`."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -47,7 +47,7 @@ class KvLedger:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds."""
+        """Number of blocks that no request holds."""
         return len(self._free_blocks)
 
     @property
@@ -57,21 +57,21 @@ class KvLedger:
 
     @property
     def num_holders(self) -> int:
-        """Requests that hold slots."""
+        """Number of requests that hold slots."""
         return len(self._holdings)
 
     def blocks_to_admit(self, request: Request) -> int:
-        """Blocks that must be free to admit `request`: its `max_tokens`, rounded up (line 24)."""
+        """Return the number of free blocks that admitting `request` takes: its `max_tokens`, rounded up (line 24)."""
         return blocks_for(request.max_tokens)
 
     def blocks_to_grow(self, request: Request, num_slots: int) -> int:
-        """Blocks that an admitted request lacks to hold `num_slots` slots; never any under `reserve`."""
+        """Return how many blocks an admitted request lacks for `num_slots` slots; always 0 under `reserve`."""
         return max(0, blocks_for(num_slots) - len(self.holding(request).blocks))
 
     def admit(self, request: Request) -> Holding:
-        """Reserves for `request` and returns what it now holds.
+        """Reserve a row and blocks for `request` and return them.
 
-        Raises ValueError if it holds slots already or does not fit: the scheduler asks first.
+        Raises ValueError if the request holds slots already or does not fit: the scheduler checks before.
         """
         if request.request_id in self._holdings:
             raise ValueError(f"request {request.request_id} holds slots already")
@@ -80,20 +80,20 @@ class KvLedger:
         return holding
 
     def grow(self, request: Request, num_slots: int) -> list[int]:
-        """Grants the blocks that `request` lacks to hold `num_slots` slots, and returns those.
+        """Allocate the blocks that `request` lacks for `num_slots` slots, and return them.
 
-        Raises ValueError if they are not free: the scheduler asks first.
+        Raises ValueError if too few blocks are free: the scheduler checks before.
         """
         blocks = self._take_blocks(self.blocks_to_grow(request, num_slots))
         self.holding(request).blocks.extend(blocks)
         return blocks
 
     def holding(self, request: Request) -> Holding:
-        """Return what `request` holds; raise KeyError if it holds nothing."""
+        """Return the holding of `request`; raise KeyError if `request` has none."""
         return self._holdings[request.request_id]
 
     def release(self, request: Request) -> None:
-        """Take back what `request` holds; raise KeyError if it holds nothing (released exactly once)."""
+        """Free the row and blocks of `request`; raise KeyError if `request` has none (released exactly once)."""
         holding = self._holdings.pop(request.request_id)
         self._free_blocks.extend(reversed(holding.blocks))
         heapq.heappush(self._free_rows, holding.row)
@@ -114,9 +114,9 @@ class PagedLedger(KvLedger):
     """Policy `paged`: blocks on demand (Kwon et al., SOSP 2023)."""
 
     def blocks_to_admit(self, request: Request) -> int:
-        """Blocks for the tokens that are known, and for one that is sampled next."""
+        """Return the number of blocks for the known tokens and the next sampled token."""
         return blocks_for(request.num_tokens + 1)
 
 
 LEDGERS: dict[str, type[KvLedger]] = {"reserve": KvLedger, "paged": PagedLedger}
-"""Policies by the names of `--admission`."""
+"""Values of `--admission` → ledger."""

@@ -1,9 +1,9 @@
-"""One iteration ahead: the batch that follows one in flight, before that one's tokens are known.
+"""Look-ahead scheduling: choose the next batch while the previous batch is in flight.
 
-For a pipeline of one partition, where Algorithm 1 lets the workers wait between a result and the next batch. The
-worker itself feeds each token that it samples (orca_protos.wire.PENDING_TOKEN). A request that turns out to have ended
-is noticed one iteration late: its result is stale then, and what it wrote lies in blocks that the next holder writes
-before it reads, because a worker computes iterations in their order.
+Used for pipelines of one partition, whose workers would otherwise be idle between a result and the next batch. The
+worker itself inserts the token that it has just sampled (orca_protos.wire.PENDING_TOKEN). The end of a request is
+noticed one iteration late: the result of that iteration is stale. Its K/V writes are harmless, because workers compute
+iterations in order and the next holder of a block writes each slot before it reads the slot.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from orca_master.scheduling.scheduler import Scheduler
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
-    """Proposes the increments after `batch`, the newest in flight of its pipeline; changes nothing.
+    """Propose the decode batch after `batch`, the newest in-flight batch of its pipeline; change nothing.
 
-    Nothing is proposed where Algorithm 1 might choose differently once the result is known, other than for an end of
-    sequence: a request may join or is not in the batch, a prompt is not through, blocks are lacking.
+    The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
+    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, or too few blocks
+    are free.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]

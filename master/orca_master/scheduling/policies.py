@@ -1,6 +1,6 @@
-"""The order in which requests are served: one sort key, for the request pool and for the holders of K/V slots.
+"""Scheduling policies: sort keys for the request pool and for the requests that hold K/V slots.
 
-The key of a request never changes while the request lives, and no two requests of a pool have the same key.
+The key of a request is constant, and no two requests of a pool have the same key.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ by_arrival: Order = attrgetter("arrival")
 
 AGEING_SECONDS = 30.0
 MOST_LEVELS = 100
-"""Priorities beyond this, in either direction, count as this."""
+"""Priorities are clamped to [-MOST_LEVELS, MOST_LEVELS]."""
 
 
 def by_priority(request: Request) -> tuple[float, int]:
-    """Smaller `priority` first, with ageing: one level of priority is worth AGEING_SECONDS of waiting.
+    """Return the key of the policy `priority`: smaller `priority` first, AGEING_SECONDS of waiting per level.
 
-    A request of priority p takes the place of a request of priority 0 that arrived p x AGEING_SECONDS later. Two
-    requests age at the same rate, so their order never changes, and no stream of urgent requests keeps a request
-    waiting for ever. The order holds in every iteration: a request that holds slots pauses while more urgent requests
-    fill the batch.
+    A request of priority p ranks like a request of priority 0 that arrived p x AGEING_SECONDS later. All requests age
+    at the same rate, so the order of two requests never changes, and urgent requests cannot starve a request. The order
+    holds in every iteration: a request that holds slots pauses while more urgent requests fill the batch.
     """
     level = max(-MOST_LEVELS, min(request.priority, MOST_LEVELS))
     return (request.arrived_at + level * AGEING_SECONDS, request.arrival)
 
 
 POLICIES: Mapping[str, Order] = {"fcfs": by_arrival, "priority": by_priority}
-"""Names as in `--scheduling-policy`."""
+"""Values of `--scheduling-policy` → sort key."""

@@ -1,8 +1,8 @@
-"""`Request`: everything the master knows of one request, and the only place its state changes.
+"""`Request`: the state of one request on the master.
 
 The master holds every token; the K/V cache on the workers is only a cache (docs/architecture.md,
-section 1). From the token lists alone any worker's state can be rebuilt: `rewind()` forgets what was
-computed, and the next initiation phase runs over prompt and generated tokens together.
+section 1). The token lists suffice to rebuild the state of any worker: `rewind()` resets the computed
+tokens, and the next initiation phase runs over prompt and generated tokens together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
 class RequestState(enum.Enum):
-    """States of Algorithm 1, and FINISHED for those that have left the pool."""
+    """States of Algorithm 1, and FINISHED for requests that have ended."""
 
     INITIATION = "initiation"
     RUNNING = "running"
@@ -34,10 +34,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of the pool.
+    """One request, waiting or admitted.
 
-    `arrival` is its place in the order of arrival, unique in a pool. `max_gen_tokens` is at least 1.
-    Generation ends at a token of `stop_token_ids` (kept as the last generated token) or at the limit.
+    `arrival` is the position in the order of arrival, unique in a pool. `max_gen_tokens` is at least 1.
+    Generation ends at a token of `stop_token_ids` (kept as the last generated token) or after `max_gen_tokens`.
     """
 
     request_id: str
@@ -53,11 +53,11 @@ class Request:
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Slots filled: tokens whose keys and values the workers hold."""
-    num_under_way: int = 0
-    """Tokens of the iterations in flight."""
+    """Tokens whose keys and values the workers hold."""
+    num_tokens_in_flight: int = 0
+    """Tokens in the iterations in flight."""
     incarnation: int = 0
-    """Rises whenever running work becomes stale; a result for an older one is ignored."""
+    """Rises when in-flight work becomes stale; a result of an older incarnation is ignored."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -67,26 +67,26 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far: prompt and generated."""
+        """Number of known tokens, prompt and generated."""
         return len(self.prompt) + len(self.generated)
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens without keys and values: the whole prompt at first, one in the increment phase."""
+        """Number of known tokens without keys and values: at first the whole prompt, 1 in the increment phase."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_scheduled(self) -> int:
-        """Slots filled once all iterations in flight are through."""
-        return self.num_computed + self.num_under_way
+        """Number of computed tokens once all iterations in flight have returned."""
+        return self.num_computed + self.num_tokens_in_flight
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.max_gen_tokens - len(self.generated)
 
     def tokens(self, start: int, count: int) -> list[int]:
-        """Return `count` tokens from position `start` on, without those that are not known yet."""
+        """Return up to `count` known tokens from position `start` on."""
         prompt_length = len(self.prompt)
         if start >= prompt_length:
             return self.generated[start - prompt_length : start - prompt_length + count]
@@ -94,7 +94,7 @@ class Request:
         return head + self.generated[: count - len(head)]
 
     def append(self, token: int) -> None:
-        """Take a sampled token and set `finish_reason` if it is the last."""
+        """Append a sampled token and set `finish_reason` if the token is the last."""
         self.generated.append(token)
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
@@ -102,13 +102,13 @@ class Request:
             self.finish_reason = FinishReason.LENGTH
 
     def rewind(self) -> None:
-        """Back to INITIATION with all tokens kept; work under way for it becomes stale."""
+        """Return to INITIATION and keep all tokens; in-flight work becomes stale."""
         self.state = RequestState.INITIATION
-        self.num_computed = self.num_under_way = 0
+        self.num_computed = self.num_tokens_in_flight = 0
         self.incarnation += 1
 
     def finish(self, reason: FinishReason) -> None:
-        """Leaves the pool; work under way for it becomes stale."""
+        """Set the state FINISHED; in-flight work becomes stale."""
         self.state = RequestState.FINISHED
         self.finish_reason = reason
         self.incarnation += 1

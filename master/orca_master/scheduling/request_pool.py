@@ -1,7 +1,6 @@
-"""`RequestPool`: the requests that wait for admission, in the order of the scheduling policy, within bounds.
+"""`RequestPool`: the bounded queue of requests that wait for admission, sorted by the scheduling policy.
 
-The scheduler moves a request out of the pool when it admits the request, and back when it rewinds the request, which
-takes its old place in the order.
+The scheduler removes a request when it admits the request, and puts the request back when it rewinds the request.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ class RequestPool:
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Take a new request; raise QueueFullError at a bound.
+        """Add a new request; raise QueueFullError at a bound.
 
-        A request is let in when none waits, whatever its size: the token bound shapes a queue, it
-        does not forbid a long prompt.
+        An empty pool accepts a request of any size: the token bound limits the queue, not a single prompt.
         """
         if len(self._waiting) >= self.max_requests:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting, the limit is {self.max_requests}")
@@ -46,12 +44,12 @@ class RequestPool:
         self.put_back(request)
 
     def put_back(self, request: Request) -> None:
-        """Take a request that was accepted before, in its place by `order`; never refused."""
+        """Insert a request that was accepted before, at its position by `order`; not bounded."""
         bisect.insort(self._waiting, request, key=self.order)
         self._num_tokens += request.max_tokens
 
     def remove(self, request: Request) -> None:
-        """Take `request` out; raise KeyError if it does not wait here."""
+        """Remove `request`; raise KeyError if `request` is not in the pool."""
         index = bisect.bisect_left(self._waiting, self.order(request), key=self.order)
         if index == len(self._waiting) or self._waiting[index] is not request:
             raise KeyError(request.request_id)

@@ -1,8 +1,8 @@
-"""`SamplingParameters`: how the tokens of a request are drawn, their bounds, and the message that carries them.
+"""`SamplingParameters`: the sampling parameters of a request, their bounds, and their protobuf conversion.
 
 The values come from the endpoint (generation.py copies fields of the same name) and go as `Sampling` of
-protos/engine.proto to the rows of the workers (orca_worker/sampling.py). A new parameter is a field of the request's
-body, of `SamplingParams` (llm.py), of this class and of that message, and what the workers do with it.
+protos/engine.proto to the workers (orca_worker/sampling.py). A new parameter needs a field in the request body
+(openai_requests.py), in `SamplingParams` (llm.py), in this class and in that message, and its use in the workers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from orca_protos import engine_pb2 as pb
 from orca_master.errors import RequestError
 
 SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
-"""Positive normal numbers of 32 bits, in which the workers compute."""
+"""Smallest and largest positive normal float32, the workers' number type."""
 MAX_LOGPROBS = 20
 
 
 class ValueOutOfRangeError(ValueError):
-    """A value that no message can carry; `field` is the parameter of the request that holds it."""
+    """A value that its protobuf field cannot hold; `field` is the name of the request parameter."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -30,13 +30,13 @@ class ValueOutOfRangeError(ValueError):
 
 
 def _bounded(default: Any, least: float, most: float, name: str = "") -> Any:
-    """Return a field with bounds that `check` applies; `name` is the API's, if it is another one."""
+    """Return a field with bounds that `check` applies; `name` is the name in the API if that differs."""
     return dataclasses.field(default=default, metadata={"bounds": (least, most), "name": name})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """See `Sampling` in protos/engine.proto. `logprobs` None asks for none."""
+    """Values of `Sampling` in protos/engine.proto. `logprobs` None returns no logprobs."""
 
     temperature: float = _bounded(0.0, 0, LARGEST_FLOAT)
     top_p: float = _bounded(1.0, SMALLEST_FLOAT, 1)
@@ -52,15 +52,15 @@ class SamplingParameters:
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
 
     def check(self) -> None:
-        """Raise RequestError for a value that no worker can compute with. Token ids are not looked at."""
+        """Raise RequestError for a value out of its bounds. Token ids are not checked."""
         bounds = [(_FIELDS[name], getattr(self, name), *_BOUNDS[name]) for name in _BOUNDS]
         bounds += [("logit_bias", value, -LARGEST_FLOAT, LARGEST_FLOAT) for _, value in self.logit_bias]
         for field, value, least, most in bounds:
-            if value is not None and not least <= value <= most:  # nor is NaN
+            if value is not None and not least <= value <= most:  # also true for NaN
                 raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
 
     def fill(self, message: pb.Sampling) -> None:
-        """Write the values into an empty message; raise ValueOutOfRangeError for one that its field cannot carry."""
+        """Write the values into an empty message; raise ValueOutOfRangeError if a field cannot hold its value."""
         name, value = "logit_bias", 0
         try:
             if self.logit_bias:
@@ -83,12 +83,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 _FIELDS: dict[str, str] = {
     field.name: field.metadata.get("name") or field.name for field in dataclasses.fields(SamplingParameters)
 }
-"""Name here → name in the API."""
+"""Field name → name in the API."""
 _WIDE = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_UINT64}
 
 
 def sampling_of(message: pb.Sampling) -> SamplingParameters:
-    """Return the values of a message, as the sender chose them; raise ValueError if a bias has no value."""
+    """Return the values of a message, unchecked; raise ValueError if biases and tokens differ in number."""
     bias = message.logit_bias
     if len(bias.token) != len(bias.value):
         raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")

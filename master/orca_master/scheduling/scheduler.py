@@ -1,16 +1,16 @@
 """`Scheduler`: Algorithm 1 of the paper. Pure: no I/O, no clock, no asyncio, no gRPC.
 
-One iteration of one pipeline passes through three calls: `select` proposes a batch and changes
-nothing, `dispatch` reserves slots and marks the batch RUNNING, `commit` takes the sampled tokens back.
-`rewind` and `cancel` may come at any moment in between.
+Each iteration of a pipeline takes three calls: `select` proposes a batch and changes nothing, `dispatch`
+reserves slots and marks the requests RUNNING, `commit` records the sampled tokens.
+`rewind` and `cancel` may be called between any two of them.
 
-Four things go beyond the algorithm as printed, and each can be switched off:
+Four extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
-  puts everyone into one batch and leaves the other stages idle. A batch is capped at
+  puts all requests into one batch and leaves the other stages idle. A batch is capped at
   ceil(live / n_workers).
-- Token budget: a long prompt is computed in chunks, so that it does not stall everyone's next token.
-- Paged admission: slots on demand, and the youngest preempted when there are none (kv_ledger.py).
-- Several pipelines feed from one pool (docs/contracts.md, section 2, FCFS).
+- Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests.
+- Paged admission: slots on demand; the youngest requests are preempted when slots run out (kv_ledger.py).
+- Several pipelines share one pool (docs/contracts.md, section 2, FCFS).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orca_master.scheduling.request_pool import RequestPool
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Knobs of the scheduler. `token_budget` is in input tokens per iteration, None for no limit."""
+    """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit."""
 
     max_batch_size: int
     n_workers: int
@@ -46,30 +46,30 @@ class _Pipeline:
 
 @dataclass(slots=True)
 class _Room:
-    """What a batch may still take: free K/V blocks, and tokens of the budget (None: unlimited)."""
+    """Free K/V blocks and remaining token budget (None: unlimited) of the batch being built."""
 
     num_blocks: int
     num_tokens: int | None
     preempted: list[Request] = field(default_factory=list)
 
     def tokens_for(self, request: Request) -> int:
-        """Return how many tokens of `request` the batch can compute."""
+        """Return how many tokens of `request` fit into the batch."""
         left = request.num_uncomputed
         return left if self.num_tokens is None else min(left, self.num_tokens)
 
     def take(self, num_blocks: int, num_tokens: int) -> None:
-        """Take blocks and tokens."""
+        """Subtract the blocks and tokens of a request."""
         self.num_blocks -= num_blocks
         if self.num_tokens is not None:
             self.num_tokens -= num_tokens
 
 
 class _Candidates:
-    """Iterates over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
+    """Iterator over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
 
-    The first waiting request that cannot be admitted ends admission: no request behind it is admitted (line 25, no
-    starvation). In the printed algorithm no admitted request can come behind it. After a rewind, or with priorities,
-    one can, and it goes on, because only its end frees the slots that the earlier request waits for.
+    The first waiting request that cannot be admitted ends admission: no later request is admitted (line 25, no
+    starvation). In the printed algorithm no admitted request is later than that request. After a rewind, or with
+    priorities, an admitted request can be later; it still runs, because only its end frees the slots needed.
     """
 
     def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:
@@ -79,7 +79,7 @@ class _Candidates:
         self._head = next(self._waiting, None)
 
     def end_admission(self) -> None:
-        """Leaves out all waiting requests from now on."""
+        """Skip all further waiting requests."""
         self._waiting, self._head = iter(()), None
 
     def __iter__(self) -> Iterator[Request]:
@@ -107,11 +107,11 @@ class Scheduler:
         self._pipeline_of: dict[str, str] = {}
 
     def add_pipeline(self, pipeline: str, ledger: KvLedger) -> None:
-        """Open `pipeline`: requests may be admitted to it."""
+        """Add `pipeline`, so that requests can be admitted to it."""
         self._pipelines[pipeline] = _Pipeline(ledger)
 
     def remove_pipeline(self, pipeline: str) -> list[Request]:
-        """Close `pipeline`: returns its requests, rewound and waiting again, in their order."""
+        """Remove `pipeline`, rewind its requests and return them in their order."""
         requests = list(self._pipelines[pipeline].admitted)
         for request in requests:
             self.rewind(request)
@@ -120,7 +120,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold slots on any pipeline."""
+        """Number of requests that hold slots on any pipeline."""
         return len(self._pipeline_of)
 
     def in_flight(self, pipeline: str) -> int:
@@ -139,10 +139,10 @@ class Scheduler:
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
     def select(self, pipeline: str) -> Proposal:
-        """Proposes the next batch (Algorithm 1, lines 17 to 28). Changes nothing.
+        """Propose the next batch (Algorithm 1, lines 17 to 28). Change nothing.
 
-        An admitted request that lacks blocks (policy `paged`) takes them from the last holders behind it in the order,
-        which are to be preempted.
+        If an admitted request lacks blocks (policy `paged`), the proposal preempts the last admitted requests of the
+        order for it.
         """
         state, config = self._pipelines[pipeline], self.config
         if state.in_flight >= config.n_workers:
@@ -169,7 +169,7 @@ class Scheduler:
         return Proposal(tuple(batch), tuple(room.preempted) if batch else ())
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
-        """Preempts, reserves slots for those that begin and marks all RUNNING (lines 5 to 8)."""
+        """Preempt requests, reserve slots for those that start and mark all RUNNING (lines 5 to 8)."""
         state = self._pipelines[pipeline]
         for victim in proposal.preempted:
             self.rewind(victim)
@@ -185,7 +185,7 @@ class Scheduler:
                 new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_tokens)
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
-            request.num_under_way += selection.num_tokens
+            request.num_tokens_in_flight += selection.num_tokens
             scheduled.append(
                 ScheduledRequest(
                     request,
@@ -202,13 +202,13 @@ class Scheduler:
         return Batch(pipeline, tuple(scheduled))
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
-        """Take the result of a batch back (lines 10 to 15).
+        """Record the result of a batch (lines 10 to 15).
 
-        Return the requests that got a token, each with that token's index. `tokens` has one entry for each
-        scheduled request that samples, in order. Requests that were rewound or cancelled meanwhile are passed
-        over: their result is stale. A request whose `finish_reason` is set has left, and its slots are free.
+        Return the requests that got a token, each with the index of its token. `tokens` has one entry for each
+        scheduled request that samples, in order. Requests that were rewound or cancelled in the meantime are
+        skipped: their result is stale. A returned request with a `finish_reason` has ended, and its slots are free.
 
-        Raises ValueError if the number of tokens is not what the batch asked for.
+        Raises ValueError if the number of tokens is not the number of requests that sample.
         """
         if len(tokens) != sum(scheduled.samples for scheduled in batch.requests):
             raise ValueError(f"the engine returned {len(tokens)} tokens for {batch}")
@@ -222,8 +222,8 @@ class Scheduler:
             if request.incarnation != scheduled.incarnation:
                 continue
             request.num_computed += scheduled.num_tokens
-            request.num_under_way -= scheduled.num_tokens
-            request.state = RequestState.RUNNING if request.num_under_way else RequestState.INCREMENT
+            request.num_tokens_in_flight -= scheduled.num_tokens
+            request.state = RequestState.RUNNING if request.num_tokens_in_flight else RequestState.INCREMENT
             if not scheduled.samples:
                 continue
             request.append(token)
@@ -236,7 +236,7 @@ class Scheduler:
     # -- at any moment -------------------------------------------------------------------------------
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End `request` now, wherever it is; from the next select on it costs nothing."""
+        """Finish `request`, waiting or admitted, and free its slots."""
         if request.state is RequestState.FINISHED:
             return
         if request.request_id in self._pipeline_of:
@@ -246,7 +246,7 @@ class Scheduler:
         request.finish(reason)
 
     def rewind(self, request: Request) -> None:
-        """Take the slots of an admitted request back and lets it wait again, all tokens kept."""
+        """Free the slots of an admitted request and put the request back into the pool with all its tokens."""
         self._release(request)
         request.rewind()
         self.pool.put_back(request)
@@ -254,7 +254,7 @@ class Scheduler:
     # -- inside --------------------------------------------------------------------------------------
 
     def _preempt_for(self, request: Request, num_blocks: int, state: _Pipeline, room: _Room) -> bool:
-        """Preempts the last holders behind `request` until `num_blocks` are free; returns whether that is possible."""
+        """Preempt the last requests behind `request` until `num_blocks` are free; return False if impossible."""
         victims: list[Request] = []
         num_free = room.num_blocks
         for victim in reversed(state.admitted):
@@ -270,10 +270,10 @@ class Scheduler:
         return True
 
     def _batch_cap(self, state: _Pipeline) -> int:
-        """`max_batch_size`, or less where that keeps every stage busy.
+        """Return `max_batch_size`, or less if smaller batches keep every stage busy.
 
-        Live requests are those that hold slots here and this pipeline's share of those that could be
-        admitted now, counted no further than matters.
+        Live requests are the admitted requests of this pipeline and its proportion of the requests that could be
+        admitted now, counted only as far as they can change the result.
         """
         if not self.config.balanced:
             return self.config.max_batch_size

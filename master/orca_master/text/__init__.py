@@ -1,1 +1,1 @@
-"""From text to tokens and back: tokenizer, chat template, stop strings."""
+"""Text processing: tokenizer, chat template, stop strings."""

@@ -1,8 +1,8 @@
-"""`ChatTemplate`: messages → prompt text, by the model's own Jinja template, in a process that can be ended.
+"""`ChatTemplate`: renders messages to a prompt with the model's Jinja template, in a separate process.
 
-Where a template is looked for, in this order: `--chat-template FILE`, chat_template.jinja of the model directory,
-`chat_template` in its tokenizer_config.json. template_process.py renders; a process that overruns its bounds ends and
-is replaced, and only the request that it worked for is refused.
+Sources of the template, in this order: `--chat-template FILE`, chat_template.jinja of the model directory,
+`chat_template` in its tokenizer_config.json. template_process.py renders; a process that exceeds its limits is killed
+and replaced, and only the request being rendered is refused.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES, LENGTH_BYTES, encode_frame
 
-if TYPE_CHECKING:  # the check of a template needs none of the API's types, which take 0.1 s
+if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
     from orca_master.bodies.openai_requests import ChatMessage
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
-"""Limit of tokenizer_config.json, which lists the added tokens."""
-SHORTEST_LIMIT = 1 << 20
-"""Characters that any prompt may have; a longer one at most GROWTH times what was sent."""
+"""Maximum size of tokenizer_config.json, which lists the added tokens."""
+MIN_LIMIT = 1 << 20
+"""Minimum of the limit of a prompt's characters, which is GROWTH times the size of the request."""
 GROWTH = 4
 MAX_WAITING = 256
-"""Requests that may wait for the process, which takes half a millisecond for an ordinary one."""
+"""Maximum number of requests that wait for the process, which takes 0.5 ms for a typical request."""
 WALL_SECONDS = 60.0
-"""Longest exchange with the process, which bounds its processor time itself: only a stalled machine takes so long."""
+"""Timeout of an exchange with the process, whose own limit is of processor time: reached only on a stalled machine."""
 RESERVED = frozenset(
     {
         *SPECIAL_TOKENS,
@@ -41,24 +41,24 @@ RESERVED = frozenset(
         *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "context", "loop", "caller"),
     }
 )
-"""Names that `chat_template_kwargs` must not give: a request would change the conversation or the template's tools."""
+"""Names that `chat_template_kwargs` must not set, because they would replace messages or template functions."""
 
 
 class SpecialToken(BaseModel):
-    """A token with properties; only the text counts here."""
+    """A token with properties, of which only the text is read."""
 
     content: str
 
 
 class NamedTemplate(BaseModel):
-    """One of several templates, an older form."""
+    """One of several templates (an older file format)."""
 
     name: str
     template: str
 
 
 class TokenizerConfigFile(BaseModel):
-    """tokenizer_config.json, as far as it is read."""
+    """The fields of tokenizer_config.json that are read."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -70,9 +70,9 @@ class TokenizerConfigFile(BaseModel):
 
 
 class ChatTemplate:
-    """The template of a model, or none. Raises ConfigurationError for files that cannot be read.
+    """The chat template of a model, if any. Raises ConfigurationError for files that cannot be read.
 
-    As an asynchronous context it starts the process at once and ends it; else the first rendering starts one.
+    Entering the asynchronous context starts the process, else the first `render` does; leaving the context ends it.
     """
 
     def __init__(self, model_path: Path, file: Path | None = None) -> None:
@@ -91,9 +91,9 @@ class ChatTemplate:
         self._num_waiting = 0
 
     async def render(self, messages: list[ChatMessage], add_generation_prompt: bool, options: dict[str, Any]) -> str:
-        """Return the prompt.
+        """Render messages to a prompt.
 
-        Raises RequestError if there is no template, or for messages or options that the template refuses;
+        Raises RequestError without a template, or for messages or options that the template refuses;
         QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
         """
         if self.source is None:
@@ -104,13 +104,13 @@ class ChatTemplate:
         for name in options:
             if name in RESERVED or name.startswith("_") or not name.isidentifier():
                 raise RequestError(
-                    f"chat_template_kwargs: {name[:80]!a} is not a name that a request may set",
+                    f"chat_template_kwargs: {name[:80]!a} is reserved or not a valid name",
                     "chat_template_kwargs",
                 )
         wire = [{**message.model_dump(exclude_none=True), "content": message.text} for message in messages]
         variables = {**options, "messages": wire, "add_generation_prompt": add_generation_prompt}
         size = sum(len(message["content"]) for message in wire) + len(json.dumps(options))
-        frame = encode_frame({"variables": variables, "limit": max(SHORTEST_LIMIT, GROWTH * size)})
+        frame = encode_frame({"variables": variables, "limit": max(MIN_LIMIT, GROWTH * size)})
         if self._num_waiting >= MAX_WAITING:
             waiting = f"{self._num_waiting} requests are waiting for the chat template"
             raise QueueFullError(f"{waiting}, the limit is {MAX_WAITING}")
@@ -121,10 +121,10 @@ class ChatTemplate:
             self._num_waiting -= 1
         exchange = asyncio.create_task(self._exchange(frame))
         exchange.add_done_callback(lambda _: self._turn.release())
-        # A client that leaves ends its wait, not the exchange: the next answer would be another request's.
+        # Shielded: cancelling the exchange would leave its answer in the pipe for the next request.
         answer = await asyncio.shield(exchange)
         if "text" not in answer:
-            reason = str(answer.get("error", f"it took more than {CPU_SECONDS:g} s of processor time, and was ended"))
+            reason = str(answer.get("error", f"rendering exceeded the limit of {CPU_SECONDS:g} s of processor time"))
             raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages")
         return str(answer["text"])
 
@@ -140,10 +140,10 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Return the answer to one frame; {} if the process did not give one, which is ended then."""
+        """Return the answer to one frame; if the process does not answer, kill it and return {}."""
         try:
             process = await self._started()
-        except OSError as error:  # no descriptors or processes are left
+        except OSError as error:  # a limit of descriptors or processes is reached
             raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
         answer = None if process is None else await self._ask(process, frame)
         if answer is None:
@@ -151,7 +151,7 @@ class ChatTemplate:
         return answer or {}
 
     async def _started(self) -> asyncio.subprocess.Process | None:
-        """Return the process with the template compiled; None if that takes too long or fails."""
+        """Return the process with the compiled template; None if compiling takes too long or fails."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
@@ -164,7 +164,7 @@ class ChatTemplate:
         return self._process if answer == {} else None
 
     async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
-        """Return the answer to one frame, None if the process ends or is silent."""
+        """Return the answer to one frame, None if the process ends or does not answer."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -196,12 +196,12 @@ def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:
 
 
 def _source(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> str | None:
-    """Return the template's text; raise FileError, ConfigurationError."""
+    """Return the template's text; raise FileError or ConfigurationError."""
     path = model_path / "chat_template.jinja"
     if file is not None:
         try:
-            path = file.resolve()  # the user's own file may be a link to anywhere
-        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+            path = file.resolve()  # unlike a model's file, the option's file may be a link to another folder
+        except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of symbolic links, before Python 3.13
             raise ConfigurationError(f"--chat-template {file}: {getattr(error, 'strerror', None) or error}") from error
     try:
         return read_file(path.parent, path.name, CONFIG_BYTES).decode()

@@ -1,7 +1,7 @@
-"""`Encoder`: tokenizes long texts beside the event loop, within bounds of memory and time.
+"""`Encoder`: tokenizes long texts on threads, with limits of memory and time.
 
-The `tokenizers` library releases the interpreter's lock, so a thread suffices. It keeps some 170 bytes per token beside
-the ids: a long text is first counted in pieces, and refused once it certainly exceeds the model's context.
+Threads suffice because the `tokenizers` library releases the interpreter lock. The library needs about 170 bytes per
+token beside the ids: the tokens of a long text are first counted in pieces, to refuse a text that exceeds the context.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from orca_master.errors import QueueFullError, RequestError
 from orca_master.text.tokenizer import TextCodec
 
 SHORT = 2048
-"""Characters of a text that is tokenized on the event loop, within some 3 ms."""
+"""Maximum characters of a text that is tokenized on the event loop, in about 3 ms."""
 PIECE = 32 << 10
-"""Characters that are tokenized without being counted first."""
-MANY = 64 << 10
-"""Tokens that a text may have whatever the model's context is: /tokenize counts longer texts than a model takes."""
+"""Characters per counted piece; shorter texts are tokenized without counting."""
+MIN_LIMIT = 64 << 10
+"""Minimum of the token limit of a text: /tokenize accepts texts that are longer than the model's context."""
 NUM_THREADS = 2
 MAX_WAITING = 256
-"""Texts that may wait for a thread."""
+"""Maximum number of texts that wait for a thread."""
 
 
 class Encoder:
-    """Belongs to one event loop."""
+    """Tokenizes texts; used from one event loop."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -48,8 +48,8 @@ class Encoder:
             self._num_waiting -= 1
 
     def _encode(self, text: str, name: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
-        # A text may have fewer tokens than its pieces have together, but never half as many.
-        limit, count = max(MANY, 2 * max_model_len), 0
+        # A text has more than half as many tokens as its pieces together.
+        limit, count = max(MIN_LIMIT, 2 * max_model_len), 0
         for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
             count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False))
             if count > limit:

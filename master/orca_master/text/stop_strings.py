@@ -1,7 +1,6 @@
-"""`StopSearch`: finds stop strings in a text that grows, by Knuth, Morris and Pratt (SIAM Journal on Computing, 1977).
+"""`StopSearch`: incremental search for stop strings, by Knuth, Morris and Pratt (SIAM Journal on Computing, 1977).
 
-Each character is looked at a constant number of times for each stop string, on average, however long the strings are
-and however much of the text may be the beginning of one.
+The amortized cost per character and stop string is constant.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ from collections.abc import Sequence
 
 
 class StopSearch:
-    """Belongs to one text. No stop string is empty."""
+    """Search state of one text. Stop strings must not be empty."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
         self._matched = [0] * len(strings)
-        """Per string: how many of its first characters the text ends with."""
+        """Per string: length of its longest prefix that is a suffix of the text."""
 
     @property
     def longest_beginning(self) -> int:
-        """Length of the longest end of the text that is an incomplete stop string."""
+        """Length of the longest suffix of the text that is a prefix of a stop string."""
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> tuple[int, str] | None:
-        """Take the next characters; once a stop string is complete the search is over.
+        """Search the next characters; do not call again after a match.
 
-        Return the stop string that begins first, of several the longest one, and how many characters before the end of
-        `text` it begins. None if there is none.
+        Return the match that begins first (of several, the longest) as the distance from its beginning to the end of
+        `text` and the stop string; None without a match.
         """
-        found = []
+        matches = []
         for place, string in enumerate(self._strings):
             table, matched = _borders(string), self._matched[place]
             for index, character in enumerate(text):
@@ -37,18 +36,18 @@ class StopSearch:
                     matched = table[matched]
                 matched += string[matched] == character
                 if matched == len(string):
-                    found.append((len(text) - (index + 1) + len(string), string))
+                    matches.append((len(text) - (index + 1) + len(string), string))
                     break
             else:
                 self._matched[place] = matched
-        return max(found, key=lambda hit: (hit[0], len(hit[1])), default=None)
+        return max(matches, key=lambda match: (match[0], len(match[1])), default=None)
 
 
 @functools.lru_cache(maxsize=256)
 def _borders(string: str) -> tuple[int, ...]:
-    """Entry k: the longest beginning of the first k characters, shorter than they, that is also their end.
+    """Return the failure table: entry k is the length of the longest proper border of the first k characters.
 
-    All choices of a request have the same stop strings: the cache makes one table for them.
+    Cached, because all choices of a request have the same stop strings.
     """
     table = [0, 0]
     for end in range(1, len(string)):

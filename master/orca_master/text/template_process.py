@@ -1,14 +1,14 @@
-"""Renders chat templates in a process of its own, which can be ended: a template is a program that came with a model.
+"""Process that renders chat templates, which are untrusted programs of a model.
 
     python -m orca_master.text.template_process
 
 Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian, and
-JSON. The first frame is {"source", "special_tokens"}, each further one {"variables", "limit"}, with the limit of the
-answer in characters. Answers are {"text"}, {} to the first frame, or {"error"}. A frame that takes more than
-CPU_SECONDS of processor time ends the process (SIGPROF): processor time, because a busy machine must not fail sound
-templates. The process ends with its parent too, whose end of the pipe is then closed.
+JSON. The first frame is {"source", "special_tokens"}, each further frame {"variables", "limit"}, with the limit of the
+text in characters. Answers are {"text"}, {} to the first frame, or {"error"}. A frame that takes more than
+CPU_SECONDS of processor time ends the process (SIGPROF); processor time does not depend on the load of the machine.
+The process ends with its parent, which closes the pipe.
 
-The environment is the one that templates on the hub are written for: blocks trimmed, `raise_exception`, `strftime_now`,
+The environment follows the templates on the Hugging Face hub: trimmed blocks, `raise_exception`, `strftime_now`,
 `tojson`, loop controls, and the tokenizer's special tokens.
 """
 
@@ -26,13 +26,13 @@ import jinja2.sandbox
 
 CPU_SECONDS = 2.0
 CPU_SECONDS_PER_MEBIBYTE = 0.5
-"""Added for each MiB of a frame: long conversations are no overrun."""
+"""Added to CPU_SECONDS per MiB of a frame, for long conversations."""
 MEMORY_BYTES = 512 << 20
-"""Of address space; frames of the largest bodies and what is rendered of them fit."""
+"""Limit of the address space, which fits frames of the largest bodies and their rendered text."""
 FRAME_BYTES = 256 << 20
 LENGTH_BYTES = 4
 NOT_FOR_TEMPLATES = ("lipsum",)
-"""Globals of Jinja that no prompt needs: random text, and a function whose attributes exploits begin with."""
+"""Jinja globals that are removed, because exploits use the attributes of such functions."""
 
 
 class Renderer:
@@ -62,7 +62,7 @@ class Renderer:
 
 
 def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer | None, dict[str, str]]:
-    """Return the renderer for the frames to come, and the answer to this one."""
+    """Return the renderer for the next frames, and the answer to this frame."""
     try:
         if renderer is None:
             return Renderer(frame["source"], frame["special_tokens"]), {}
@@ -110,8 +110,8 @@ def _raise_exception(message: str) -> None:
 
 
 def main() -> int:
-    """Answers frames until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a process group; the end of the input ends this process
+    """Answer frames until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the end of the input ends this process
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,7 +1,7 @@
-"""Text in, text out: the model's tokenizer, its stop tokens, and incremental detokenisation.
+"""The model's tokenizer, its stop tokens, and incremental detokenization.
 
-Built on the `tokenizers` library. A model directory without tokenizer.json (a checkpoint of random
-weights, say) serves prompts of token ids, and its answers carry token ids but no text.
+Uses the `tokenizers` library. A model directory without tokenizer.json (such as a checkpoint of random
+weights) serves prompts of token ids, and its responses contain token ids but no text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class GenerationFile(BaseModel):
-    """generation_config.json, or config.json, as far as generation reads them."""
+    """The fields of generation_config.json or config.json that are read."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -40,7 +40,7 @@ class GenerationFile(BaseModel):
 
 
 class TextCodec:
-    """Tokenizer and stop tokens of one model directory; raises ConfigurationError if a file is damaged."""
+    """Tokenizer and stop tokens of one model directory; raises ConfigurationError for an invalid file."""
 
     def __init__(self, model_path: Path) -> None:
         self._tokenizer: Tokenizer | None = None
@@ -48,7 +48,7 @@ class TextCodec:
             content = read_file(model_path, "tokenizer.json", TOKENIZER_BYTES)
             with _errors_as(ConfigurationError, f"{model_path / 'tokenizer.json'}: "):
                 self._tokenizer = Tokenizer.from_buffer(content)
-                # Prompts are served whole and as they are, whatever the tokenizer was trained with.
+                # A tokenizer.json may enable truncation and padding; prompts must stay unchanged.
                 self._tokenizer.no_truncation()
                 self._tokenizer.no_padding()
         except MissingFileError:
@@ -59,13 +59,13 @@ class TextCodec:
 
     @property
     def has_tokenizer(self) -> bool:
-        """False if prompts and answers are token ids only."""
+        """False if prompts and responses are token ids only."""
         return self._tokenizer is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
 
-        Raises RequestError without a tokenizer, for text that UTF-8 cannot carry (a lone surrogate in JSON), or if the
+        Raises RequestError without a tokenizer, for text that is invalid in UTF-8 (a lone surrogate in JSON), or if the
         tokenizer fails.
         """
         if self._tokenizer is None:
@@ -78,23 +78,23 @@ class TextCodec:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of whole sequences of tokens, "" without a tokenizer; raise RequestError if that fails."""
+        """Return the text of a complete token sequence, "" without a tokenizer; raise RequestError if it fails."""
         if self._tokenizer is None:
             return ""
         with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def decoder(self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool) -> IncrementalDecoder:
-        """Return the detokeniser of one choice; raise RequestError for stop strings without a tokenizer."""
+        """Return the detokenizer of one choice; raise RequestError for stop strings without a tokenizer."""
         if self._tokenizer is None and stop_strings:
             raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
         return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens)
 
 
 class IncrementalDecoder:
-    """Turns tokens into text one at a time, and finds stop strings across token borders.
+    """Incremental detokenizer, which finds stop strings across token borders.
 
-    Text is held back while a character is incomplete, and while it may be the beginning of a stop string.
+    Text is held back while a character is incomplete, and while it may be the prefix of a stop string.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class IncrementalDecoder:
         self.stopped = False
 
     def step(self, token: int, last: bool) -> str:
-        """Return the text that may go out after `token`; with `last`, all text that is held back goes out.
+        """Return the new text after `token`; with `last`, include all text that was held back.
 
-        Sets `stopped` when a stop string is complete; text behind it is dropped. Raises RequestError if the tokenizer
-        fails.
+        Sets `stopped` when a stop string is complete, and drops the text after it. Raises RequestError if the
+        tokenizer fails.
         """
         if self._tokenizer is None:
             return ""
         with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
             new = self._stream.step(self._tokenizer, token) or ""
         self._held += new
-        if (hit := self._search.feed(new)) is not None:
-            from_end, stop = hit
-            place = len(self._held) - from_end
+        if (match := self._search.feed(new)) is not None:
+            from_end, stop = match
+            position = len(self._held) - from_end
             self.stopped = True
-            return self._held[: place + len(stop) if self._include_stop else place]
+            return self._held[: position + len(stop) if self._include_stop else position]
         keep = 0 if last else self._search.longest_beginning
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text
@@ -130,7 +130,7 @@ class IncrementalDecoder:
 
 @contextlib.contextmanager
 def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str) -> Iterator[None]:
-    """Turn errors of `tokenizers` into `kind`: bare exceptions, and panics, which are no `Exception`."""
+    """Convert errors of `tokenizers` to `kind`: plain exceptions and panics, which do not derive from Exception."""
     try:
         yield
     except BaseException as error:
@@ -141,7 +141,7 @@ def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str)
 
 
 def _stop_token_ids(model_path: Path) -> frozenset[int]:
-    """End-of-sequence ids: generation_config.json decides over config.json, as in transformers."""
+    """Return the end-of-sequence ids of generation_config.json, else of config.json, as transformers does."""
     for name in ("generation_config.json", "config.json"):
         try:
             file = checked(GenerationFile, read_object(model_path, name, CONFIG_BYTES), model_path / name)
