@@ -1,9 +1,9 @@
-"""Sums over the ranks of one worker: through shared memory, and by gloo's all-reduce, in turn.
+"""Compares all-reduce over the ranks of one worker through shared memory with gloo's, in alternating passes.
 
     OMP_NUM_THREADS=1 python benchmarks/all_reduce.py [--ranks 2]
 
-Every layer has two such sums. Rows of 768, as many as a batch of increments or a prompt has tokens; microseconds per
-sum, the median of each pass on rank 0, and of the passes. Ranks need a core each, or they measure each other's waiting.
+Each layer has two all-reduces. Tensors have rows of 768, one per token of a decode batch or a prompt. Reported: the
+microseconds per all-reduce on rank 0, the median over the passes of each pass's median. Each rank needs its own core.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def run(rank: int, size: int, store: str) -> None:
-    """One rank; rank 0 prints."""
+    """Run one rank; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     shared = share_memory(None, rank, size, LONGEST_WAIT)
@@ -46,18 +46,18 @@ def run(rank: int, size: int, store: str) -> None:
     for dtype in DTYPES:
         for rows in ROWS:
             x = torch.zeros(rows, HIDDEN, dtype=dtype)
-            found: dict[str, list[float]] = {"shared memory": [], "gloo": []}
+            times: dict[str, list[float]] = {"shared memory": [], "gloo": []}
             for _ in range(PASSES):
                 dist.barrier()
-                found["shared memory"].append(microseconds(functools.partial(shared.sum, x)))
+                times["shared memory"].append(microseconds(functools.partial(shared.sum, x)))
                 dist.barrier()
-                found["gloo"].append(microseconds(functools.partial(dist.all_reduce, x)))
+                times["gloo"].append(microseconds(functools.partial(dist.all_reduce, x)))
             if rank == 0:
-                ours, gloo = (statistics.median(times) for times in found.values())
-                ratios = [there / here for here, there in zip(*found.values(), strict=True)]
+                memory_us, gloo_us = (statistics.median(values) for values in times.values())
+                ratios = [gloo / memory for memory, gloo in zip(*times.values(), strict=True)]
                 name = str(dtype).removeprefix("torch.")
-                spread = f"[{min(ratios):.1f}, {max(ratios):.1f}]"
-                print(f"{name} {rows} x {HIDDEN}: {ours:.0f} us, gloo {gloo:.0f} us, {gloo / ours:.1f} x {spread}")
+                ratio = f"{gloo_us / memory_us:.1f} x [{min(ratios):.1f}, {max(ratios):.1f}]"
+                print(f"{name} {rows} x {HIDDEN}: {memory_us:.0f} us, gloo {gloo_us:.0f} us, {ratio}")
     dist.destroy_process_group()
 
 

@@ -1,10 +1,10 @@
-"""What one large request does to its neighbours: the longest wait for /livez, the master's memory, and the answer.
+"""Measures the effect of one large request: the maximum latency of /livez, the master's memory, and the response.
 
     python benchmarks/big_requests.py [MODEL] [--mebibytes 64] [--only NAME ...] [-- OPTIONS OF orca serve]
 
 Starts `orca serve MODEL` (default: the demo model) and sends requests of many kinds one after another, each of about
-`--mebibytes`. Another process asks /livez every 5 ms meanwhile, and reads the resident memory of the server's process,
-its children apart. Without `--max-body-bytes` among the options the server refuses what exceeds its default.
+`--mebibytes`. Meanwhile another process requests /livez every 5 ms, and reads the resident memory of the server's
+process without its children. Without the option `--max-body-bytes` the server refuses bodies above its default limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOUND = b'{"prompt": [1], "max_tokens": 1}'
 
 
 def kinds(size: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
-    """Return route and body of each kind of request, of about `size` bytes."""
+    """Return route and body of each kind of request, with bodies of about `size` bytes."""
     completion, chat = "/v1/completions", "/v1/chat/completions"
 
     def repeated(before: bytes, unit: bytes, after: bytes) -> Callable[[], bytes]:
@@ -88,12 +88,12 @@ def _keys(size: int) -> bytes:
 
 
 def resident(pid: int) -> int:
-    """Resident memory of a process, in bytes."""
+    """Return the resident memory of a process in bytes."""
     return 1024 * int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])  # type: ignore[index]
 
 
 def ask_livez(host: str, port: int) -> None:
-    """One question on a connection of its own."""
+    """Request /livez on a new connection."""
     connection = http.client.HTTPConnection(host, port, timeout=300)
     connection.request("GET", "/livez")
     connection.getresponse().read()
@@ -101,9 +101,9 @@ def ask_livez(host: str, port: int) -> None:
 
 
 def watch(host: str, port: int, pid: int, results: Connection) -> None:
-    """Asks /livez until a message comes; sends the longest wait in seconds and the largest memory in bytes.
+    """Request /livez until a message arrives; send the maximum latency in seconds and the maximum memory in bytes.
 
-    Says before, with a message, that an answer has come.
+    Sends a message after the first response.
     """
     ask_livez(host, port)
     results.send(None)
@@ -117,7 +117,7 @@ def watch(host: str, port: int, pid: int, results: Connection) -> None:
 
 
 def ask(host: str, port: int, route: str, body: bytes) -> str:
-    """Return status and beginning of the answer, or why there is none."""
+    """Send a request; return the status and the beginning of its error message, or the connection error."""
     connection = http.client.HTTPConnection(host, port, timeout=600)
     try:
         connection.request("POST", route, body, {"Content-Type": "application/json"})
@@ -137,20 +137,20 @@ def main() -> None:
     """Print a table."""
     arguments, options = sys.argv[1:], []
     if "--" in arguments:
-        place = arguments.index("--")
-        arguments, options = arguments[:place], arguments[place + 1 :]
+        separator = arguments.index("--")
+        arguments, options = arguments[:separator], arguments[separator + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(ROOT / "examples" / "demo-model"))
     parser.add_argument("--mebibytes", type=int, default=64)
     parser.add_argument("--only", nargs="+", help="names of the kinds to send")
-    wanted = parser.parse_args(arguments)
-    chosen = kinds(wanted.mebibytes << 20)
+    settings = parser.parse_args(arguments)
+    chosen = kinds(settings.mebibytes << 20)
     print(f"{'request':>30} {'MiB':>5} {'livez ms':>8} {'+MiB':>6} {'s':>6}  answer", flush=True)
-    with serve(Path(wanted.model), options) as (server, url):
+    with serve(Path(settings.model), options) as (server, url):
         parts, pid = urlsplit(url), server.pid
         host, port = str(parts.hostname), int(parts.port or 0)
         for name, (route, make) in chosen.items():
-            if wanted.only and name not in wanted.only:
+            if settings.only and name not in settings.only:
                 continue
             body = make()
             ask(host, port, "/v1/completions", SOUND)

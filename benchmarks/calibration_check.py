@@ -1,12 +1,12 @@
-"""How well `orca simulate --calibration` predicts a live server: three loads that the calibration has not seen.
+"""Measures the prediction error of `orca simulate --calibration` for a live server at three held-out loads.
 
     python benchmarks/calibration_check.py [--partitions 1 2]
 
-`orca serve` runs the 124 M model with an iteration log, and Algorithm 1 as the simulator has it (no lookahead). Two
-loads (all at once, and 40 % of that rate; seed 1) make a calibration, three others (30 %, 50 %, 70 %; seed 2) are
-measured over HTTP and predicted by the simulator. Learning and measuring take turns, `--rounds` times, and medians are
-compared: a shared machine is not as fast in one minute as in the next, and near the peak waiting multiplies every error
-of the service time.
+`orca serve` runs the 124 M model with an iteration log and without look-ahead, like the simulator. Two loads (all
+requests at once, and 40 % of that rate; seed 1) are used for the calibration; three other loads (30 %, 50 %, 70 %;
+seed 2) are measured over HTTP and predicted by the simulator. Calibration and measurement alternate `--rounds` times,
+and medians are compared, because the speed of a shared machine varies and because queueing near the peak amplifies
+errors of the service time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPARED = ("request_throughput", "median_normalized_latency_ms")
 
 
 def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
-    """Calibrates, predicts, measures; prints and returns a row for each load that was held back."""
+    """Calibrate, predict and measure; print and return a row for each held-out load."""
     slots, size = 32 * 640, 16
     rows = []
     log = path.parent / f"iterations-{partitions}.jsonl"
@@ -41,7 +41,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
         def requests(seed: int) -> list[TracedRequest]:
             return shortened(synthetic("paper", arguments.requests, seed), arguments.scale)
 
-        measure(url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # wakes the libraries
+        measure(url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # warm-up
         peak = measure(url, path.name, with_arrivals(requests(1), float("inf"), 1.0, 1))["request_throughput"]
 
         def learn() -> list[str]:
@@ -65,12 +65,12 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
             predicted = figures(simulate(trace, scheduling, cost, partitions))
             row: dict[str, Any] = {"partitions": partitions, "load": load, "request_rate": load * peak}
             for key in COMPARED:
-                found = [each[key] for each in measured[load]]
-                row |= {f"predicted_{key}": predicted[key], f"measured_{key}": statistics.median(found)}
-                row |= {f"error_{key}": predicted[key] / row[f"measured_{key}"] - 1, f"all_{key}": found}
+                values = [each[key] for each in measured[load]]
+                row |= {f"predicted_{key}": predicted[key], f"measured_{key}": statistics.median(values)}
+                row |= {f"error_{key}": predicted[key] / row[f"measured_{key}"] - 1, f"all_{key}": values}
             rows.append(row)
-            told = ", ".join(f"{key} {row[f'error_{key}']:+.1%} of {row[f'measured_{key}']:.2f}" for key in COMPARED)
-            print(f"{partitions} partitions, {load:.0%} of {peak:.2f} requests/s: {told}", flush=True)
+            errors = ", ".join(f"{key} {row[f'error_{key}']:+.1%} of {row[f'measured_{key}']:.2f}" for key in COMPARED)
+            print(f"{partitions} partitions, {load:.0%} of {peak:.2f} requests/s: {errors}", flush=True)
     return rows
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
     options.add_argument("--requests", type=int, default=60)
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
+    options.add_argument("--scale", type=float, default=0.5, help="factor of the paper's lengths (0.5)")
     arguments = options.parse_args()
     unwind_on_sigterm()
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the scripts here share: GPT-2, the two systems of the figures on one live engine, plots and files."""
+"""Shared code of the figure scripts: GPT-2, ORCA and the baseline on one live engine, plots and files."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from orca_bench.scheduling import OrcaScheduling, OrcaSetup, Scheduling
 from orca_master.commands.serve import local_workers
 
 TIME_LIMIT = 900.0
-"""Seconds that one run of a trace may take."""
+"""Maximum seconds of one run of a trace."""
 MAX_LENGTH = 640
-"""The longest that the paper's trace gets: the baseline allocates so many slots for every place of a batch."""
+"""Maximum length of a request in the paper's trace; the baseline allocates these slots per request of a batch."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Options that every figure has."""
-    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--folder", type=Path, default=Path("docs/figures"), help="where .svg and .json go")
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    return found
+    """Return a parser with the options of all figures."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--folder", type=Path, default=Path("docs/figures"), help="folder for .svg and .json files")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    return options
 
 
 @contextlib.contextmanager
 def model() -> Iterator[Path]:
-    """GPT-2 of 124 M with its own vocabulary of 50,257."""
+    """Yield the folder of a GPT-2 with 124 M random weights and its vocabulary of 50,257."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), vocabulary=50_257)
         yield Path(folder)
 
 
 def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) -> Any:
-    """Run a coroutine function on a live engine of its own, started and ended here."""
+    """Start a live engine, run a coroutine function on it, and end the engine."""
 
     async def run(addresses: list[str]) -> Any:
         async with live_engine(spec, addresses) as engine:
@@ -55,32 +55,32 @@ def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) ->
 
 
 def orca(spec: EngineSpec, size: int) -> Scheduling:
-    """orca(max_bs), Algorithm 1 with its defaults here."""
+    """Return orca(max_bs): Algorithm 1 with ORCA's default options."""
     return OrcaScheduling(OrcaSetup(spec.num_partitions, size, spec.slots))
 
 
 def baseline(spec: EngineSpec, size: int, microbatch: int) -> Scheduling:
-    """baseline(max_bs, mbs)."""
+    """Return baseline(max_bs, mbs)."""
     return RequestLevel(RequestLevelSetup(spec.num_partitions, size, microbatch, spec.slots, MAX_LENGTH))
 
 
-def save(folder: Path, name: str, seed: int, found: dict[str, Any]) -> None:
-    """Write the numbers beside the figure, with what is needed to repeat them, and say so."""
+def save(folder: Path, name: str, seed: int, results: dict[str, Any]) -> None:
+    """Write the results with their circumstances as JSON beside the figure, and print the path."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = circumstances(seed)
-    (folder / f"{name}.json").write_text(json.dumps({**made, **found}, indent=1) + "\n")
-    print(f"{folder / name}.json: {line(made)}")
+    facts = circumstances(seed)
+    (folder / f"{name}.json").write_text(json.dumps({**facts, **results}, indent=1) + "\n")
+    print(f"{folder / name}.json: {line(facts)}")
 
 
 def draw(panels: list[str], width: float = 5.0, height: float = 3.6) -> tuple[Any, dict[str, Any]]:
-    """Return a figure with one panel beside the other, by title."""
+    """Return a figure with panels side by side, and the panels by title."""
     mpl.use("Agg")
     figure, axes = pyplot.subplots(1, len(panels), figsize=(width * len(panels), height), squeeze=False)
-    found = dict(zip(panels, axes[0], strict=True))
-    for title, panel in found.items():
+    by_title = dict(zip(panels, axes[0], strict=True))
+    for title, panel in by_title.items():
         panel.set_title(title)
         panel.grid(True, alpha=0.3)
-    return figure, found
+    return figure, by_title
 
 
 def finish(figure: Any, folder: Path, name: str) -> None:

@@ -1,14 +1,14 @@
-"""How the cost of an iteration grows, each with the law that it should follow.
+"""Measures how the cost of an iteration grows, and compares it with the expected law.
 
     python benchmarks/cost_growth.py [--dtype bfloat16]
 
-batch     an increment over 1 to 256 requests of 128 tokens: a + b x batch (weights are read once, then FLOPs decide)
-context   an increment of 8 requests over 64 to 4,096 tokens: a + b x context (keys and values are read)
-pool      select, dispatch and commit of 32 requests with 10 to 10,000 behind them: constant
-master    CPU time of the whole master per iteration for batches of 1 to 256, on a model so small that it never waits:
+batch     decode iteration of 1 to 256 requests of 128 tokens: a + b x batch (one read of the weights, then FLOPs)
+context   decode iteration of 8 requests of 64 to 4,096 tokens: a + b x context (keys and values are read)
+pool      select, dispatch and commit of 32 requests with 10 to 10,000 waiting requests: constant
+master    CPU time of the whole master per iteration for batches of 1 to 256, with a model of negligible cost:
           a + b x batch (every request gets a token)
 
-The law's two coefficients are a least-squares fit to the same rows; `off` is how far the worst row is from it.
+The coefficients of the law are a least-squares fit to the same rows; `off` is the maximum relative error of a row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REPEATS = 12
 
 
 def increments(path: Path, dtype: str, shapes: list[tuple[int, int]]) -> list[float]:
-    """Milliseconds of an increment for each (batch, context), the median of REPEATS, in this process."""
+    """Return the median milliseconds of a decode iteration in this process for each (batch, context)."""
     request = pb.LoadRequest(
         model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=dtype, device="cpu",
         workers_on_host=1,
@@ -49,22 +49,22 @@ def increments(path: Path, dtype: str, shapes: list[tuple[int, int]]) -> list[fl
     stage = Stage(request, 0, lambda _: None)
     blocks = {shape: -(-(shape[1] + REPEATS) // 16) for shape in shapes}
     stage.allocate(max(batch * blocks[batch, context] for batch, context in shapes))
-    found = []
+    medians = []
     for batch, context in shapes:
         stage.prepare(1)
-        # What the cache holds does not matter for its cost: one token begins the rows, the rest is as if computed.
+        # The content of the cache does not affect the cost: admit the rows with one token, treat the rest as computed.
         stage.execute(iteration(1, batch, 0, 1, blocks[batch, context]))()
         times = []
         for step in range(REPEATS):
             begin = time.perf_counter()
             stage.execute(iteration(2 + step, batch, context + step, 1, 0))()
             times.append(time.perf_counter() - begin)
-        found.append(statistics.median(times[2:]) * 1e3)
-    return found
+        medians.append(statistics.median(times[2:]) * 1e3)
+    return medians
 
 
 def scheduling(waiting: int) -> float:
-    """Microseconds of one iteration's select, dispatch and commit with so many requests behind the batch."""
+    """Return the microseconds of select, dispatch and commit of an iteration with `waiting` requests in the pool."""
     pool = RequestPool(1 << 30, 1 << 60)
     scheduler = Scheduler(SchedulerConfig(32, 1, 2048), pool)
     scheduler.add_pipeline("0", KvLedger(32 * 40))
@@ -80,18 +80,18 @@ def scheduling(waiting: int) -> float:
 
 
 def master(path: Path, batch: int) -> float:
-    """Milliseconds of the master's CPU per iteration: scheduler, protobuf, gRPC, delivery; no HTTP."""
+    """Return the master's CPU milliseconds per iteration: scheduler, protobuf, gRPC, delivery; no HTTP."""
     with LLM(str(path), dtype="float32", max_batch_size=batch, kv_slots=batch * 128) as llm:
         prompts, tokens = [[10 + index % 50] * 8 for index in range(batch)], 100
-        wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        llm.generate(prompts, wanted)
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        llm.generate(prompts, sampling)
         begin = time.process_time()
-        llm.generate(prompts, wanted)
+        llm.generate(prompts, sampling)
         return (time.process_time() - begin) / tokens * 1e3
 
 
 def fitted(amounts: tuple[int, ...], costs: list[float]) -> dict[str, Any]:
-    """Return a + b x amount, fitted to the relative errors."""
+    """Fit a + b x amount by least squares of the relative errors."""
     rows, weights = np.array([(1.0, amount) for amount in amounts]), 1 / np.array(costs)
     (a, b), *_ = np.linalg.lstsq(rows * weights[:, None], np.ones(len(costs)), rcond=None)
     off = max(abs(a + b * amount - cost) / cost for amount, cost in zip(amounts, costs, strict=True))
@@ -99,9 +99,9 @@ def fitted(amounts: tuple[int, ...], costs: list[float]) -> dict[str, Any]:
 
 
 def show(title: str, amounts: tuple[int, ...], costs: list[float], unit: str) -> dict[str, Any]:
-    """Print a table; return it."""
+    """Print a table and return its figures."""
     law = fitted(amounts, costs)
-    print(f"{title}: {unit} = {law['a']:.3g} + {law['b']:.3g} x {title}, at most {law['off']:.0%} off")
+    print(f"{title}: {unit} = {law['a']:.3g} + {law['b']:.3g} x {title}, error at most {law['off']:.0%}")
     for amount, cost in zip(amounts, costs, strict=True):
         print(f"  {amount:>6} {cost:>9.2f} {unit}, law {law['a'] + law['b'] * amount:.2f}")
     return {"amounts": amounts, "costs": costs, "unit": unit, **law}
@@ -110,7 +110,7 @@ def show(title: str, amounts: tuple[int, ...], costs: list[float], unit: str) ->
 def main() -> None:
     """Print and write the tables."""
     arguments = parser(__doc__ or "").parse_args()
-    found: dict[str, Any] = {"dtype": arguments.dtype, "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"dtype": arguments.dtype, "threads": torch.get_num_threads()}
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large", Path(folder) / "small"
         save_model(large, "llama", positions=4352)
@@ -119,12 +119,12 @@ def main() -> None:
         ).save_pretrained(small)
         print(f"{LAYERS} layers, vocabulary {VOCABULARY}, {arguments.dtype}, {torch.get_num_threads()} threads")
         costs = increments(large, arguments.dtype, [(batch, 128) for batch in BATCHES])
-        found["batch"] = show("batch", BATCHES, costs, "ms")
+        results["batch"] = show("batch", BATCHES, costs, "ms")
         costs = increments(large, arguments.dtype, [(8, context) for context in CONTEXTS])
-        found["context"] = show("context", CONTEXTS, costs, "ms")
-        found["pool"] = show("pool", POOLS, [scheduling(waiting) for waiting in POOLS], "us")
-        found["master"] = show("master", MASTER_BATCHES, [master(small, batch) for batch in MASTER_BATCHES], "ms")
-    save(arguments.folder, "cost-growth", arguments.seed, found)
+        results["context"] = show("context", CONTEXTS, costs, "ms")
+        results["pool"] = show("pool", POOLS, [scheduling(waiting) for waiting in POOLS], "us")
+        results["master"] = show("master", MASTER_BATCHES, [master(small, batch) for batch in MASTER_BATCHES], "ms")
+    save(arguments.folder, "cost-growth", arguments.seed, results)
 
 
 if __name__ == "__main__":

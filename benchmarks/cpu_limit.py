@@ -1,9 +1,9 @@
-"""A worker under a CPU quota: as many threads as the quota allows, and as many as there are cores, as it was before.
+"""Compares a worker under a CPU quota with as many threads as the quota allows and with as many threads as cores.
 
     python benchmarks/cpu_limit.py [--quota 1.0] [--rounds 3] [examples/demo-model]
 
-The worker runs in a control group that this script makes (version 1 or 2; that takes root), master and clients outside
-of it. A period is 100 ms; one in which the quota ran out before its end is throttled: all threads then wait.
+The worker runs in a control group created by this script (version 1 or 2; needs root), master and clients outside
+of it. A period is 100 ms; a period is throttled if the quota runs out before its end: all threads then wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ THREADS = re.compile(r"rank 0: (.*)")
 
 @contextlib.contextmanager
 def limited_group(quota: float) -> Iterator[Path]:
-    """Make a control group of `quota` CPUs, removed at the end; raise OSError if this process may not."""
+    """Create a control group of `quota` CPUs and remove it at the end; raise OSError without permission."""
     version2 = (CGROUPS / "cgroup.controllers").is_file()
     folder = (CGROUPS if version2 else CGROUPS / "cpu") / f"orca-cpu-limit-{os.getpid()}"
     folder.mkdir()
@@ -51,13 +51,13 @@ def limited_group(quota: float) -> Iterator[Path]:
 
 
 def statistic(folder: Path) -> tuple[int, int]:
-    """Return the periods so far in which the group wanted to run, and the throttled ones among them."""
-    found = dict(entry.split() for entry in (folder / "cpu.stat").read_text().splitlines())
-    return int(found["nr_periods"]), int(found["nr_throttled"])
+    """Return the number of periods so far in which the group was runnable, and of throttled periods."""
+    counters = dict(entry.split() for entry in (folder / "cpu.stat").read_text().splitlines())
+    return int(counters["nr_periods"]), int(counters["nr_throttled"])
 
 
 def generate(url: str, seed: int) -> int:
-    """Asks for one completion; returns its tokens."""
+    """Request one completion; return its number of tokens."""
     prompt = [1 + (seed * 31 + index * 7) % 200 for index in range(64)]
     body = {"prompt": prompt, "max_tokens": 128, "temperature": 0, "ignore_eos": True}
     headers = {"Content-Type": "application/json"}
@@ -67,7 +67,7 @@ def generate(url: str, seed: int) -> int:
 
 
 def measure(model: Path, quota: float, threads: int | None, clients: int) -> tuple[str, float, int, int]:
-    """Return what the worker says of its threads, tokens per second, periods and throttled periods of one load.
+    """Return the worker's log line about its threads, tokens per second, periods and throttled periods of one load.
 
     `threads` sets OMP_NUM_THREADS; None leaves the number to the worker.
     """
@@ -91,36 +91,38 @@ def measure(model: Path, quota: float, threads: int | None, clients: int) -> tup
         )  # fmt: skip
         with ended(worker), ended(master), ThreadPoolExecutor(clients) as pool:
             url = url_when_ready(master)
-            list(pool.map(generate, [url] * clients, range(clients)))  # a first load wakes everything
+            list(pool.map(generate, [url] * clients, range(clients)))  # warm-up
             before, begin = statistic(group), time.perf_counter()
             tokens = sum(pool.map(generate, [url] * 4 * clients, range(4 * clients)))
             seconds, after = time.perf_counter() - begin, statistic(group)
-        (words,) = set(THREADS.findall(Path(folder, "log").read_text()))
-    return words, tokens / seconds, after[0] - before[0], after[1] - before[1]
+        (thread_line,) = set(THREADS.findall(Path(folder, "log").read_text()))
+    return thread_line, tokens / seconds, after[0] - before[0], after[1] - before[1]
 
 
 def main() -> None:
-    """Print a line per run, in turn, and the medians."""
+    """Print a line per run, with alternating settings, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=Path("examples/demo-model"))
     parser.add_argument("--quota", type=float, default=1.0, help="CPUs (1.0)")
-    parser.add_argument("--clients", type=int, default=8, help="requests at a time (8)")
+    parser.add_argument("--clients", type=int, default=8, help="concurrent requests (8)")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds the stack, so that all is ended
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds the stack, to end all processes
     try:
         with limited_group(arguments.quota):
             pass
     except OSError as error:
-        parser.error(f"{error}: only root may make a control group with a CPU quota, where {CGROUPS} can be written to")
+        parser.error(f"{error}: a control group with a CPU quota needs root and a writable {CGROUPS}")
     print(line(circumstances(None)))
-    found: dict[int | None, list[tuple[float, float]]] = {None: [], len(os.sched_getaffinity(0)): []}
+    results: dict[int | None, list[tuple[float, float]]] = {None: [], len(os.sched_getaffinity(0)): []}
     for _ in range(arguments.rounds):
-        for threads, runs in found.items():
-            words, speed, periods, throttled = measure(arguments.model, arguments.quota, threads, arguments.clients)
-            print(f"{words}: {speed:.0f} tokens/s, {throttled} of {periods} periods throttled", flush=True)
+        for threads, runs in results.items():
+            thread_line, speed, periods, throttled = measure(
+                arguments.model, arguments.quota, threads, arguments.clients
+            )
+            print(f"{thread_line}: {speed:.0f} tokens/s, {throttled} of {periods} periods throttled", flush=True)
             runs.append((speed, throttled / max(1, periods)))
-    for threads, runs in found.items():
+    for threads, runs in results.items():
         name = "threads by quota" if threads is None else f"{threads} threads"
         speed, throttled = map(statistics.median, zip(*runs, strict=True))
         print(f"{name}: {speed:.0f} tokens/s, {throttled:.0%} of the periods throttled")

@@ -1,14 +1,14 @@
-"""What idle and slow connections cost a server and the streams of its other clients.
+"""Measures the cost of idle and slow connections for a server and the streams of its other clients.
 
     python benchmarks/edge.py [--idle 10000] [--slow 1000] [--descriptors 1024] [--rounds 1]
 
-Starts two `orca serve` on a model of one narrow layer. A neighbour streams tokens from the first server. Each round has
-three windows: no attack, an attack on the second server, an attack on the first. An attack opens the idle connections
-and the slow ones (a byte of a head per second) on loopback. Reported: when they were closed, counted from the opening
-of each, the neighbour's tokens per second, and the attacked master's memory.
-Attackers are elsewhere in the world, but here they use the same processor, as a process of the lowest priority. The
-second server shows what the processor's time costs the neighbour; the difference between the two attacks is what the
-neighbour loses by sharing its server with the connections. `--descriptors` is the servers' `ulimit -n`.
+Starts two `orca serve` with a model of one narrow layer. A client (the neighbour) streams tokens from the first server.
+Each round has three windows: no attack, an attack on the second server, an attack on the first. An attack opens idle
+connections and slow connections (one header byte per second) on loopback. Reported: the lifetime of the connections,
+the neighbour's tokens per second, and the attacked master's memory.
+Real attackers use other machines; here they share the processor, as a process of the lowest priority. The attack on
+the second server shows the cost of that processor time; the difference between the two attacks is the cost of sharing
+the server with the connections. `--descriptors` is the servers' `ulimit -n`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from orca_bench.circumstances import circumstances, line
 from orca_bench.servers import serve, unwind_on_sigterm
 
 QUIET_SECONDS = 11.0
-"""As long as an attack takes."""
+"""About the duration of an attack."""
 LIMIT_SECONDS = 120.0
 ENOUGH_ROUNDS = 18
-"""For a confidence interval."""
+"""Minimum number of rounds for a confidence interval."""
 STUDENTS_T = 2.1
-"""For 95 % and ENOUGH_ROUNDS; a little too much for more."""
+"""Student's t for 95 % and ENOUGH_ROUNDS; conservative for more rounds."""
 OPENING = 128
-"""Connections that are being opened at once."""
+"""Maximum number of connections that are opened concurrently."""
 TOKENS = 100
 OPTIONS = ("--max-batch-size", "8")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that connections are opened to."""
+    """A server under test."""
 
     address: str
     pid: int
@@ -60,7 +60,7 @@ class Server:
 
 
 async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
-    """Open a connection; return after how many seconds the server closed it."""
+    """Open a connection; return the seconds until the server closed it."""
     parts = urlsplit(address)
     async with gate:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -75,7 +75,7 @@ async def attack(address: str, gate: asyncio.Semaphore, slow: bool) -> float:
 
 
 async def closed_within_a_second(reader: asyncio.StreamReader) -> bool:
-    """Read for a second; return whether the server has closed the connection."""
+    """Read for a second; return True if the server has closed the connection."""
     try:
         async with asyncio.timeout(1.0):
             while await reader.read(4096):
@@ -86,9 +86,9 @@ async def closed_within_a_second(reader: asyncio.StreamReader) -> bool:
 
 
 def attackers(address: str, idle: int, slow: int, other: Connection) -> None:
-    """Open all connections, and send after how many seconds each of the slow ones, then of the idle ones, was closed.
+    """Open all connections, and send the seconds until each was closed, first of the slow, then of the idle ones.
 
-    Says first that it has started, and then waits for a message.
+    Before that, sends a message that the process has started, and waits for a message.
     """
 
     async def run() -> list[float]:
@@ -103,7 +103,7 @@ def attackers(address: str, idle: int, slow: int, other: Connection) -> None:
 
 
 async def neighbour(address: str, until: asyncio.Event) -> float:
-    """Streams until the event, one answer after the other on one connection; returns its tokens per second."""
+    """Stream completions one by one on one connection until the event; return tokens per second."""
     message = {"role": "user", "content": "json.dumps"}
     body = {"messages": [message], "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     started, tokens = time.perf_counter(), 0
@@ -124,7 +124,7 @@ async def quiet_window(address: str) -> float:
 
 
 async def attacked_window(address: str, attacked: Server, idle: int, slow: int) -> float:
-    """Return the neighbour's tokens per second while a server is attacked; print what the attack met there."""
+    """Return the neighbour's tokens per second while a server is attacked; print the attack's figures."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=attackers, args=(attacked.address, idle, slow, there))
     process.start()
@@ -149,7 +149,7 @@ async def attacked_window(address: str, attacked: Server, idle: int, slow: int) 
 
 
 def compare(name: str, rates: list[float], base: list[float]) -> None:
-    """Print the geometric mean of the ratios of two kinds of windows, of enough windows with a 95 % interval."""
+    """Print the geometric mean of the ratios of two kinds of windows; with enough rounds, with a 95 % interval."""
     logs = [math.log(rate / other) for rate, other in zip(rates, base, strict=True)]
     mean = statistics.fmean(logs)
     text = f"{name}: {math.expm1(mean):+.0%}"
@@ -160,7 +160,7 @@ def compare(name: str, rates: list[float], base: list[float]) -> None:
 
 
 async def measure(servers: list[Server], rounds: int, idle: int, slow: int) -> None:
-    """Print the figures of `rounds` rounds; the neighbour is at the first of two servers."""
+    """Print the figures of `rounds` rounds; the neighbour uses the first of two servers."""
     address = servers[0].address
     quiet, elsewhere, here = [], [], []
     for _ in range(rounds):
@@ -182,14 +182,16 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--slow", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=1, help="rounds of three windows (1)")
-    parser.add_argument("--descriptors", type=int, help="the servers' soft limit (as many as this process may have)")
+    parser.add_argument(
+        "--descriptors", type=int, help="the servers' soft limit of open files (this process's hard limit)"
+    )
     arguments = parser.parse_args()
     unwind_on_sigterm()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = most - 200
     if arguments.idle + arguments.slow > room:
         arguments.idle = max(0, room - arguments.slow)
-        print(f"only {arguments.idle} idle connections: this process may have {most} files open")
+        print(f"only {arguments.idle} idle connections: the limit of open files is {most}")
     print(line(circumstances(None)))
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_model(Path(folder) / "model")

@@ -1,11 +1,11 @@
-"""What streaming costs the endpoint: tokens per second of one core, on a model so small that it hardly counts.
+"""Measures the endpoint's cost of streaming: tokens per second of one core, with a model of negligible cost.
 
     python benchmarks/endpoint.py [--streams 64] [--tokens 200] [--rounds 3] [-- --api-processes 2]
 
-Starts `orca serve` on a model of one narrow layer with the demo model's tokenizer, opens that many chat streams at once
-and reads them to their ends, without looking into them. Processor time is what /proc says of the server's processes
-and threads while they run: `endpoint` is HTTP, detokenising and server-sent events, `engine` is scheduler, control
-messages and delivery, the workers are left out. Server, workers and reader share the machine: the wall time says less.
+Starts `orca serve` with a model of one narrow layer and the demo model's tokenizer, opens `--streams` chat streams
+concurrently and reads them to their ends without parsing. The processor time of the server's processes and threads is
+read from /proc: `endpoint` is HTTP, detokenization and server-sent events, `engine` is scheduler, control
+messages and delivery; workers are not counted. Server, workers and client share the machine, which affects wall times.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def save_tiny_model(path: Path) -> None:
-    """Write a model of one narrow layer that speaks the demo model's tokens."""
+    """Write a model of one narrow layer with the demo model's tokenizer."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=1, vocab_size=size)).save_pretrained(path)
 
 
 def processor_seconds(pid: int) -> dict[str, float]:
-    """Return what the endpoint and the engine of a server have used so far."""
-    found = {"endpoint": 0.0, "engine": 0.0}
+    """Return the processor seconds of a server's endpoint and engine so far."""
+    used = {"endpoint": 0.0, "engine": 0.0}
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     api = [child for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
     for process in (pid, *api):
         for thread in map(int, os.listdir(f"/proc/{process}/task")):
             fields = Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2].split()
-            # Without processes of its own the endpoint's loop is the server's main thread.
+            # Without API processes the endpoint's loop runs on the server's main thread.
             part = "endpoint" if process in api or (not api and thread == pid) else "engine"
-            found[part] += (int(fields[11]) + int(fields[12])) / TICKS
-    return found
+            used[part] += (int(fields[11]) + int(fields[12])) / TICKS
+    return used
 
 
 async def stream(address: str, tokens: int) -> int:
@@ -68,7 +68,7 @@ async def stream(address: str, tokens: int) -> int:
 
 
 async def flood(address: str, streams: int, tokens: int) -> int:
-    """Read all streams at once; return their events."""
+    """Read all streams concurrently; return the number of events."""
     async with asyncio.timeout(STREAM_SECONDS):
         return sum(await asyncio.gather(*(stream(address, tokens) for _ in range(streams))))
 
@@ -76,10 +76,10 @@ async def flood(address: str, streams: int, tokens: int) -> int:
 def main() -> None:
     """Print a line per round, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64, help="at once (64)")
-    parser.add_argument("--tokens", type=int, default=200, help="of each stream (200)")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent streams (64)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per stream (200)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("options", nargs="*", help="for `orca serve`, after --")
+    parser.add_argument("options", nargs="*", help="options of `orca serve`, after --")
     arguments = parser.parse_args()
     unwind_on_sigterm()
     rates = []

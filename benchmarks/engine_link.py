@@ -1,10 +1,10 @@
-"""What one message of outputs costs the link between master and API processes: protobuf beside pickle.
+"""Measures encoding and decoding of outputs on the link between master and API processes: protobuf and pickle.
 
     python benchmarks/engine_link.py [--rounds 7]
 
-Encodes and decodes the outputs of one iteration, for 1, 64 and 256 requests, with both formats in turn on one core: a
-token for every request (the common case), and the same with 5 log probabilities per token. Pickle is what the link
-used before; it runs code of the sender's choice, so it is only here. Reported: the median of the rounds in
+Encodes and decodes the outputs of one iteration of 1, 64 and 256 requests, alternately with both formats on one core: a
+token per request (the common case), and a token with 5 log probabilities. An earlier version of the link used pickle,
+which executes code chosen by the sender; pickle remains only here. Reported: the median of the rounds in
 microseconds per message, and bytes.
 """
 
@@ -28,19 +28,19 @@ ROUND_SECONDS = 0.2
 
 
 def outputs(count: int, num_logprobs: int) -> list[Output]:
-    """Return an iteration's outputs as the engine makes them."""
-    made = []
+    """Return the outputs of one iteration."""
+    result = []
     for index in range(count):
         logprobs = None
         if num_logprobs:
             tokens = [1000 * index + place for place in range(num_logprobs)]
             logprobs = pb.Logprobs(index=index, sampled=-0.5, token=tokens, logprob=[-0.5 - token for token in tokens])
-        made.append(Output(f"chatcmpl-{uuid.uuid4().hex}-0", 31_000 + index, None, logprobs=logprobs))
-    return made
+        result.append(Output(f"chatcmpl-{uuid.uuid4().hex}-0", 31_000 + index, None, logprobs=logprobs))
+    return result
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Return the time of one call, averaged over a round."""
+    """Return the mean time of one call over a round."""
     calls, began = 0, time.process_time()
     while (spent := time.process_time() - began) < ROUND_SECONDS:
         for _ in range(20):

@@ -3,9 +3,10 @@
     python benchmarks/figure10.py              a quarter of the paper's lengths, minutes
     python benchmarks/figure10.py --scale 1    the paper's lengths: input U(32, 512), output U(1, 128)
 
-Both systems run on one live engine, one trace after the other, so only the scheduling differs. The offered load rises
-from a fifth of what ORCA does when all is there at once to beyond it. Compared is the throughput at one latency:
-twice the median normalised latency of ORCA under the lightest load, as the paper takes twice that of its engine.
+Both systems run on one live engine, one trace after another, so that only the scheduling differs. The offered load
+rises from 20 % to 120 % of ORCA's peak, its throughput when all requests arrive at once. The comparison is the
+throughput at one latency: twice ORCA's median normalized latency under the lightest load (the paper: twice that of its
+engine).
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ async def measure(
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
     for load in loads:
         for name, curve in curves.items():
-            # Far beyond what it can take, a system says nothing new under more load, and takes long to say it.
+            # Skip higher loads of an overloaded system: they take long and add no information.
             if not curve or curve[-1][LATENCY] < OFF_THE_CHART * curve[0][LATENCY]:
                 curve.append(await run(load * peak, name))
     return curves
 
 
 def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
-    """Return the highest throughput within a latency, on the straight lines between the measured points."""
+    """Return the highest throughput within a latency, interpolated linearly between the measured points."""
     best = 0.0
     for point, after in zip(curve, [*curve[1:], None], strict=True):
         here = point[LATENCY]
@@ -60,22 +61,22 @@ def at_latency(curve: list[dict[str, Any]], limit: float) -> float:
             continue
         best = max(best, point["request_throughput"])
         if after is not None and after[LATENCY] > limit:
-            share = (limit - here) / (after[LATENCY] - here)
+            fraction = (limit - here) / (after[LATENCY] - here)
             gain = after["request_throughput"] - point["request_throughput"]
-            best = max(best, point["request_throughput"] + share * gain)
+            best = max(best, point["request_throughput"] + fraction * gain)
     return best
 
 
 def main() -> None:
-    """Measures, draws, writes."""
+    """Measure, and write the figure and its data."""
     options = parser(__doc__ or "")
     options.add_argument("--requests", type=int, default=20)
-    options.add_argument("--scale", type=float, default=0.25, help="of the paper's lengths (0.25)")
+    options.add_argument("--scale", type=float, default=0.25, help="factor of the paper's lengths (0.25)")
     options.add_argument("--loads", type=float, nargs="+", default=LOADS)
     options.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
     arguments = options.parse_args()
     requests = shortened(synthetic("paper", arguments.requests, arguments.seed), arguments.scale)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with model() as path:
         for partitions in arguments.partitions:
             spec = EngineSpec(path, partitions, dtype=arguments.dtype, slots=32 * 640)
@@ -85,27 +86,28 @@ def main() -> None:
             )
             limit = 2 * min(runs[0][LATENCY] for runs in curves.values())
             best = {name: at_latency(curve, limit) for name, curve in curves.items()}
-            ours = max(rate for name, rate in best.items() if name.startswith("orca"))
-            theirs = max(rate for name, rate in best.items() if name.startswith("baseline"))
+            orca_rate = max(rate for name, rate in best.items() if name.startswith("orca"))
+            baseline_rate = max(rate for name, rate in best.items() if name.startswith("baseline"))
             title = f"{partitions} partition{'s' * (partitions > 1)}"
-            found[title] = {
-                "limit_ms": limit, "throughput_at_limit": best, "ratio": ours / theirs if theirs else None,
+            results[title] = {
+                "limit_ms": limit, "throughput_at_limit": best,
+                "ratio": orca_rate / baseline_rate if baseline_rate else None,
                 "peak": {name: max(run["request_throughput"] for run in runs) for name, runs in curves.items()},
                 "curves": curves,
             }  # fmt: skip
-            print(title, {key: value for key, value in found[title].items() if key != "curves"}, flush=True)
-    figure, panels = draw(list(found))
+            print(title, {key: value for key, value in results[title].items() if key != "curves"}, flush=True)
+    figure, panels = draw(list(results))
     for title, panel in panels.items():
-        for name, curve in found[title]["curves"].items():
+        for name, curve in results[title]["curves"].items():
             points = [(run["request_throughput"], run[LATENCY]) for run in curve]
             panel.plot(*zip(*points, strict=True), marker="o", label=name, linestyle="-" if "orca" in name else "--")
-        panel.axhline(found[title]["limit_ms"], color="grey", linewidth=0.8)
-        panel.set_ylim(0, 8 * found[title]["limit_ms"])
+        panel.axhline(results[title]["limit_ms"], color="grey", linewidth=0.8)
+        panel.set_ylim(0, 8 * results[title]["limit_ms"])
         panel.set_xlabel("throughput (requests/s)")
         panel.set_ylabel("median normalised latency (ms/token)")
         panel.legend(fontsize=7)
     finish(figure, arguments.folder, "figure10")
-    numbers = {"dtype": arguments.dtype, "scale": arguments.scale, "requests": arguments.requests, **found}
+    numbers = {"dtype": arguments.dtype, "scale": arguments.scale, "requests": arguments.requests, **results}
     save(arguments.folder, "figure10", arguments.seed, numbers)
 
 

@@ -1,9 +1,9 @@
-"""The paper's Figure 11, measured: requests that are all alike, so nobody has to leave a batch early.
+"""The paper's Figure 11, measured: requests of equal lengths, so that no request finishes before its batch.
 
     python benchmarks/figure11.py [--input-len 32 --output-len 32]
 
-The baseline does better here than on the paper's trace, and with a max batch size of 1 ORCA is a plain pipeline of
-workers that batches nothing: the one case in which the paper sees the baseline (max_bs 8) ahead.
+The baseline performs better here than on the paper's trace. With a max batch size of 1 ORCA is a pipeline without
+batching: the only case in which the paper measures the baseline (max_bs 8) ahead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def measure(
 
 
 def main() -> None:
-    """Measures, draws, writes."""
+    """Measure, and write the figure and its data."""
     options = parser(__doc__ or "")
     options.add_argument("--requests", type=int, default=20)
     options.add_argument("--input-len", type=int, default=32)

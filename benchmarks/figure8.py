@@ -1,9 +1,9 @@
-"""The paper's Figure 8, measured: who works when on three partitions, ORCA beside the request-level baseline.
+"""The paper's Figure 8, measured: timelines of three partitions with ORCA and with the request-level baseline.
 
     python benchmarks/figure8.py
 
-Six requests come at once, at most two to a batch; each bar is a stage's own measurement of one iteration of the batch
-named on it. The baseline splits its batch into microbatches of one (Figure 8b).
+Six requests arrive at once, at most two per batch; each bar is a stage's own measurement of one iteration of the batch
+in its label. The baseline splits its batch into microbatches of one request (Figure 8b).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 async def measure(spec: EngineSpec, engine: LiveEngine, seed: int) -> dict[str, Run]:
     """Run both systems."""
     trace = synthetic("homogeneous", 6, seed, (64, 4))
-    await engine.run(trace, orca(spec, 2), TIME_LIMIT)  # wakes the libraries
+    await engine.run(trace, orca(spec, 2), TIME_LIMIT)  # warm-up
     return {
         "ORCA, max_bs 2": await engine.run(trace, orca(spec, 2), TIME_LIMIT),
         "request-level, max_bs 2, mbs 1": await engine.run(trace, baseline(spec, 2, 1), TIME_LIMIT),
@@ -30,7 +30,7 @@ async def measure(spec: EngineSpec, engine: LiveEngine, seed: int) -> dict[str, 
 
 
 def gantt(panel: Any, run: Run) -> None:
-    """Draws the stages of a run as rows of bars."""
+    """Draw the stages of a run as rows of bars."""
     for span in run.spans:
         colour = COLOURS[int(span.label.split()[0]) % len(COLOURS)]
         name = "".join(chr(ord("A") + int(index)) for index in span.label.split())
@@ -42,7 +42,7 @@ def gantt(panel: Any, run: Run) -> None:
 
 
 def main() -> None:
-    """Measures, draws, writes."""
+    """Measure, and write the figure and its data."""
     arguments = parser(__doc__ or "").parse_args()
     with model() as path:
         spec = EngineSpec(path, PARTITIONS, dtype=arguments.dtype)
@@ -53,9 +53,9 @@ def main() -> None:
         gantt(panels[title], run)
         panels[title].set_xlim(0, longest)
     finish(figure, arguments.folder, "figure8")
-    found = {title: {"seconds": run.seconds, "busy": run.busy[0]} for title, run in runs.items()}
-    save(arguments.folder, "figure8", arguments.seed, {"dtype": arguments.dtype, **found})
-    for title, numbers in found.items():
+    results = {title: {"seconds": run.seconds, "busy": run.busy[0]} for title, run in runs.items()}
+    save(arguments.folder, "figure8", arguments.seed, {"dtype": arguments.dtype, **results})
+    for title, numbers in results.items():
         busy = ", ".join(f"{share:.0%}" for share in numbers["busy"])
         print(f"{title}: {numbers['seconds']:.2f} s, stages busy {busy}")
 

@@ -2,8 +2,8 @@
 
     python benchmarks/figure9.py [--batch-sizes 1 2 4 8 16 32]
 
-ORCA's engine without a scheduler (what `orca bench engine` measures) beside an engine that batches attention too. The
-paper takes FasterTransformer for that, which has no CPU: here it is `transformers` with a static batch.
+Compares ORCA's engine without a scheduler (as in `orca bench engine`) with an engine that also batches attention. The
+paper uses FasterTransformer, which has no CPU backend: this script uses `transformers` with a static batch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ INPUTS = (32, 128)
 OUTPUTS = 32
 
 
-async def ours(engine: LiveEngine, spec: EngineSpec, sizes: list[int], seed: int, repeat: int) -> dict[str, Any]:
-    """Milliseconds per batch on ORCA's engine, by input length."""
+async def orca_times(engine: LiveEngine, spec: EngineSpec, sizes: list[int], seed: int, repeat: int) -> dict[str, Any]:
+    """Return the milliseconds per batch on ORCA's engine, by input length."""
     await one_batch(engine, spec, (1, INPUTS[0], 2), seed)
-    found: dict[str, list[float]] = {}
+    curves: dict[str, list[float]] = {}
     for inputs in INPUTS:
         for size in sizes:
             runs = [await one_batch(engine, spec, (size, inputs, OUTPUTS), seed) for _ in range(repeat)]
-            found.setdefault(f"orca ({inputs})", []).append(statistics.median(run["batch_ms"] for run in runs))
-    return found
+            curves.setdefault(f"orca ({inputs})", []).append(statistics.median(run["batch_ms"] for run in runs))
+    return curves
 
 
 @torch.inference_mode()
-def theirs(path: Path, dtype: str, sizes: list[int], repeat: int) -> dict[str, list[float]]:
-    """Milliseconds per batch of `transformers`."""
+def transformers_times(path: Path, dtype: str, sizes: list[int], repeat: int) -> dict[str, list[float]]:
+    """Return the milliseconds per batch of `transformers`, by input length."""
     network: Any = GPT2LMHeadModel.from_pretrained(path, dtype=getattr(torch, dtype))
     network.eval()
     network.generation_config.eos_token_id = None
@@ -58,7 +58,7 @@ def theirs(path: Path, dtype: str, sizes: list[int], repeat: int) -> dict[str, l
 
 
 def main() -> None:
-    """Measures, draws, writes."""
+    """Measure, and write the figure and its data."""
     options = parser(__doc__ or "")
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 32])
     options.add_argument("--repeat", type=int, default=1)
@@ -66,15 +66,16 @@ def main() -> None:
     arguments = options.parse_args()
     sizes, repeat = arguments.batch_sizes, arguments.repeat
     slots, longest = max(sizes) * 160, max(sizes) * max(INPUTS)
-    found: dict[str, dict[str, list[float]]] = {}
+    results: dict[str, dict[str, list[float]]] = {}
     with model() as path:
-        other = theirs(path, arguments.dtype, sizes, repeat)
+        transformers = transformers_times(path, arguments.dtype, sizes, repeat)
         for partitions in arguments.partitions:
             spec = EngineSpec(path, partitions, dtype=arguments.dtype, slots=slots, longest_iteration=longest)
-            own = on_engine(spec, functools.partial(ours, spec=spec, sizes=sizes, seed=arguments.seed, repeat=repeat))
-            found[f"{partitions} partition{'s' * (partitions > 1)}, not pipelined"] = {**own, **other}
-    figure, panels = draw(list(found))
-    for title, curves in found.items():
+            measure = functools.partial(orca_times, spec=spec, sizes=sizes, seed=arguments.seed, repeat=repeat)
+            title = f"{partitions} partition{'s' * (partitions > 1)}, not pipelined"
+            results[title] = {**on_engine(spec, measure), **transformers}
+    figure, panels = draw(list(results))
+    for title, curves in results.items():
         for name, times in curves.items():
             panels[title].plot(sizes, times, marker="o", label=name, linestyle="--" if "transformers" in name else "-")
         panels[title].set_xlabel("batch size")
@@ -83,7 +84,7 @@ def main() -> None:
         panels[title].legend()
         print(title, {name: [round(time) for time in times] for name, times in curves.items()})
     finish(figure, arguments.folder, "figure9")
-    save(arguments.folder, "figure9", arguments.seed, {"dtype": arguments.dtype, "batch_sizes": sizes, **found})
+    save(arguments.folder, "figure9", arguments.seed, {"dtype": arguments.dtype, "batch_sizes": sizes, **results})
 
 
 if __name__ == "__main__":

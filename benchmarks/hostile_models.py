@@ -1,9 +1,9 @@
-"""How long `orca serve` takes to refuse each of the tests' hostile models, and with how much memory.
+"""Measures the time and memory in which `orca serve` refuses each of the tests' hostile models.
 
     PYTHONPATH=tests python benchmarks/hostile_models.py
 
-A line for each model that is not refused in one line with exit code 2. Then the seconds from start to exit, and the
-largest resident memory of any process.
+Prints a line for each model that is not refused with one line and exit code 2, then the seconds from start to exit, and
+the maximum resident memory of any process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Short requests on a busy machine, by how long an OpenMP thread without work spins before it sleeps.
+"""Measures short requests on a busy machine for several spin times of idle OpenMP threads.
 
     python benchmarks/idle_threads.py [--busy 2] [--rounds 30] [--spins 0 1000 10000 300000]
 
-A thread that waits at the end of a parallel loop spins first: in libgomp GOMP_SPINCOUNT rounds, 300,000 unless set.
-That is fast while all threads run. When other programs run as well, the waiting thread takes the core from the thread
-that it waits for. The script starts a server for each setting and keeps all of them up. The requests of a round go to
-each server in turn, so all settings see the same machine. `--busy` programs compute meanwhile; 0: none.
+A thread that waits at the end of a parallel loop spins before it sleeps: in libgomp for GOMP_SPINCOUNT rounds, 300,000
+by default. Spinning is fast while all threads run. When other programs run, a spinning thread can occupy the core that
+the awaited thread needs. The script starts one server per setting. Each round sends one request to each server in turn,
+so that all settings see the same machine. `--busy` programs compute meanwhile; 0: none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orca_bench.servers import ended, serve, unwind_on_sigterm
 
 
 def seconds_of(url: str, seed: int) -> float:
-    """Asks for four tokens after a prompt of 16; returns the seconds."""
+    """Request four tokens for a prompt of 16 tokens; return the seconds."""
     prompt = [1 + (seed * 31 + index * 7) % 200 for index in range(16)]
     body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
@@ -40,9 +40,9 @@ def seconds_of(url: str, seed: int) -> float:
 
 
 def main() -> None:
-    """Print a row per setting: median, 90th percentile and largest of the seconds of a request."""
+    """Print a row per setting: median, 90th percentile and maximum of the request times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--busy", type=int, default=2, help="programs that compute meanwhile (2)")
+    parser.add_argument("--busy", type=int, default=2, help="number of programs that compute meanwhile (2)")
     parser.add_argument("--rounds", type=int, default=30, help="requests to each server (30)")
     parser.add_argument("--spins", type=int, nargs="+", default=[0, 1000, 10_000, 300_000], help="GOMP_SPINCOUNT")
     arguments = parser.parse_args()
@@ -58,13 +58,13 @@ def main() -> None:
         for _ in range(arguments.busy):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], text=True)
             stack.enter_context(ended(busy))
-        taken: dict[str, list[float]] = {name: [] for name in urls}
-        for turn in range(arguments.rounds):
+        times: dict[str, list[float]] = {name: [] for name in urls}
+        for number in range(arguments.rounds):
             for name, url in urls.items():
-                taken[name].append(seconds_of(url, turn + 1))
+                times[name].append(seconds_of(url, number + 1))
     print(line(circumstances(0)))
     print(f"{arguments.busy} busy programs, {arguments.rounds} requests of 16 + 4 tokens, ms")
-    for name, values in taken.items():
+    for name, values in times.items():
         ordered = sorted(1000 * value for value in values)
         tail = ordered[int(0.9 * (len(ordered) - 1))]
         print(f"{name:>16}: median {statistics.median(ordered):7.1f}  p90 {tail:7.1f}  max {ordered[-1]:7.1f}")

@@ -1,8 +1,8 @@
-"""What building an Iteration message costs the master: batches of increments, and batches that admit every request.
+"""Measures the master's cost of building an Iteration message: decode batches, and batches that admit all requests.
 
     python benchmarks/iteration_message.py
 
-Microseconds of processor time per message, the least of several passes.
+Reported: microseconds of processor time per message, the minimum of several passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def batch(size: int, admitted: bool) -> Batch:
 
 
 def least(work: Callable[[], object]) -> float:
-    """Microseconds of processor time of `work`."""
+    """Return the minimum microseconds of processor time of `work`."""
     best = float("inf")
     for _ in range(PASSES):
         begin = time.thread_time()

@@ -1,11 +1,11 @@
-"""The fused kernels beside plain torch, one call at a time, over more data than the caches hold.
+"""Compares the fused kernels with plain torch, call by call, on more data than the caches hold.
 
     OMP_NUM_THREADS=1 taskset --cpu-list 1 python benchmarks/kernels.py
     python benchmarks/kernels.py --device cuda
 
-Attention: 12 heads of 64 (on a GPU 32 of 128) over scattered blocks. Linear maps, on a CPU: those of a model with
-hidden size 768, several copies in turn, as the layers of a model follow each other. Microseconds per call, the least of
-several passes of each in turn.
+Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks. Linear layers, on a CPU: those of
+a model with hidden size 768, several copies one after another, like the layers of a model. Reported: microseconds per
+call, the minimum of several interleaved passes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
 import torch
 from orca_bench.circumstances import circumstances, line
@@ -39,7 +39,7 @@ ROWS = (8, 32, 272)
 
 
 def least(works: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Microseconds of each piece of work, taken in turn."""
+    """Return the minimum microseconds of each function, called alternately."""
     best = [float("inf")] * len(works)
     for number in range(PASSES + 1):
         for index, work in enumerate(works):
@@ -47,13 +47,13 @@ def least(works: Sequence[Callable[[], object]], device: torch.device) -> list[f
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            if number:  # the first pass wakes the libraries
+            if number:  # the first pass is a warm-up
                 best[index] = min(best[index], (time.perf_counter() - begin) * 1e6)
     return best
 
 
 def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[RaggedBatch, int]:
-    """Return a batch of (context, new tokens) over scattered blocks, and their number."""
+    """Return a batch of (context, new tokens) over scattered blocks, and the number of blocks."""
     blocks = [-(-(context + count) // BLOCK_SIZE) for context, count in parts]
     tokens = sum(count for _, count in parts)
     iteration = pb.Iteration(
@@ -66,11 +66,11 @@ def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[Ragg
 
 @torch.inference_mode()
 def attention(dtype: torch.dtype, device: torch.device) -> None:
-    """Print a row per batch."""
+    """Print a row for each batch."""
     heads, head_dim = (12, 64) if device.type == "cpu" else (32, 128)
     fused, plain = kernels_for(device, dtype), ReferenceKernels()
     form = AttentionForm(head_dim, scale=0.125)
-    ours_attend, plain_attend = (kernels.attention(form, dtype) for kernels in (fused, plain))
+    fused_attention, plain_attention = (kernels.attention(form, dtype) for kernels in (fused, plain))
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
         layers = [
@@ -83,43 +83,45 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
             for pools in layers:  # noqa: B023
                 attend(query, pools, batch)  # noqa: B023
 
-        ours, theirs = (
-            value / len(layers) for value in least([lambda: over(ours_attend), lambda: over(plain_attend)], device)
+        fused_us, torch_us = (
+            value / len(layers)
+            for value in least([lambda: over(fused_attention), lambda: over(plain_attention)], device)
         )
         read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
         flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
         print(
-            f"attention, {name}: {ours:.0f} us ({read / ours / 1e3:.1f} GB/s, {flops / ours / 1e3:.0f} GFLOP/s), "
-            f"torch {theirs:.0f} us, {theirs / ours:.1f} x",
+            f"attention, {name}: {fused_us:.0f} us ({read / fused_us / 1e3:.1f} GB/s, "
+            f"{flops / fused_us / 1e3:.0f} GFLOP/s), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x",
             flush=True,
         )
 
 
 @torch.inference_mode()
 def linear(dtype: torch.dtype) -> None:
-    """Print a row per map and number of rows: our product, oneDNN's with packed weights, torch's."""
+    """Print a row for each layer and number of rows: the fused kernel, oneDNN with packed weights, and torch."""
     for inputs, outputs in MAPS:
         copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
         bias = torch.randn(outputs, dtype=dtype)
         fused = CpuKernels(load(), dtype)
-        ours = [fused.linear(weight.clone(), bias) for weight in weights]
+        panels = [fused.linear(weight.clone(), bias) for weight in weights]
         packed = [PackedLinear(weight.clone(), bias) for weight in weights]
         plain = [ReferenceLinear(weight, bias) for weight in weights]
         for rows in ROWS:
             x = torch.randn(rows, inputs, dtype=dtype)
-            works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (ours, packed, plain)]
-            own, onednn, torchs = (value / copies for value in least(works, torch.device("cpu")))
+            works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (panels, packed, plain)]
+            fused_us, onednn_us, torch_us = (value / copies for value in least(works, torch.device("cpu")))
             print(
-                f"linear {inputs} x {outputs}, {rows} rows: {own:.0f} us ({weights[0].nbytes / own / 1e3:.1f} GB/s, "
-                f"{2 * rows * inputs * outputs / own / 1e3:.0f} GFLOP/s), oneDNN packed {onednn:.0f} us, "
-                f"{onednn / own:.2f} x, torch {torchs:.0f} us, {torchs / own:.2f} x",
+                f"linear {inputs} x {outputs}, {rows} rows: {fused_us:.0f} us "
+                f"({weights[0].nbytes / fused_us / 1e3:.1f} GB/s, "
+                f"{2 * rows * inputs * outputs / fused_us / 1e3:.0f} GFLOP/s), oneDNN packed {onednn_us:.0f} us, "
+                f"{onednn_us / fused_us:.2f} x, torch {torch_us:.0f} us, {torch_us / fused_us:.2f} x",
                 flush=True,
             )
 
 
 def main() -> None:
-    """Print all."""
+    """Print the tables for both data types."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     device = torch.device(parser.parse_args().device)

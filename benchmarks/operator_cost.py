@@ -1,7 +1,7 @@
-"""What the operator costs: `start`, kubectl apply to first token; `rest`, its memory and CPU with nothing to do.
+"""Measures the operator: `start`, seconds from kubectl apply to the first token; `rest`, memory and CPU when idle.
 
 python benchmarks/operator_cost.py start --runs 5      on a cluster with the operator and the images
-python benchmarks/operator_cost.py rest --count 50     an API server suffices; runs an operator of its own
+python benchmarks/operator_cost.py rest --count 50     an API server suffices; starts its own operator
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:
-    """Run kubectl in the namespace `default`; end the program with its words if it fails."""
+    """Run kubectl in the namespace `default`; exit with its error message if it fails."""
     done = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -36,17 +36,17 @@ def kubectl(*arguments: str, stdin: str | None = None) -> str:
 
 
 def until(holds: Callable[[], bool], interval: float = 0.05) -> float:
-    """Wait, and return the seconds it took."""
+    """Wait until `holds` returns True; return the seconds."""
     begin = time.monotonic()
     while not holds():
         if time.monotonic() - begin > BOUND_SECONDS:
-            sys.exit(f"gave up after {BOUND_SECONDS:.0f} s")
+            sys.exit(f"error: timeout after {BOUND_SECONDS:.0f} s")
         time.sleep(interval)
     return time.monotonic() - begin
 
 
 def measure_start(runs: int) -> dict[str, Any]:
-    """Apply the demo and ask its Service from this machine (a node of the cluster) until it answers."""
+    """Apply the demo and send requests to its Service from this machine (a cluster node) until one succeeds."""
     times = []
     for _ in range(runs):
         kubectl("apply", "-f", str(EXAMPLE))
@@ -61,7 +61,7 @@ def measure_start(runs: int) -> dict[str, Any]:
 
 
 def answers(address: str) -> bool:
-    """Whether one token comes back."""
+    """Return True if the server at `address` generates a token."""
     body = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
     request = urllib.request.Request(
         f"http://{address}/v1/completions", data=body, headers={"Content-Type": "application/json"}
@@ -74,7 +74,7 @@ def answers(address: str) -> bool:
 
 
 def measure_rest(count: int, seconds: int) -> dict[str, Any]:
-    """Memory and CPU of an operator over deployments that do not change."""
+    """Measure memory and CPU of an operator with `count` unchanged deployments."""
     resource = yaml.safe_load(EXAMPLE.read_text())
     names = [f"rest-{index}" for index in range(count)]
     for name in names:
@@ -111,13 +111,13 @@ def measure_rest(count: int, seconds: int) -> dict[str, Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process (proc(5))."""
+    """Return user and system time of a process (proc(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def main() -> None:
-    """Print one JSON object with figures and circumstances."""
+    """Print figures and circumstances as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("start", "rest"))
     parser.add_argument("--runs", type=int, default=5)

@@ -1,11 +1,11 @@
-"""An increment and a prompt beside what the device cannot be under, for models of random weights of three sizes.
+"""Compares decode and prefill times with their lower bounds on the device, for random models of three sizes.
 
     python benchmarks/over_floor.py --device cuda --models gpt2-124m llama-1.3b llama-7b
 
-increment   over weights read once, and keys and values, at the rate of a sum over a large tensor
-prompt      tokens per second over the FLOPs of its matrix products at the rate of a large one
+increment   decode time; floor: one read of weights, keys and values, at the rate of a sum over a large tensor
+prompt      prefill rate, as a fraction of the FLOP rate of a large matrix product
 
-One partition in this process; the median of the increments, `--enforce-eager` without recorded ones.
+One partition in this process; medians for increments. `--enforce-eager` disables CUDA graphs and recorded decodes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INCREMENTS = 30
 
 
 def parameters(config: ModelConfig) -> tuple[int, int]:
-    """Return how many the layers have, without norms and biases, and how many the head has."""
+    """Return the number of parameters of the layers, without norms and biases, and of the head."""
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
     matrices = 2 if config.rope is None else 3  # GPT-2's, or gate, up and down
     layer = heads + matrices * config.hidden_size * config.intermediate_size
@@ -53,7 +53,7 @@ def parameters(config: ModelConfig) -> tuple[int, int]:
 
 
 def timed(stage: Stage, work: pb.Iteration) -> float:
-    """Seconds of one iteration, its result read."""
+    """Return the seconds of one iteration, including reading its result."""
     begin = time.perf_counter()
     stage.execute(work)()
     return time.perf_counter() - begin
@@ -75,28 +75,30 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     for size in arguments.batch_sizes:
         stage.prepare(1)
         stage.allocate(max(max(arguments.batch_sizes) * blocks, of_prompt))
-        timed(stage, iteration(1, size, 0, 1, blocks))  # the cost of what is cached does not depend on its content
+        timed(stage, iteration(1, size, 0, 1, blocks))  # the content of the cache does not affect the cost
         times = [timed(stage, iteration(2 + n, size, arguments.context + n, 1, 0)) for n in range(INCREMENTS)]
         cached = size * arguments.context * config.num_layers * 2 * config.num_kv_heads * config.head_dim
         floor = (layers + head + cached) * width / bandwidth
-        took = statistics.median(times[3:])
-        print(f"increment of {size:>3}: {took * 1e3:8.2f} ms, {took / floor:5.2f} x its floor of {floor * 1e3:.2f} ms")
+        median = statistics.median(times[3:])
+        print(
+            f"increment of {size:>3}: {median * 1e3:8.2f} ms, {median / floor:5.2f} x its floor of {floor * 1e3:.2f} ms"
+        )
     times = []
     for sequence in range(4):
         stage.prepare(1)
         times.append(timed(stage, iteration(sequence, 1, 0, arguments.prompt, of_prompt)))
     speed = arguments.prompt / min(times)
-    print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {speed * 2 * layers / rate:.0%} of the products' rate")
+    print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {speed * 2 * layers / rate:.0%} of the peak FLOP rate")
 
 
 def main() -> None:
-    """Measures one model after the other."""
+    """Measure the models one by one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-124m"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--context", type=int, default=330, help="tokens of each request before the increments")
+    parser.add_argument("--context", type=int, default=330, help="context length of each request before the increments")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--enforce-eager", action="store_true")
     arguments = parser.parse_args()

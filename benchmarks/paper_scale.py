@@ -1,10 +1,10 @@
-"""The paper's Figures 9 to 11 at their own scale, simulated: Table 1's models on A100-40G, ORCA and the baseline.
+"""The paper's Figures 9 to 11 at the paper's scale, simulated: Table 1's models on A100-40G, ORCA and the baseline.
 
     python benchmarks/paper_scale.py [--requests 1000] [--folder docs/figures]
 
-Writes paper-scale.json and SVGs. Stages cost what the roofline of cost.py says; nothing is fitted, so
-absolute times are bounds from below. What can be compared with the paper is where the baseline runs out of memory, and
-the ratio of the two systems at the paper's latency.
+Writes paper-scale.json and SVGs. Stage times come from the roofline of cost.py; nothing is fitted, so
+absolute times are lower bounds. Comparable with the paper: which baseline configurations run out of memory, and
+the throughput ratio of the two systems at the paper's latency.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 ALIKE = (32, 32)
 """Input and output tokens of Figure 11's requests; the paper does not give them."""
 LOADS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0, 1.1)
-"""Offered load as a share of what the system does when everything is there at once."""
+"""Offered load as a fraction of the system's throughput when all requests arrive at once."""
 
 
 def sweep(
     requests: list[TracedRequest], seed: int, cost: Roofline, make: Callable[[], Scheduling]
 ) -> list[dict[str, Any]]:
-    """Run a system over rising load."""
+    """Simulate a system at increasing load."""
 
     def run(rate: float) -> dict[str, Any]:
         trace = with_arrivals(requests, rate, 1.0, seed)
@@ -53,7 +53,7 @@ def sweep(
 
 
 def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple[dict[str, Any], list[str]]:
-    """Return a curve for every configuration, and the names of those that do not fit into memory."""
+    """Return a curve for each configuration, and the names of configurations that exceed the memory."""
     slots, partitions = cost.kv_slots(), cost.num_partitions
     curves: dict[str, Any] = {}
     missing = []
@@ -70,27 +70,27 @@ def curves_of(cost: Roofline, requests: list[TracedRequest], seed: int) -> tuple
 
 
 def within_limit(runs: list[dict[str, Any]]) -> float:
-    """Return the highest throughput whose median normalised latency stays within LIMIT_MS."""
+    """Return the highest throughput with a median normalized latency of at most LIMIT_MS."""
     return max(
         (run["request_throughput"] for run in runs if run["median_normalized_latency_ms"] <= LIMIT_MS), default=0.0
     )
 
 
 def summary(curves: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return the best configuration of a kind within the limit, and the kind's peak."""
-    mine = {name: runs for name, runs in curves.items() if name.startswith(kind)}
-    best, name = max((within_limit(runs), name) for name, runs in mine.items())
+    """Return the best configuration of a kind within the limit, and the peak throughput of the kind."""
+    of_kind = {name: runs for name, runs in curves.items() if name.startswith(kind)}
+    best, name = max((within_limit(runs), name) for name, runs in of_kind.items())
     return {
         "name": name,
         "within_limit": best,
-        "peak": max(run["request_throughput"] for runs in mine.values() for run in runs),
+        "peak": max(run["request_throughput"] for runs in of_kind.values() for run in runs),
     }
 
 
 def figure9(folder: Path) -> dict[str, Any]:
-    """Milliseconds per batch without a scheduler and without pipelining; None where the baseline's memory ends."""
-    found: dict[str, Any] = {}
-    models = [name for name in TABLE_1 if name != "341b"]  # the paper leaves it out too
+    """Return milliseconds per batch without scheduler and pipelining; None where the baseline exceeds the memory."""
+    results: dict[str, Any] = {}
+    models = [name for name in TABLE_1 if name != "341b"]  # not in the paper's figure either
     figure, panels = draw([f"{name}, simulated" for name in models], width=3.6)
     for name in models:
         shape, partitions, ranks = TABLE_1[name]
@@ -104,7 +104,7 @@ def figure9(folder: Path) -> dict[str, Any]:
                 fits = size * 2048 <= cost.kv_slots()
                 curves.setdefault(f"orca ({inputs})", []).append(seconds * 1e3)
                 curves.setdefault(f"baseline ({inputs})", []).append(seconds * 1e3 if fits else None)
-        found[name] = {"batch_sizes": BATCHES, **curves}
+        results[name] = {"batch_sizes": BATCHES, **curves}
         panel = panels[f"{name}, simulated"]
         for label, times in curves.items():
             panel.plot(BATCHES, times, marker="o", label=label, linestyle="-" if "orca" in label else "--")
@@ -113,11 +113,11 @@ def figure9(folder: Path) -> dict[str, Any]:
         panel.set_ylim(bottom=0)
         panel.legend(fontsize=7)
     finish(figure, folder, "figure9-simulated")
-    return found
+    return results
 
 
 def figure11(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    """175 B under requests that are all alike."""
+    """Return curves of the 175 B model for requests of equal lengths."""
     shape, partitions, ranks = TABLE_1["175b"]
     cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
     curves, _ = curves_of(cost, synthetic("homogeneous", count, seed, ALIKE), seed)
@@ -144,16 +144,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("docs/figures"))
     arguments = parser.parse_args()
     requests = synthetic("paper", arguments.requests, arguments.seed)
-    found: dict[str, Any] = {**circumstances(arguments.seed), "limit_ms": LIMIT_MS}
+    results: dict[str, Any] = {**circumstances(arguments.seed), "limit_ms": LIMIT_MS}
     begin = time.perf_counter()
-    found["figure9"] = figure9(arguments.folder)
-    found["figure11"] = figure11(arguments.folder, arguments.requests, arguments.seed)
+    results["figure9"] = figure9(arguments.folder)
+    results["figure11"] = figure11(arguments.folder, arguments.requests, arguments.seed)
     for model, (shape, partitions, ranks) in TABLE_1.items():
         cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
         curves, missing = curves_of(cost, requests, arguments.seed)
         orca, baseline = summary(curves, "orca"), summary(curves, "baseline")
         alone_ms = partitions * cost.stage_seconds(0, [Work(1, 256)]) * 1e3
-        found[model] = {
+        results[model] = {
             "slots": cost.kv_slots(), "out_of_memory": missing, "one_token_alone_ms": alone_ms, "orca": orca,
             "baseline": baseline, "curves": curves,
         }  # fmt: skip
@@ -165,8 +165,8 @@ def main() -> None:
         )
         arguments.folder.mkdir(parents=True, exist_ok=True)
         plot_curves(curves, f"{model}, paper's trace, simulated", arguments.folder / f"figure10-{model}-simulated.svg")
-    found["seconds"] = round(time.perf_counter() - begin, 1)
-    (arguments.folder / "paper-scale.json").write_text(json.dumps(found, indent=1))
+    results["seconds"] = round(time.perf_counter() - begin, 1)
+    (arguments.folder / "paper-scale.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Where the time of a prompt's and of an increment's iteration goes: one partition, in this process, by operation.
+"""Profiles a prefill and a decode iteration by operation: one partition, in this process.
 
     OMP_NUM_THREADS=1 python benchmarks/profile_iteration.py --dtype bfloat16 --batch-size 8 --context 330
 
-Beside each increment stands its floor: weights once and the batch's keys and values, at the measured bandwidth.
+The floor of a decode iteration: one read of the weights and of the batch's keys and values, at the measured bandwidth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as a rank has it
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
 import torch
 from orca_bench.circumstances import circumstances, line
@@ -39,7 +39,7 @@ TIMED: list[tuple[Any, str, str]] = [
 
 
 def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: int) -> pb.Iteration:
-    """`count` tokens for each of the rows; with `blocks` above 0 they begin, with so many blocks each."""
+    """Return an iteration with `count` tokens per row; `blocks` above 0 admits the rows with that many blocks each."""
     rows = range(batch_size)
     return pb.Iteration(
         epoch=1,
@@ -56,7 +56,7 @@ def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: 
 
 
 def instrument(spent: defaultdict[str, float]) -> None:
-    """Add the seconds of every timed operation to `spent`."""
+    """Wrap every operation in TIMED to add its seconds to `spent`."""
 
     def timed(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -72,11 +72,11 @@ def instrument(spent: defaultdict[str, float]) -> None:
 
 
 def show(title: str, seconds: float, spent: defaultdict[str, float], count: int) -> None:
-    """Print milliseconds of one iteration."""
+    """Print the milliseconds of one iteration, in total and by operation."""
     print(f"{title}: {seconds / count * 1e3:.1f} ms")
     for name, value in sorted(spent.items(), key=lambda entry: -entry[1]):
         print(f"  {name}: {value / count * 1e3:.2f} ms")
-    print(f"  the rest, Python above all: {(seconds - sum(spent.values())) / count * 1e3:.2f} ms")
+    print(f"  other (mostly Python): {(seconds - sum(spent.values())) / count * 1e3:.2f} ms")
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=330)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument(
-        "--enforce-eager", action="store_true", help="no recorded increments, whose layers are one line"
+        "--enforce-eager", action="store_true", help="no recorded decode iterations, whose layers are one entry"
     )
     arguments = parser.parse_args()
     print(line(circumstances(None)))
@@ -110,7 +110,7 @@ def main() -> None:
     begin = time.perf_counter()
     stage.execute(iteration(2, size, 0, context, blocks))()
     show(f"prompts of {size} x {context} tokens", time.perf_counter() - begin, spent, 1)
-    stage.execute(iteration(3, size, context, 1, 0))()  # which is recorded
+    stage.execute(iteration(3, size, context, 1, 0))()  # the first decode iteration is recorded
     spent.clear()
     begin = time.perf_counter()
     for step in range(count):

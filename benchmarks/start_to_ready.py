@@ -1,10 +1,10 @@
-"""Seconds from the start of `orca serve` until its line `ready`, with its files in the page cache and without them.
+"""Measures the seconds from the start of `orca serve` to its line `ready`, with a warm and a cold page cache.
 
     python benchmarks/start_to_ready.py examples/demo-model [-- options of orca serve]
 
-Before a cold start every file of this Python environment, of the interpreter's library and of the model is dropped from
-the page cache (posix_fadvise). That drops only what no process has mapped: this one imports no torch, and no other that
-does may run. What lies below, in the caches of disks and hypervisors, stays.
+Before a cold start all files of this Python environment, of the interpreter's library and of the model are dropped from
+the page cache (posix_fadvise). Files that a process has mapped are not dropped: this script does not import torch, and
+no other process that imports torch may run. Caches of disks and hypervisors remain warm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXIT_SECONDS = 60.0
 
 
 def forget(folders: Iterable[Path]) -> int:
-    """Drop all files below the folders from the page cache; return their bytes."""
+    """Drop all files in the folders from the page cache; return their total bytes."""
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
@@ -38,7 +38,7 @@ def forget(folders: Iterable[Path]) -> int:
 
 
 def start(model: Path, options: list[str]) -> float:
-    """Seconds of one start. Raises StopIteration if the server ends before it is ready."""
+    """Return the seconds of one start. Raise StopIteration if the server ends before it is ready."""
     command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", *options]
     begin = time.perf_counter()
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -52,25 +52,25 @@ def start(model: Path, options: list[str]) -> float:
 
 
 def main() -> None:
-    """Print a line for warm starts and one for cold ones."""
+    """Print a line for warm starts and a line for cold starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("options", nargs="*", metavar="-- OPTION", help="of orca serve")
+    parser.add_argument("options", nargs="*", metavar="-- OPTION", help="options of orca serve")
     arguments = parser.parse_args()
     print(line(circumstances(0)))
-    start(arguments.model, arguments.options)  # builds the kernels, fills the cache
+    start(arguments.model, arguments.options)  # builds the kernels, warms the page cache
     warm = [start(arguments.model, arguments.options) for _ in range(arguments.runs)]
-    print(f"warm: {_told(warm)}", flush=True)
+    print(f"warm: {_summary(warm)}", flush=True)
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")} | {arguments.model}
     cold, size = [], 0
     for _ in range(arguments.runs):
         size = forget(folders)
         cold.append(start(arguments.model, arguments.options))
-    print(f"cold, {size / 1e9:.1f} GB dropped: {_told(cold)}")
+    print(f"cold, {size / 1e9:.1f} GB dropped: {_summary(cold)}")
 
 
-def _told(seconds: list[float]) -> str:
+def _summary(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} s ({', '.join(f'{value:.2f}' for value in sorted(seconds))})"
 
 

@@ -1,1 +1,1 @@
-"""Measuring: load against any OpenAI-compatible server (`orca bench serve`), and what is made of the figures."""
+"""Benchmarks: load on OpenAI-compatible servers, engine measurements, and the simulator."""

@@ -1,11 +1,11 @@
-"""A cost model from a live engine: the time of each stage as a sum over what an iteration computes, fitted to its log.
+"""Fits a cost model to the iteration log of a live engine.
 
-`orca serve --iteration-log FILE` writes the log (orca_master/metrics/iteration_log.py). A stage's time is taken as
-linear in iterations, requests, tokens, cached tokens and attention's pairs of query and key; coefficients are never
-negative.
-The rest of a round trip is measured too: the gap between two stages; the mean gap from a result to the next
-iteration wherever requests went on and the first stage was free, so that the pipeline waited for nothing else; and
-the gap between two iterations on a stage where the second had been waiting for it.
+`orca serve --iteration-log FILE` writes the log (orca_master/metrics/iteration_log.py). The time of a stage is modelled
+as linear in requests, tokens, cached tokens and query-key pairs of attention, plus a constant per iteration, with
+non-negative coefficients.
+The rest of a round trip is measured: the gap between two stages; the mean gap from a result to the next iteration,
+where requests continued and the first stage was free, so that nothing else delayed the pipeline; and the gap between
+two iterations on a stage where the second iteration was already waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REWEIGHTINGS = 3
 
 
 class CalibrationError(Exception):
-    """A log that nothing can be learned from; the message names the file."""
+    """An invalid or insufficient iteration log; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _features(work: Iterable[Work]) -> tuple[float, ...]:
 
 
 def calibrate(path: Path) -> Measured:
-    """Fits an iteration log; raises CalibrationError."""
+    """Fit a cost model to an iteration log; raise CalibrationError."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         work = [
@@ -74,10 +74,10 @@ def calibrate(path: Path) -> Measured:
 
 
 def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Least squares of the relative errors.
+    """Fit by least squares of the relative errors.
 
-    Relative to the fit, not to what was measured: else slow outliers would weigh less than fast ones, and the sum of
-    the predictions would come out below the sum of the times.
+    Relative to the fitted, not to the measured times: otherwise slow outliers would weigh less than fast outliers, and
+    the sum of the predictions would be below the sum of the times.
     """
     weights = np.full(len(seconds), 1 / seconds.mean())
     for _ in range(REWEIGHTINGS):
@@ -87,37 +87,37 @@ def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
 
 
 def _non_negative(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Least squares; a feature whose coefficient comes out negative is left out."""
+    """Fit by least squares; omit features with negative coefficients."""
     used = list(range(rows.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(rows[:, used], values, rcond=None)
-        if (found >= 0).all():
+        solution, *_ = np.linalg.lstsq(rows[:, used], values, rcond=None)
+        if (solution >= 0).all():
             break
-        del used[int(found.argmin())]
+        del used[int(solution.argmin())]
     coefficients = np.zeros(rows.shape[1])
-    coefficients[used] = found
+    coefficients[used] = solution
     return coefficients
 
 
 def _hand_over(lines: Sequence[dict[str, Any]]) -> float:
-    """Return the time between stages: the shortest half of the gaps; behind the others stood a busy stage."""
+    """Return the time between stages: the median of the shorter half of the gaps, without waits for a busy stage."""
     gaps = sorted(later[0] - earlier[1] for line in lines for earlier, later in pairwise(line["stages"]))
     return max(0.0, statistics.median(gaps[: len(gaps) // 2 + 1])) if gaps else 0.0
 
 
 def _turnaround_and_between(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """From a result to the first stage's next begin if it was free; from its end to that begin if it was not.
+    """Return the mean gap from a result to the next start on a free first stage, and the median gap on a busy one.
 
-    Only where requests go on, and where that iteration was begun before the next result: it was sent upon this one.
+    Counts only iterations with continued requests that started before the next result: this result triggered them.
     """
     by_pipeline: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         by_pipeline.setdefault(line["pipeline"], []).append(line)
     free: list[float] = []
     waited: list[float] = []
-    for own in by_pipeline.values():
-        depth = len(own[0]["stages"])
-        for first, before, after in zip(own, own[depth - 1 :], own[depth:], strict=False):
+    for entries in by_pipeline.values():
+        depth = len(entries[0]["stages"])
+        for first, before, after in zip(entries, entries[depth - 1 :], entries[depth:], strict=False):
             begin, result = after["stages"][0][0], first["stages"][-1][1]
             if not any(after["context_length"]) or after["sequence"] != first["sequence"] + depth or begin < result:
                 continue

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures: when, on what, with which versions, by which command and seed."""
+"""The circumstances of a benchmark: date, hardware, versions, command and seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("orca-serving", "torch", "transformers", "grpcio", "numpy")
 
 
 def circumstances(seed: int | None) -> dict[str, Any]:
-    """Return date, hardware, versions, command and seed (None: nothing in it is random)."""
+    """Return date, hardware, versions, command and seed (None for a benchmark without randomness)."""
     return {
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "hardware": f"{len(os.sched_getaffinity(0))} cores, {_processor()}",
@@ -24,24 +24,24 @@ def circumstances(seed: int | None) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any]) -> str:
-    """Return the same in one line, for people."""
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    return f"{found['date']} on {found['hardware']}; {versions}; {found['command']}; seed {found['seed']}"
+def line(facts: dict[str, Any]) -> str:
+    """Format the result of `circumstances` as one line."""
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    return f"{facts['date']} on {facts['hardware']}; {versions}; {facts['command']}; seed {facts['seed']}"
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _processor() -> str:
-    """Return the processor's name where the kernel tells it (proc(5)), else its architecture."""
+    """Return the processor's name from /proc/cpuinfo (proc(5)), else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

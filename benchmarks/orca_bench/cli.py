@@ -1,4 +1,4 @@
-"""`orca bench`: dispatches to what is measured."""
+"""`orca bench`: runs the benchmark `serve` or `engine`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ COMMANDS = {"serve": serve.main, "engine": engine.main}
 
 
 def main(argv: list[str]) -> int:
-    """`orca bench WHAT …`."""
+    """Run `orca bench BENCHMARK …` and return the exit code."""
     if not argv or argv[0] not in COMMANDS:
-        print(f"orca bench: error: what to measure is expected: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"orca bench: error: a benchmark is expected: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     return COMMANDS[argv[0]](argv[1:])

@@ -1,4 +1,4 @@
-"""One request of a load: a streamed completion over HTTP, with the times at which its tokens came."""
+"""One request of a load: a streamed completion over HTTP, with the arrival times of its tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orca_bench.traces import TracedRequest
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Times are `time.perf_counter` seconds; `tokens` has one for every token that came.
+    """The outcome of a request. Times in seconds of `time.perf_counter`; `tokens` has the arrival time of each token.
 
-    `lag`: how much later than planned it was sent. `error`: kind and words, "" if it was answered.
+    `lag`: delay of the sending after the plan. `error`: kind and message, "" for an answered request.
     """
 
     request: TracedRequest
@@ -29,25 +29,25 @@ class Outcome:
 
     @property
     def lag(self) -> float:
-        """Seconds between the planned and the actual begin."""
+        """Seconds between the planned and the actual sending."""
         return self.sent - self.planned
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], outcome: Outcome) -> None:
-    """Post a completion and note when each token came. An error is noted, never raised."""
+    """Post a completion and record the arrival time of each token. Record errors instead of raising them."""
     outcome.sent = time.perf_counter()
     try:
         async with session.post(url, json=body) as answer:
             if answer.status != 200:
-                words = " ".join((await answer.text()).split())
-                outcome.error = f"HTTP {answer.status}: {words[:200]}"
+                message = " ".join((await answer.text()).split())
+                outcome.error = f"HTTP {answer.status}: {message[:200]}"
                 return
             finished = False
             async for line in answer.content:
                 if line.startswith(b"data:"):
                     finished = _event(line[5:].strip(), outcome) or finished
             if not outcome.error and not (finished and outcome.tokens):
-                outcome.error = "truncated: the stream ended before the answer did"
+                outcome.error = "truncated: the stream ended before the completion"
     except TimeoutError:
         outcome.error = "timeout"
     except (aiohttp.ClientError, OSError) as error:
@@ -55,7 +55,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], ou
 
 
 def _event(data: bytes, outcome: Outcome) -> bool:
-    """Take one event; return whether it ends the answer. A token's text may be empty."""
+    """Process one event; return True if it is the last. A token's text may be empty."""
     if data == b"[DONE]":
         return True
     now = time.perf_counter()
@@ -73,7 +73,7 @@ def _event(data: bytes, outcome: Outcome) -> bool:
 
 
 def body_of(request: TracedRequest, model: str) -> dict[str, Any]:
-    """Return the body of a request; `ignore_eos` where the server knows it, so that lengths are the trace's."""
+    """Return the body of a request, with `ignore_eos` to generate the output length of the trace."""
     return {
         "model": model,
         "prompt": request.prompt if isinstance(request.prompt, str) else list(request.prompt),

@@ -1,8 +1,8 @@
-"""What an iteration costs on a stage: a roofline over weights, K/V reads, FLOPs, all-reduces and hand-overs. Pure.
+"""Cost models of a stage: a roofline of weights, K/V reads, FLOPs, all-reduces and transfers between stages. Pure.
 
-Every part takes the longer of its memory time and its compute time at the hardware's published peaks (NVIDIA's data
-sheets: dense 16-bit FLOP/s, memory bandwidth, NVLink per direction). Nothing is fitted: real kernels reach less, so a
-prediction is a bound from below. calibration.py has the same interface over what a live engine took.
+Each part takes the maximum of its memory time and its compute time at the hardware's published peaks (NVIDIA's data
+sheets: dense 16-bit FLOP/s, memory bandwidth, NVLink per direction). Nothing is fitted: real kernels are slower, so a
+prediction is a lower bound. calibration.py implements the same interface with times measured on a live engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALL_REDUCES_PER_LAYER = 2
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. FLOP/s, bytes/s, bytes, seconds. `network` is between machines, for one device of a machine."""
+    """One device. FLOP/s, bytes/s, bytes, seconds. `network`: bandwidth between machines per device."""
 
     flops: float
     bandwidth: float
@@ -32,12 +32,12 @@ HARDWARE = {
     "h100": Hardware(989e12, 3.35e12, 80e9, 450e9, 50e9),
     "h200": Hardware(989e12, 4.8e12, 141e9, 450e9, 50e9),
 }
-"""a100-40g: the paper's machines, eight to a host with eight 200 Gb/s adapters (section 6)."""
+"""a100-40g: the paper's machines, hosts with eight GPUs and eight 200 Gb/s adapters (section 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A GPT as in the paper's Table 1: MLP of four times the hidden size, K/V as wide as the hidden state."""
+    """A GPT as in the paper's Table 1: MLP width of four times the hidden size, K/V as wide as the hidden state."""
 
     num_layers: int
     hidden_size: int
@@ -46,17 +46,17 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer: 4 H^2 for attention, 8 H^2 for the MLP."""
+        """Number of weights of one layer: 4 H^2 for attention, 8 H^2 for the MLP."""
         return 12 * self.hidden_size**2
 
     @property
     def kv_bytes_per_token_and_layer(self) -> int:
-        """Key and value of one token on one layer."""
+        """Bytes of key and value of one token in one layer."""
         return 2 * self.hidden_size * self.bytes_per_value
 
     @property
     def weight_bytes(self) -> int:
-        """All weights, the head and embeddings once."""
+        """Bytes of all weights; head and embeddings share one matrix."""
         parameters = self.num_layers * self.layer_parameters + self.vocabulary * self.hidden_size
         return parameters * self.bytes_per_value
 
@@ -72,25 +72,25 @@ TABLE_1: dict[str, tuple[Shape, int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request's part of an iteration: tokens to compute behind a context that is computed already."""
+    """One request of an iteration: tokens to compute after the cached context."""
 
     num_tokens: int
     context_length: int
 
 
 class Amounts(NamedTuple):
-    """What an iteration's time depends on."""
+    """Amounts that determine the time of an iteration."""
 
     requests: int
     tokens: int
     cached: int
-    """Slots whose keys and values attention reads."""
+    """K/V slots that attention reads."""
     pairs: float
-    """Pairs of a query and a key that it may see."""
+    """Query-key pairs of causal attention."""
 
 
 def amounts(work: Iterable[Work]) -> Amounts:
-    """Add up an iteration."""
+    """Return the amounts of an iteration."""
     entries = list(work)
     return Amounts(
         len(entries),
@@ -101,26 +101,26 @@ def amounts(work: Iterable[Work]) -> Amounts:
 
 
 class CostModel(Protocol):
-    """What the simulator asks."""
+    """Interface of cost models for the simulator."""
 
     @property
     def turnaround_seconds(self) -> float:
-        """Time from the end of an iteration on the last stage until the scheduler has committed it."""
+        """Time from the end of an iteration on the last stage to its commit in the scheduler."""
 
     @property
     def between_seconds(self) -> float:
-        """Time that a stage needs between two iterations, for what is no computing."""
+        """Overhead of a stage between two iterations."""
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
-        """Time that a stage needs for an iteration."""
+        """Return the compute time of an iteration on a stage."""
 
     def hand_over_seconds(self, work: Iterable[Work]) -> float:
-        """Time from one stage to the next."""
+        """Return the transfer time between two stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A stage of `num_partitions`, cut into `num_ranks`; the head counts for the last and is spread over all."""
+    """Roofline of `num_partitions` equal stages of `num_ranks` ranks; the head's cost is spread over all stages."""
 
     hardware: Hardware
     shape: Shape
@@ -129,16 +129,16 @@ class Roofline:
 
     @property
     def turnaround_seconds(self) -> float:
-        """See CostModel: the master's work is no part of a roofline."""
+        """See CostModel; a roofline does not include the master's work."""
         return 0.0
 
     @property
     def between_seconds(self) -> float:
-        """See CostModel: nor is the host's."""
+        """See CostModel; a roofline does not include the host's work."""
         return 0.0
 
     def stage_seconds(self, stage: int, work: Iterable[Work]) -> float:
-        """See CostModel; all stages are alike."""
+        """See CostModel; all stages are equal."""
         _, tokens, cached, pairs = amounts(work)
         layers = self.shape.num_layers / self.num_partitions
         parameters = self.shape.weight_bytes / self.shape.bytes_per_value / self.num_partitions / self.num_ranks
@@ -153,22 +153,22 @@ class Roofline:
         return linear + attention + layers * ALL_REDUCES_PER_LAYER * self._all_reduce(tokens)
 
     def hand_over_seconds(self, work: Iterable[Work]) -> float:
-        """See CostModel: rank i sends its copy to rank i of the next machine."""
+        """See CostModel; rank i sends its copy to rank i of the next machine."""
         if self.num_partitions == 1:
             return 0.0
         size = amounts(work).tokens * self.shape.hidden_size * self.shape.bytes_per_value
         return self.hardware.message_latency + size / self.hardware.network
 
     def _all_reduce(self, tokens: int) -> float:
-        """Return the seconds of a ring: every rank sends and receives 2 (T - 1) / T of the tensor."""
+        """Return the seconds of a ring all-reduce: each rank sends and receives 2 (T - 1) / T of the tensor."""
         if self.num_ranks == 1:
             return 0.0
         size = tokens * self.shape.hidden_size * self.shape.bytes_per_value
-        share = 2 * (self.num_ranks - 1) / self.num_ranks
-        return self.hardware.message_latency + share * size / self.hardware.link
+        fraction = 2 * (self.num_ranks - 1) / self.num_ranks
+        return self.hardware.message_latency + fraction * size / self.hardware.link
 
     def kv_slots(self, buffers: float = 0.1) -> int:
-        """Slots that fit beside the weights with a share of memory left for buffers; 0 if the weights do not fit."""
+        """Return the slots that fit beside weights and a fraction `buffers` of memory; 0 if the weights do not fit."""
         devices = self.num_partitions * self.num_ranks
         free = devices * self.hardware.memory * (1 - buffers) - self.shape.weight_bytes
         return max(0, int(free / (self.shape.num_layers * self.shape.kv_bytes_per_token_and_layer)))

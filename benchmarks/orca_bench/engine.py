@@ -1,8 +1,8 @@
 """`orca bench engine MODEL`: the paper's microbenchmark (Figure 9), batches of equal requests without a scheduler.
 
-A batch of B requests of the same input length is initiated and incremented to the last token; nothing else runs, and
-partitions are not pipelined (section 6.1). Reported: the time of the whole batch, of its first iteration, and of an
-increment.
+A batch of B requests of the same input length runs from prefill to the last token; nothing else runs, and
+partitions are not pipelined (section 6.1). Reported: the time of the whole batch, of its first iteration, and of a
+decode iteration.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from orca_bench.options import positive
 from orca_bench.traces import synthetic
 
 TIME_LIMIT = 600.0
-"""Seconds that one batch may take."""
+"""Maximum seconds of one batch."""
 
 
 def main(argv: list[str]) -> int:
-    """`orca bench engine`: exit code 0, 1 when the engine failed, 2 for a mistake."""
+    """Run `orca bench engine`: exit code 0, 1 if the engine failed, 2 for invalid options or input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if not (arguments.model / "config.json").is_file():
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
         max(sizes) * max(arguments.input_len),
         arguments.enforce_eager,
     )
-    found = circumstances(arguments.seed)
-    print(line(found))
+    facts = circumstances(arguments.seed)
+    print(line(facts))
     try:
         with local_workers(spec.num_partitions) as addresses:
             rows = asyncio.run(measure(spec, addresses, arguments))
@@ -62,16 +62,16 @@ def main(argv: list[str]) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps({**found, "rows": rows}, indent=1))
+        arguments.output.write_text(json.dumps({**facts, "rows": rows}, indent=1))
     return 0
 
 
 async def measure(spec: EngineSpec, addresses: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run every size and length; print a row for each and return them."""
+    """Measure all combinations of batch size and input length; print and return a row for each."""
     rows = []
     print(f"{'batch':>6} {'input':>6} {'whole ms':>10} {'first ms':>10} {'increment ms':>13} {'tokens/s':>9}")
     async with live_engine(spec, addresses) as engine:
-        await one_batch(engine, spec, (1, arguments.input_len[0], 2), arguments.seed)  # wakes the libraries
+        await one_batch(engine, spec, (1, arguments.input_len[0], 2), arguments.seed)  # warm-up
         for inputs in arguments.input_len:
             for size in arguments.batch_size:
                 shape = (size, inputs, arguments.output_len)
@@ -87,11 +87,11 @@ async def measure(spec: EngineSpec, addresses: list[str], arguments: argparse.Na
 
 
 async def one_batch(engine: LiveEngine, spec: EngineSpec, shape: tuple[int, int, int], seed: int) -> dict[str, float]:
-    """Return the times of one batch of shape (size, input tokens, output tokens)."""
+    """Measure one batch of shape (size, input tokens, output tokens)."""
     size, inputs, outputs = shape
     length = blocks_for(inputs + outputs) * BLOCK_SIZE
-    alone = RequestLevel(RequestLevelSetup(1, size, size, engine.slots, length))
-    run = await engine.run(synthetic("homogeneous", size, seed, (inputs, outputs)), alone, TIME_LIMIT)
+    scheduling = RequestLevel(RequestLevelSetup(1, size, size, engine.slots, length))
+    run = await engine.run(synthetic("homogeneous", size, seed, (inputs, outputs)), scheduling, TIME_LIMIT)
     last = spec.num_partitions - 1
     first = min(span.end for span in run.spans if span.partition == last)
     return {
@@ -107,7 +107,7 @@ def _median(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _parser() -> OneLineParser:
-    parser = OneLineParser(prog="orca bench engine", description="Times batches of equal requests on the engine alone.")
+    parser = OneLineParser(prog="orca bench engine", description="Times batches of equal requests without a scheduler.")
     parser.add_argument("model", type=Path, help="Hugging Face model directory")
     parser.add_argument(
         "--batch-size",
@@ -117,8 +117,8 @@ def _parser() -> OneLineParser:
         help="requests per batch; several values make a sweep (1 2 4 8 16 32)",
     )
     parser.add_argument("--input-len", type=positive, nargs="+", default=[32, 128], help="tokens per prompt (32 128)")
-    parser.add_argument("--output-len", type=positive, default=32, help="tokens to generate (32)")
-    parser.add_argument("--repeat", type=positive, default=3, help="repetitions, whose median is reported (3)")
+    parser.add_argument("--output-len", type=positive, default=32, help="generated tokens per request (32)")
+    parser.add_argument("--repeat", type=positive, default=3, help="repetitions; the median is reported (3)")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, default=1, help="inter-layer partitions (1)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
     parser.add_argument(
@@ -128,10 +128,10 @@ def _parser() -> OneLineParser:
     parser.add_argument(
         "--enforce-eager",
         action="store_true",
-        help="launch every kernel from Python instead of replaying recorded decode iterations",
+        help="disable CUDA graphs and recorded decode iterations",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (0)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
     return parser

@@ -1,4 +1,4 @@
-"""Times that no engine can be under: bytes over bandwidth and FLOPs over rate, both measured on this machine."""
+"""Lower bounds of run times: bytes over bandwidth and FLOPs over rate, both measured on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orca_bench.traces import TracedRequest
 
 
 def rates(dtype: str, device: str = "cpu") -> tuple[float, float]:
-    """Return bytes per second of summing up a large tensor, and FLOP per second of a large product, here."""
+    """Measure bytes per second of summing a large tensor, and FLOP per second of a large matrix product."""
     kind = getattr(torch, dtype)
     big = torch.randn(8192, 8192, device=device)
     rows, width = (512, HIDDEN) if device == "cpu" else (4096, 4096)
@@ -37,11 +37,10 @@ def rates(dtype: str, device: str = "cpu") -> tuple[float, float]:
 def floor_seconds(
     trace: Sequence[TracedRequest], batch_size: int, dtype: str, device: str = "cpu"
 ) -> tuple[float, float]:
-    """Seconds that no engine of this batch size can be under for the 110 M models, by the two rates; no attention.
+    """Return two lower bounds in seconds for the 110 M models with this batch size, without attention.
 
-    Of an iteration of increments the first counts the reading of the weights, the second their products where these
-    take longer. A prompt gives the first token; in the last layer only keys and values of its tokens are needed, 2 of
-    12 H^2.
+    For a decode iteration the first bound counts reading the weights, the second the maximum of reading and matrix
+    products. The prefill yields the first token; its last layer needs only keys and values, 2 of 12 H^2 weights.
     """
     bandwidth, rate = rates(dtype, device)
     parameters = LAYERS * 12 * HIDDEN**2

@@ -1,7 +1,6 @@
-"""A scheduling on a live engine: real workers, real time, the trace offered in an open loop. No HTTP, no tokenizer.
+"""Runs a `Scheduling` on a live engine: real workers, real time, open-loop load. No HTTP, no tokenizer.
 
-The workers and their pipeline are the ones that `orca serve` starts, so what two schedulings take here differs in their
-decisions only.
+Workers and pipeline are started as by `orca serve`, so that runs of two schedulings differ only in their decisions.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from orca_bench.simulator import as_request, label
 from orca_bench.traces import TracedRequest
 
 ITERATION_SECONDS = 600.0
-"""Largest time of one iteration: the largest models on a CPU are slow."""
+"""Timeout of one iteration, long because large models are slow on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Which model on which engine. `slots` K/V slots, `longest_iteration` tokens at most in an iteration."""
+    """Model and engine options. `slots` K/V slots, at most `longest_iteration` tokens per iteration."""
 
     model: Path
     num_partitions: int = 1
@@ -48,7 +47,7 @@ class EngineSpec:
 
 
 class LiveEngine:
-    """A pipeline that runs one trace after the other, and listens to its supervisor; made on a running loop."""
+    """A pipeline that runs traces one by one; the listener of its supervisor. Create it on a running loop."""
 
     def __init__(self, topology: Topology, config: EngineConfig, make_workers: MakeWorkers = Pipeline) -> None:
         self._supervisor = PipelineSupervisor(topology.pipelines[0], topology, config, self, make_workers)
@@ -58,18 +57,18 @@ class LiveEngine:
 
     @property
     def slots(self) -> int:
-        """K/V slots of the pipeline."""
+        """Number of K/V slots of the pipeline."""
         return self._supervisor.workers.num_blocks * BLOCK_SIZE
 
     async def form(self) -> None:
-        """Forms the pipeline; raises ConfigurationError or WorkerLostError."""
+        """Form the pipeline; raise ConfigurationError or WorkerLostError."""
         self._supervisor.begin()
         await self._formed
 
     async def run(self, trace: Sequence[TracedRequest], scheduling: Scheduling, time_limit: float) -> Run:
-        """Offers the trace and returns when its last token is there.
+        """Run the trace until its last token.
 
-        Raises TimeoutError after `time_limit` seconds, or WorkerLostError; the engine takes no other trace then.
+        Raises TimeoutError after `time_limit` seconds, or WorkerLostError; the engine then cannot run further traces.
         """
         session = self._current = _Session(self._supervisor, scheduling, trace)
         running = asyncio.create_task(session.run())
@@ -83,34 +82,34 @@ class LiveEngine:
         raise TimeoutError(f"the trace took more than {time_limit:.0f} s")
 
     async def close(self) -> None:
-        """End the workers."""
+        """Shut the workers down."""
         await self._supervisor.end()
-        await self._supervisor.part("the benchmark ends")
+        await self._supervisor.disconnect("the benchmark ends")
         self._lost.cancel()
 
     def on_change(self) -> None:
-        """Nobody asks for the state."""
+        """Do nothing: the state is not used."""
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """`form` returns."""
+        """Let `form` return."""
         if not self._formed.done():
             self._formed.set_result(None)
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """Hands the result to the trace under way."""
+        """Forward the result to the current trace."""
         assert self._current is not None
         self._current.on_result(batch, list(result.token))
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Hands the timing to the trace under way."""
+        """Forward the timing to the current trace."""
         if self._current is not None:
             self._current.on_timing(timing)
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """Do nothing: the cause follows."""
+        """Do nothing: `on_failure` follows."""
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """`form` or `run` raises the cause."""
+        """Let `form` or `run` raise the cause."""
         result = self._lost if self._formed.done() else self._formed
         if not result.done():
             result.set_exception(error)
@@ -118,7 +117,7 @@ class LiveEngine:
 
 @contextlib.asynccontextmanager
 async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[LiveEngine]:
-    """Forms a pipeline over workers that listen (`commands.serve.local_workers`); raises ConfigurationError."""
+    """Form a pipeline of running workers (`commands.serve.local_workers`); raise ConfigurationError."""
     model = ModelSpec(path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype)
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
     config = EngineConfig(
@@ -136,7 +135,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
 
 
 class _Session:
-    """One trace under way."""
+    """The run of one trace."""
 
     def __init__(self, supervisor: PipelineSupervisor, scheduling: Scheduling, trace: Sequence[TracedRequest]) -> None:
         self._supervisor = supervisor
@@ -151,7 +150,7 @@ class _Session:
         self._begin = time.monotonic()
 
     async def run(self) -> Run:
-        """Offers every request at its time, and waits for the last token."""
+        """Add each request at its arrival, and wait for the last token."""
         for index, traced in enumerate(self._trace):
             await asyncio.sleep(max(0.0, traced.arrival - self._now()))
             self._scheduling.add(as_request(index, traced, self._supervisor.workers.facts.vocabulary_size))
@@ -161,7 +160,7 @@ class _Session:
         return Run(self._fates, self._end, len(self._labels), self._spans)
 
     def on_result(self, batch: Batch, tokens: list[int]) -> None:
-        """Commit, and dispatch what may run now."""
+        """Commit the result, and dispatch further iterations."""
         self._end = self._now()
         for request in self._scheduling.commit(batch, tokens):
             self._fates[request.arrival].tokens.append(self._end)
@@ -171,9 +170,9 @@ class _Session:
             self._done.set()
 
     def on_timing(self, timing: pb.StageTiming) -> None:
-        """Note what a stage did; timings of an earlier trace may still come."""
+        """Record the span of a stage; ignore late timings of an earlier trace."""
         if (name := self._labels.get(timing.sequence)) is not None:
-            begin, end = (moment / 1e9 - self._begin for moment in (timing.started_ns, timing.ended_ns))
+            begin, end = (time_ns / 1e9 - self._begin for time_ns in (timing.started_ns, timing.ended_ns))
             self._spans.append(Span(self._supervisor.id, timing.partition, timing.sequence, begin, end, name))
 
     def _dispatch(self) -> None:

@@ -1,4 +1,4 @@
-"""The open loop: requests leave when the trace says, whether or not the server keeps up."""
+"""Open-loop load: requests are sent at the times of the trace, whether or not the server keeps up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orca_bench.report import report
 from orca_bench.traces import TracedRequest
 
 LEAD_SECONDS = 0.1
-"""Between the plan and the first request."""
+"""Delay before the first request."""
 
 
 async def run(
@@ -26,9 +26,9 @@ async def run(
     timeout: float = 600.0,
     headers: dict[str, str] | None = None,
 ) -> list[Outcome]:
-    """Send every request at its time and wait for all, each within `timeout` seconds.
+    """Send each request at its time and wait for all, at most `timeout` seconds for each.
 
-    `max_concurrency` closes the loop: a request that is due waits until another has ended, and its lag says so.
+    `max_concurrency` closes the loop: a due request waits until another request has ended, which adds to its lag.
     """
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
     limits = aiohttp.TCPConnector(limit=0)
@@ -51,6 +51,6 @@ async def run(
 
 
 def measure(url: str, model: str, trace: Sequence[TracedRequest]) -> dict[str, Any]:
-    """Offers a trace to the server at `url` and returns the figures of the report."""
+    """Send a trace to the server at `url` and return the figures of the report."""
     outcomes = asyncio.run(run(trace, f"{url}/v1/completions", model, lambda _: None))
     return report(outcomes, {})

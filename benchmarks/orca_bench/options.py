@@ -1,4 +1,4 @@
-"""Options that `orca bench serve` and `orca simulate` share, and the requests that come of them."""
+"""Options shared by `orca bench serve` and `orca simulate`, and the requests that they select."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ SYNTHETIC = ("paper", "homogeneous")
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a trace is made from."""
+    """Add the options of the trace."""
     parser.add_argument(
         "--trace", default="paper", help="paper, homogeneous, or a .json or .csv file of requests (paper)"
     )
     parser.add_argument("--num-requests", type=positive, default=100, help="requests per run (100)")
     parser.add_argument(
-        "--burstiness", type=rate, default=1.0, help="shape of the arrivals: 1 is Poisson, less is burstier (1)"
+        "--burstiness",
+        type=rate,
+        default=1.0,
+        help="gamma shape of arrival gaps: 1 is Poisson, less is burstier (1)",
     )
-    parser.add_argument("--input-len", type=positive, default=32, help="tokens, of the homogeneous trace (32)")
-    parser.add_argument("--output-len", type=positive, default=32, help="tokens, of the homogeneous trace (32)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the requests: the same seed offers the same requests (0)"
-    )
+    parser.add_argument("--input-len", type=positive, default=32, help="prompt tokens of the homogeneous trace (32)")
+    parser.add_argument("--output-len", type=positive, default=32, help="output tokens of the homogeneous trace (32)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests and arrivals (0)")
 
 
 def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
-    """Return the requests, and whether they bring their own arrivals; raise TraceError."""
+    """Return the requests, and True if the trace contains arrivals; raise TraceError."""
     if arguments.trace in SYNTHETIC:
         lengths = (arguments.input_len, arguments.output_len)
         return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
@@ -35,18 +36,18 @@ def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], b
 
 
 def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def rate(text: str) -> float:
-    """Return a number above 0, inf included."""
+    """Parse a number above 0, inf included."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = 0.0
-    if not found > 0:
+        value = 0.0
+    if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""What a run comes to, whichever driver ran it: simulated time (simulator.py) or a live engine (on_engine.py)."""
+"""The result of a run, in simulated time (simulator.py) or on a live engine (on_engine.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 @dataclass(slots=True)
 class Fate:
-    """One request: its arrival, and when each of its tokens reached the client. Seconds since the run began."""
+    """One request: its arrival, and the arrival times of its tokens at the client. Seconds since the start."""
 
     arrival: float
     tokens: list[float] = field(default_factory=list)
 
 
 class Span(NamedTuple):
-    """A stage at work on one iteration. Seconds since the run began; `label` names the requests of the batch."""
+    """The computation of an iteration on a stage. Seconds since the start; `label` names the requests of the batch."""
 
     pipeline: str
     partition: int
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A whole run of `seconds`, from its begin to its last token."""
+    """A complete run of `seconds`, from its start to its last token."""
 
     requests: list[Fate]
     seconds: float
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def busy(self) -> list[list[float]]:
-        """Share of the time that each stage worked, by pipeline and partition."""
+        """Fraction of the time that each stage computed, by pipeline and partition."""
         worked: dict[str, dict[int, float]] = {}
         for span in self.spans:
             stages = worked.setdefault(span.pipeline, {})
@@ -49,7 +49,7 @@ class Run:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """Return throughput and latencies of a run, under the names of `orca bench serve`."""
+    """Return throughput and latencies of a run, with the keys of `orca bench serve`."""
     generated = [fate for fate in run.requests if fate.tokens]
     latencies = [fate.tokens[-1] - fate.arrival for fate in generated]
     return {

@@ -1,4 +1,4 @@
-"""Curves of sweeps: median normalised latency over throughput, as in the paper's Figure 10."""
+"""Plots of sweeps: median normalized latency over throughput, as in the paper's Figure 10."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 
 def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str, path: Path) -> None:
-    """Write one curve per name to `path`, whose suffix (.svg, .png) says the format."""
+    """Plot one curve per name to `path`, in the format of its suffix (.svg, .png)."""
     mpl.use("Agg")
     figure, axes = pyplot.subplots(figsize=(6, 4))
     for name, runs in curves.items():

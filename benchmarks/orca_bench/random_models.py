@@ -1,4 +1,4 @@
-"""Models of random weights: speed does not depend on what a model says."""
+"""Models with random weights, because the speed does not depend on the weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 12, 768, 12, 32_000
-"""The shape of the peers' table: 110 M parameters."""
+"""Shape of the models in the comparison with peers: 110 M parameters."""
 LLAMA_INNER = 2048
-"""Three matrices of this width have as many parameters as GPT-2's two of 3,072."""
+"""MLP width: three matrices of this width have as many parameters as GPT-2's two of 3,072."""
 
 
 def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, positions: int = 1024) -> None:
-    """Write a model of random weights: `gpt2`, or `llama` of the same size."""
+    """Write a model with random weights: `gpt2`, or `llama` of the same size."""
     torch.manual_seed(0)
     shared: dict[str, Any] = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":

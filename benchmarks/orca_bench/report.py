@@ -1,4 +1,4 @@
-"""From outcomes to figures. Pure. Key names are those of `vllm bench serve --save-result`: its scripts read them.
+"""Computes the figures of a run from its outcomes. Pure. Keys as in `vllm bench serve --save-result`, for its scripts.
 
 `median_normalized_latency_ms` is the paper's metric: end-to-end latency divided by the number of generated tokens.
 Percentiles interpolate linearly between ranks. Times in milliseconds; TPOT is the mean time per token after the first.
@@ -19,18 +19,18 @@ SLO_NAMES = ("ttft", "tpot", "e2el")
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Read `ttft:500,tpot:50` (milliseconds); raise ValueError that names the part."""
-    found = {}
+    """Parse `ttft:500,tpot:50` (milliseconds); raise ValueError with the invalid part."""
+    limits = {}
     for part in text.split(","):
         name, _, value = part.partition(":")
         if name not in SLO_NAMES or not re.fullmatch(r"\d+(\.\d+)?", value):
             raise ValueError(f"{part!r}: NAME:MILLISECONDS is expected, with a NAME of {', '.join(SLO_NAMES)}")
-        found[name] = float(value)
-    return found
+        limits[name] = float(value)
+    return limits
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` percent of `values` lie; 0 of none."""
+    """Return the percentile `share` (0 to 100) of `values`; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -41,18 +41,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def latencies(outcome: Outcome) -> dict[str, float]:
-    """Return an answered request's latencies in milliseconds; `tpot` only with more than one token."""
+    """Return the latencies of an answered request in milliseconds; `tpot` only for more than one token."""
     end_to_end = (outcome.tokens[-1] - outcome.sent) * 1e3
     first = (outcome.tokens[0] - outcome.sent) * 1e3
     generated = num_output(outcome)
-    found = {"ttft": first, "e2el": end_to_end, "normalized_latency": end_to_end / generated}
+    result = {"ttft": first, "e2el": end_to_end, "normalized_latency": end_to_end / generated}
     if generated > 1:
-        found["tpot"] = (end_to_end - first) / (generated - 1)
-    return found
+        result["tpot"] = (end_to_end - first) / (generated - 1)
+    return result
 
 
 def num_output(outcome: Outcome) -> int:
-    """Return the generated tokens: as the server counts them, or one per event."""
+    """Return the number of generated tokens: the server's count, else the number of events."""
     return outcome.num_output or len(outcome.tokens)
 
 
@@ -66,7 +66,7 @@ def report(outcomes: Sequence[Outcome], slo: dict[str, float]) -> dict[str, Any]
     gaps = [(later - earlier) * 1e3 for outcome in answered for earlier, later in pairwise(outcome.tokens)]
     num_input = sum(outcome.num_input or outcome.request.input_length for outcome in answered)
     generated = sum(map(num_output, answered))
-    good = sum(all(found.get(name, 0.0) <= limit for name, limit in slo.items()) for found in measured)
+    good = sum(all(request.get(name, 0.0) <= limit for name, limit in slo.items()) for request in measured)
     lags = [outcome.lag * 1e3 for outcome in outcomes if outcome.sent]
     figures: dict[str, Any] = {
         "duration": duration,
@@ -85,7 +85,7 @@ def report(outcomes: Sequence[Outcome], slo: dict[str, float]) -> dict[str, Any]
         "max_lag_ms": max(lags, default=0.0),
     }
     for name in ("ttft", "tpot", "e2el", "normalized_latency"):
-        figures |= _summary(name, [found[name] for found in measured if name in found])
+        figures |= _summary(name, [request[name] for request in measured if name in request])
     return figures | _summary("itl", gaps)
 
 
@@ -94,11 +94,11 @@ def _per(count: float, seconds: float) -> float:
 
 
 def _summary(name: str, values: list[float]) -> dict[str, float]:
-    found = {
+    summary = {
         f"mean_{name}_ms": sum(values) / len(values) if values else 0.0,
         f"median_{name}_ms": percentile(values, 50),
     }
-    return found | {f"p{share}_{name}_ms": percentile(values, share) for share in PERCENTILES}
+    return summary | {f"p{share}_{name}_ms": percentile(values, share) for share in PERCENTILES}
 
 
 ROWS = (
@@ -115,7 +115,7 @@ ROWS = (
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the figures for people."""
+    """Format the figures as a text table."""
     rows = list(ROWS)
     if figures["request_goodput"] is not None:
         rows.insert(2, ("requests/s within the limits", "request_goodput"))

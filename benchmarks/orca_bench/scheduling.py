@@ -1,7 +1,7 @@
-"""`Scheduling`: what a driver asks of a scheduler, and ORCA's own behind it. The baselines implement the same.
+"""`Scheduling`: the scheduler interface of the drivers, and its implementation with ORCA's scheduler.
 
-Drivers are simulator.py and on_engine.py. They offer requests, send the batches that come out, and hand the tokens
-back; so two schedulers differ in nothing but their decisions.
+The drivers simulator.py and on_engine.py add requests, run the batches, and commit the tokens in the same way for ORCA
+and for the baselines, so that only the scheduling decisions differ.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ UNBOUNDED = 1 << 60
 
 
 class MisfitError(Exception):
-    """A request, or a batch, that could never be admitted."""
+    """A request or batch that can never be admitted."""
 
 
 class Scheduling(Protocol):
-    """Decides which requests' tokens are computed together. Pure: no clock, no I/O."""
+    """Selects the requests of each iteration. Pure: no clock, no I/O."""
 
     def add(self, request: Request) -> None:
-        """Take a request that arrived; raise MisfitError if it can never run."""
+        """Add an arrived request; raise MisfitError if it can never run."""
 
     def next_batch(self) -> Batch | None:
-        """Dispatches one more iteration, or returns None if nothing may run before the next `commit` or `add`."""
+        """Dispatch an iteration; return None if no request can run before the next `commit` or `add`."""
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[Request]:
-        """Take an iteration's tokens back, iterations in the order of their dispatch.
+        """Record the tokens of an iteration; called in the order of dispatch.
 
-        Return a request for every token that now reaches its client, in order.
+        Return one entry per token that now reaches its client: the request, in order.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OrcaSetup:
-    """ORCA's knobs: `num_partitions` stages per pipeline, `replicas` pipelines, `slots` K/V slots each."""
+    """Options of ORCA: `num_partitions` stages per pipeline, `replicas` pipelines with `slots` K/V slots each."""
 
     num_partitions: int
     max_batch_size: int
@@ -53,7 +53,7 @@ class OrcaSetup:
 
 
 class OrcaScheduling:
-    """The master's `Scheduler` and ledger as they are, driven as `EngineMaster` does. Raises MisfitError."""
+    """The master's `Scheduler` and ledger, called as by `EngineMaster`. Raises MisfitError."""
 
     def __init__(self, setup: OrcaSetup) -> None:
         if setup.slots < BLOCK_SIZE:
@@ -73,7 +73,7 @@ class OrcaScheduling:
         self._pool.add(request)
 
     def next_batch(self) -> Batch | None:
-        """See Scheduling: the pipeline with the fewest iterations in flight first."""
+        """See Scheduling; the pipeline with the fewest iterations in flight goes first."""
         for name in sorted(self._pipelines, key=self._scheduler.in_flight):
             if proposal := self._scheduler.select(name):
                 return self._scheduler.dispatch(name, proposal)
@@ -85,6 +85,6 @@ class OrcaScheduling:
 
 
 def check_fits(request: Request, slots: int) -> None:
-    """Raise MisfitError for a request that needs more slots than there are."""
+    """Raise MisfitError for a request that needs more than `slots`."""
     if blocks_for(request.max_tokens) * BLOCK_SIZE > slots:
         raise MisfitError(f"a request of {request.max_tokens} tokens does not fit into {slots} slots")

@@ -1,6 +1,6 @@
-"""`orca bench serve URL`: open-loop load on an OpenAI-compatible server, one run for every request rate.
+"""`orca bench serve URL`: open-loop load on an OpenAI-compatible server, one run per request rate.
 
-Order of events: options → model asked for (`/v1/models`) → for every rate: requests made from the seed, sent, reported.
+Order of events: options → model name from `/v1/models` → for each rate: create requests from the seed, send, report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orca_bench.traces import TracedRequest, TraceError, with_arrivals
 
 
 def main(argv: list[str]) -> int:
-    """`orca bench serve`: exit code 0, 1 when a request failed, 2 for a mistake."""
+    """Run `orca bench serve`: exit code 0, 1 if a request failed, 2 for invalid options or input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -53,15 +53,15 @@ def main(argv: list[str]) -> int:
         runs.append({**figures, **_lists(outcomes)})
         print(f"\n{url}, {model}, {arguments.trace}, {figures['request_rate']} requests/s offered\n{table(figures)}")
     _write(runs, url, model, arguments)
-    return 1 if any(found["failed"] for found in runs) else 0
+    return 1 if any(run["failed"] for run in runs) else 0
 
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(
-        prog="orca bench serve", description="Puts load on an OpenAI-compatible server and measures."
+        prog="orca bench serve", description="Sends load to an OpenAI-compatible server and measures its latencies."
     )
     parser.add_argument("url", help="base URL, such as http://127.0.0.1:8000")
-    parser.add_argument("--model", help="model to ask for (the server's first)")
+    parser.add_argument("--model", help="name of the model (the server's first)")
     add_trace_options(parser)
     parser.add_argument(
         "--request-rate",
@@ -70,16 +70,12 @@ def _parser() -> OneLineParser:
         default=[float("inf")],
         help="requests per second; several values make a sweep (inf)",
     )
+    parser.add_argument("--max-concurrency", type=positive, help="maximum concurrent requests (no limit: an open loop)")
+    parser.add_argument("--slo", help="latency limits of the goodput in ms, such as ttft:500,tpot:50")
+    parser.add_argument("--timeout", type=positive, default=600, metavar="SECONDS", help="timeout of a request (600)")
+    parser.add_argument("--api-key", help="API key of the server (the environment variable OPENAI_API_KEY)")
     parser.add_argument(
-        "--max-concurrency", type=positive, help="most requests under way at once (no limit: an open loop)"
-    )
-    parser.add_argument("--slo", help="limits for the goodput in ms, such as ttft:500,tpot:50")
-    parser.add_argument(
-        "--timeout", type=positive, default=600, metavar="SECONDS", help="longest time of a request (600)"
-    )
-    parser.add_argument("--api-key", help="API key of the server (the environment's OPENAI_API_KEY)")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
@@ -90,10 +86,10 @@ async def _model(url: str, headers: dict[str, str]) -> str:
     timeout = aiohttp.ClientTimeout(total=10)
     async with (
         aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-        session.get(f"{url}/v1/models") as got,
+        session.get(f"{url}/v1/models") as response,
     ):
-        got.raise_for_status()
-        return str((await got.json())["data"][0]["id"])
+        response.raise_for_status()
+        return str((await response.json())["data"][0]["id"])
 
 
 def _load(
@@ -114,7 +110,7 @@ def _load(
 
 
 def _lists(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Per request, under vLLM's names; times in seconds as there."""
+    """Return the lists of per-request values, with vLLM's keys and units (seconds)."""
     return {
         "input_lens": [outcome.num_input or outcome.request.input_length for outcome in outcomes],
         "output_lens": [outcome.num_output or len(outcome.tokens) for outcome in outcomes],
@@ -138,8 +134,8 @@ def _write(runs: list[dict[str, Any]], url: str, model: str, arguments: argparse
         "slo": arguments.slo,
     }
     if arguments.output is not None:
-        # One run is vLLM's flat object; a sweep is a list of them.
-        found = [shared | single for single in runs]
-        arguments.output.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        # A single run is written as vLLM's flat object, a sweep as a list of such objects.
+        results = [shared | single for single in runs]
+        arguments.output.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=1))
     if arguments.plot is not None:
         plot_curves({model: runs}, f"{arguments.trace} trace", arguments.plot)

@@ -1,4 +1,4 @@
-"""The servers that a benchmark starts: waiting until one is ready, and its end within a bound."""
+"""Starts the servers of benchmarks, waits until they are ready, and ends them with a timeout."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 EXIT_SECONDS = 30.0
-"""A process that has not ended so long after SIGTERM is killed."""
+"""Time between SIGTERM and SIGKILL."""
 READY = re.compile(r"ready: \S+ on (http://\S+)")
 
 
 def unwind_on_sigterm() -> None:
-    """Lets a SIGTERM run the `finally` blocks: what was started is ended."""
+    """Make SIGTERM raise SystemExit, so that `finally` blocks end the started processes."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """End a process within a bound when the block is left."""
+    """End a process at the exit of the context: SIGTERM, and SIGKILL after EXIT_SECONDS."""
     try:
         yield process
     finally:
@@ -38,13 +38,13 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def url_when_ready(server: subprocess.Popen[str]) -> str:
-    """Return the URL that a server prints to its `stderr` (a pipe), which is read from then on so that it never fills.
+    """Return the URL that a server prints to its `stderr` pipe, and drain the pipe on a thread from then on.
 
-    Raises SystemExit with the server's last lines if it ends before.
+    Raises SystemExit with the server's last lines if the server ends before.
     """
     assert server.stderr is not None
     last = collections.deque[str](maxlen=3)
-    for line in server.stderr:  # ends with the process, which gives up by itself
+    for line in server.stderr:  # ends with the process, whose start has timeouts
         if ready := READY.search(line):
             threading.Thread(target=collections.deque, args=(server.stderr, 0), daemon=True).start()
             return ready[1]

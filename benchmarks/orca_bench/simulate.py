@@ -1,4 +1,4 @@
-"""`orca simulate`: which batch size, slots, P x T and replicas for a trace and a latency, without the hardware."""
+"""`orca simulate`: simulates throughput and latency of a trace for batch sizes, slots, P x T and replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orca_bench.traces import TracedRequest, TraceError, with_arrivals
 
 
 def main(argv: list[str]) -> int:
-    """`orca simulate`: exit code 0, 2 for a mistake."""
+    """Run `orca simulate`: exit code 0, 2 for invalid options or input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -37,18 +37,18 @@ def main(argv: list[str]) -> int:
             for size in arguments.max_batch_size:
                 begin = time.perf_counter()
                 run = _run(trace, arguments, partitions, size, slots, cost)
-                found = figures(run)
-                found["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
-                results.append({"max_batch_size": size, "request_rate": offered, **found})
+                result = figures(run)
+                result["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
+                results.append({"max_batch_size": size, "request_rate": offered, **result})
     except (TraceError, MisfitError, CalibrationError) as error:
         parser.error(str(error))
     _show(results, f"{partitions} x {ranks} x {arguments.replicas} on {arguments.hardware}, {slots} slots")
     if arguments.output is not None:
         shared = {**circumstances(arguments.seed), "slots": slots}
-        arguments.output.write_text(json.dumps([shared | found for found in results], indent=1))
+        arguments.output.write_text(json.dumps([shared | result for result in results], indent=1))
     if arguments.plot is not None:
         curves = {
-            f"max_bs {size}": [found for found in results if found["max_batch_size"] == size]
+            f"max_bs {size}": [result for result in results if result["max_batch_size"] == size]
             for size in arguments.max_batch_size
         }
         plot_curves(curves, f"{arguments.model} on {arguments.hardware}, simulated", arguments.plot)
@@ -57,20 +57,20 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(
-        prog="orca simulate", description="Simulates the scheduler over a model of the stages' cost."
+        prog="orca simulate", description="Simulates the scheduler with a cost model of the pipeline stages."
     )
     parser.add_argument("--model", choices=sorted(TABLE_1), default="175b", help="model of the paper's Table 1 (175b)")
-    parser.add_argument("--num-layers", type=positive, help="number of layers, for another GPT")
-    parser.add_argument("--hidden-size", type=positive, help="hidden size, for another GPT")
+    parser.add_argument("--num-layers", type=positive, help="number of layers of a custom GPT model")
+    parser.add_argument("--hidden-size", type=positive, help="hidden size of a custom GPT model")
     parser.add_argument(
         "--hardware",
         choices=sorted(HARDWARE),
         default="a100-40g",
-        help="GPU whose published peaks the cost model uses (a100-40g)",
+        help="GPU whose published peak rates the cost model uses (a100-40g)",
     )
     parser.add_argument("--pipeline-parallel-size", "-pp", type=positive, help="inter-layer partitions (Table 1's)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, help="intra-layer partitions (Table 1's)")
-    parser.add_argument("--replicas", type=positive, default=1, help="pipelines under one pool (1)")
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
     parser.add_argument(
         "--max-batch-size",
         type=positive,
@@ -78,25 +78,25 @@ def _parser() -> OneLineParser:
         default=[32],
         help="requests per iteration; several values make a sweep (32)",
     )
-    parser.add_argument("--kv-slots", type=positive, help="K/V slots per pipeline (what the memory leaves)")
+    parser.add_argument("--kv-slots", type=positive, help="K/V slots per pipeline (sized from free memory)")
     parser.add_argument("--token-budget", type=positive, help="input tokens per iteration (no limit, as in the paper)")
     parser.add_argument(
         "--admission",
         choices=("reserve", "paged"),
         default="reserve",
-        help="when K/V slots are reserved, see orca serve (reserve)",
+        help="admission policy of K/V slots, see orca serve (reserve)",
     )
     parser.add_argument(
         "--no-balanced-batches",
         action="store_true",
-        help="Algorithm 1 to the letter: do not split few requests over the partitions",
+        help="Algorithm 1 as printed: do not split few requests into a batch per partition",
     )
     parser.add_argument(
         "--request-level", type=positive, metavar="MBS", help="the paper's baseline, with microbatches of MBS requests"
     )
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE",
-        help="times of a live engine (orca serve --iteration-log FILE) instead of a roofline; needs --kv-slots",
+        help="fit stage times to the log of a live engine (orca serve --iteration-log FILE); needs --kv-slots",
     )  # fmt: skip
     add_trace_options(parser)
     parser.add_argument(
@@ -107,14 +107,14 @@ def _parser() -> OneLineParser:
         help="requests per second; several values make a sweep (1)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures and what is needed to repeat them"
+        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="latency over throughput, a curve per batch size")
     return parser
 
 
 def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
-    """Return P, T, the cost of stages, and the slots."""
+    """Return P, T, the cost model, and the number of slots."""
     shape, partitions, ranks = TABLE_1[arguments.model]
     if arguments.num_layers or arguments.hidden_size:
         shape = Shape(arguments.num_layers or shape.num_layers, arguments.hidden_size or shape.hidden_size)
@@ -124,7 +124,7 @@ def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
     if arguments.calibration is None:
         return partitions, ranks, roofline, arguments.kv_slots or roofline.kv_slots()
     if arguments.kv_slots is None:
-        raise CalibrationError("--calibration: a log does not tell the memory, so --kv-slots is needed")
+        raise CalibrationError("--calibration needs --kv-slots, because a log does not contain the memory size")
     measured = calibrate(arguments.calibration)
     return len(measured.stages), 1, measured, arguments.kv_slots
 
@@ -153,10 +153,10 @@ def _show(results: list[dict[str, Any]], title: str) -> None:
     print(
         f"{title}\n{'max_bs':>6} {'offered/s':>10} {'requests/s':>11} {'tokens/s':>10} {'ms/token':>10} {'TTFT ms':>10}"
     )
-    for found in results:
-        offered = "trace" if found["request_rate"] is None else f"{found['request_rate']:.3f}"
+    for result in results:
+        offered = "trace" if result["request_rate"] is None else f"{result['request_rate']:.3f}"
         print(
-            f"{found['max_batch_size']:>6} {offered:>10} {found['request_throughput']:>11.3f} "
-            f"{found['output_throughput']:>10.1f} {found['median_normalized_latency_ms']:>10.1f} "
-            f"{found['median_ttft_ms']:>10.1f}"
+            f"{result['max_batch_size']:>6} {offered:>10} {result['request_throughput']:>11.3f} "
+            f"{result['output_throughput']:>10.1f} {result['median_normalized_latency_ms']:>10.1f} "
+            f"{result['median_ttft_ms']:>10.1f}"
         )

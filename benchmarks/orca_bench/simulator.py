@@ -1,7 +1,7 @@
-"""Discrete events around a scheduling: everything but the stages' time is what runs in a master.
+"""Discrete-event simulation of pipelines: a real scheduler, and stages whose times come from a cost model.
 
-An iteration passes through its pipeline's stages in order; a stage works on one at a time, in the order of dispatch.
-When the last stage has done it the scheduler commits, and dispatches again while it may. Pure: no clock, no randomness.
+An iteration passes through the stages of its pipeline in order; a stage computes one iteration at a time, in the order
+of dispatch. After the last stage the scheduler commits and dispatches again. Pure: no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostM
             for request in scheduling.commit(event, zeros):
                 fates[request.arrival].tokens.append(now)
         if events and events[0][0] == now:
-            continue  # what happens at the same moment is seen together
+            continue  # process all events of the same time before dispatching
         while batch := scheduling.next_batch():
             num_iterations += 1
             stages = free_at.setdefault(batch.pipeline, [0.0] * num_partitions)
-            ended = _pass(batch, num_iterations, now, cost, stages, spans)
+            ended = _run_stages(batch, num_iterations, now, cost, stages, spans)
             heapq.heappush(events, (ended + cost.turnaround_seconds, next(numbers), batch))
     return Run(fates, now, num_iterations, spans)
 
 
 def as_request(index: int, traced: TracedRequest, vocabulary: int = 1) -> Request:
-    """Return a traced request as the scheduler knows it; ids beyond the vocabulary wrap around, text becomes zeros."""
+    """Convert a traced request for the scheduler; token ids wrap around at the vocabulary size, text becomes zeros."""
     prompt = (0,) * traced.input_length
     if vocabulary > 1 and not isinstance(traced.prompt, str):
         prompt = tuple(token % vocabulary for token in traced.prompt)
@@ -57,12 +57,14 @@ def as_request(index: int, traced: TracedRequest, vocabulary: int = 1) -> Reques
 
 
 def label(batch: Batch) -> str:
-    """Names a batch by the arrival of its requests."""
+    """Return the arrival numbers of a batch's requests as its label."""
     return " ".join(str(scheduled.request.arrival) for scheduled in batch.requests)
 
 
-def _pass(batch: Batch, sequence: int, now: float, cost: CostModel, free_at: list[float], spans: list[Span]) -> float:
-    """Take a batch through the stages; return when the last has done it."""
+def _run_stages(
+    batch: Batch, sequence: int, now: float, cost: CostModel, free_at: list[float], spans: list[Span]
+) -> float:
+    """Simulate the stages of an iteration; return the end time on the last stage."""
     work = [Work(scheduled.num_tokens, scheduled.context_length) for scheduled in batch.requests]
     hand_over = cost.hand_over_seconds(work)
     moment, name = now, label(batch)

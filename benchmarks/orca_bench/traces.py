@@ -1,8 +1,8 @@
-"""Traces: who asks when, with how long a prompt, for how many tokens. Pure: the same seed gives the same requests.
+"""Traces: arrival, prompt and output length of requests. Pure: the same seed gives the same requests.
 
 `paper` is the evaluation's synthetic trace (paper, section 6.2): input lengths U(32, 512), output lengths U(1, 128),
-Poisson arrivals. `homogeneous` is Figure 11's: every request alike. Recorded ones are read from ShareGPT-style JSON or
-from CSV.
+Poisson arrivals. `homogeneous` has requests of equal lengths (Figure 11). Recorded traces are read from ShareGPT-style
+JSON or from CSV.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 PAPER_INPUT = (32, 512)
 PAPER_OUTPUT = (1, 128)
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 10, 1000
-"""Prompts are drawn from ids that any vocabulary has and that are rarely special."""
+"""Range of the token ids of prompts: present in most vocabularies and rarely special tokens."""
 
 
 class TraceError(Exception):
-    """A trace that cannot be read or made; the message names the option or the file."""
+    """A trace that cannot be read or created; the message names the option or the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One request; `arrival` in seconds after the begin. `prompt` is token ids, or text where the trace has it."""
+    """One request; `arrival` in seconds after the start. `prompt` is token ids, or text if the trace contains text."""
 
     arrival: float
     prompt: tuple[int, ...] | str
@@ -39,44 +39,44 @@ class TracedRequest:
 def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 32)) -> list[TracedRequest]:
     """Return `count` requests without arrivals: `paper`, or `homogeneous` with `lengths` (input, output)."""
     source = random.Random(f"lengths {seed}")
-    found = []
+    requests = []
     for _ in range(count):
         input_length, output_length = lengths
         if name == "paper":
             input_length, output_length = source.randint(*PAPER_INPUT), source.randint(*PAPER_OUTPUT)
         prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(input_length))
-        found.append(TracedRequest(0.0, prompt, input_length, output_length))
-    return found
+        requests.append(TracedRequest(0.0, prompt, input_length, output_length))
+    return requests
 
 
 def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedRequest]:
-    """Return the requests with input and output of `scale` times the length, at least one token each."""
-    found = []
+    """Return the requests with input and output lengths scaled by `scale`, at least one token each."""
+    scaled = []
     for request in requests:
         inputs, outputs = (max(1, round(scale * length)) for length in (request.input_length, request.output_length))
-        found.append(replace(request, prompt=request.prompt[:inputs], input_length=inputs, output_length=outputs))
-    return found
+        scaled.append(replace(request, prompt=request.prompt[:inputs], input_length=inputs, output_length=outputs))
+    return scaled
 
 
 def with_arrivals(requests: Sequence[TracedRequest], rate: float, burstiness: float, seed: int) -> list[TracedRequest]:
     """Return the requests with arrivals at `rate` per second; infinite: all at once.
 
-    Gaps are gamma-distributed with shape `burstiness`: 1 is a Poisson process, less is burstier, more is smoother.
+    Gaps are gamma-distributed with shape `burstiness`: 1 is a Poisson process, smaller values are burstier.
     """
     if rate == float("inf"):
         return [replace(request, arrival=0.0) for request in requests]
-    source, moment, found = random.Random(f"arrivals {seed}"), 0.0, []
+    source, arrival, timed = random.Random(f"arrivals {seed}"), 0.0, []
     for request in requests:
-        found.append(replace(request, arrival=moment))
-        moment += source.gammavariate(burstiness, 1 / (rate * burstiness))
-    return found
+        timed.append(replace(request, arrival=arrival))
+        arrival += source.gammavariate(burstiness, 1 / (rate * burstiness))
+    return timed
 
 
 def recorded(path: Path, count: int, seed: int) -> tuple[list[TracedRequest], bool]:
-    """Read a recorded trace; return its first `count` requests and whether they have arrivals of their own.
+    """Read a recorded trace; return its first `count` requests, and True if the trace contains arrivals.
 
     CSV: columns for arrival (seconds, or dates as in the Azure traces), input and output length. JSON: a list of
-    conversations as ShareGPT has them, whose first two turns become prompt and output length (in words). Raises
+    conversations in ShareGPT's format, whose first two turns become prompt and output length (in words). Raises
     TraceError.
     """
     try:
@@ -96,19 +96,19 @@ OUTPUT = ("output", "generatedtokens", "num_decode_tokens", "output_length")
 
 def _csv(path: Path, count: int, seed: int) -> list[TracedRequest]:
     source = random.Random(f"prompts {seed}")
-    found: list[TracedRequest] = []
+    requests: list[TracedRequest] = []
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if len(found) == count:
+            if len(requests) == count:
                 break
             named = {str(key).strip().lower(): value for key, value in row.items()}
             arrival, length = _seconds(_pick(named, ARRIVAL)), int(_pick(named, INPUT))
             prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(length))
-            found.append(TracedRequest(arrival, prompt, length, int(_pick(named, OUTPUT))))
-    if not found:
+            requests.append(TracedRequest(arrival, prompt, length, int(_pick(named, OUTPUT))))
+    if not requests:
         raise ValueError("it has no rows")
-    found.sort(key=lambda request: request.arrival)
-    return [replace(request, arrival=request.arrival - found[0].arrival) for request in found]
+    requests.sort(key=lambda request: request.arrival)
+    return [replace(request, arrival=request.arrival - requests[0].arrival) for request in requests]
 
 
 def _pick(row: dict[str, str], names: tuple[str, ...]) -> str:
@@ -119,7 +119,7 @@ def _pick(row: dict[str, str], names: tuple[str, ...]) -> str:
 
 
 def _seconds(text: str) -> float:
-    """Return a number of seconds, or a date."""
+    """Parse a number of seconds or a date as seconds."""
     try:
         return float(text)
     except ValueError:
@@ -127,14 +127,14 @@ def _seconds(text: str) -> float:
 
 
 def _conversations(entries: list[dict[str, Any]], count: int) -> list[TracedRequest]:
-    found: list[TracedRequest] = []
+    requests: list[TracedRequest] = []
     for entry in entries:
         turns = entry.get("conversations") or entry.get("conversation") or []
-        if len(turns) < 2 or len(found) == count:
+        if len(turns) < 2 or len(requests) == count:
             continue
         prompt, answer = str(turns[0]["value"]), str(turns[1]["value"])
         words = max(1, len(answer.split()))
-        found.append(TracedRequest(0.0, prompt, max(1, len(prompt.split())), words))
-    if not found:
+        requests.append(TracedRequest(0.0, prompt, max(1, len(prompt.split())), words))
+    if not requests:
         raise ValueError("no conversation of two turns")
-    return found
+    return requests

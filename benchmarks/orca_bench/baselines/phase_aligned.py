@@ -1,7 +1,7 @@
-"""Phase-aligned batching: what challenge C2 leaves of batching without selective batching (paper, section 3.1).
+"""Phase-aligned batching: batching without selective batching, as limited by challenge C2 (paper, section 3.1).
 
-Two requests share an iteration only if both initiate with the same number of input tokens, or both increment at the
-same token index. The oldest request that can run decides which group goes. Pipelined as ORCA is.
+Two requests share an iteration only if both are in the initiation phase with the same number of input tokens, or both
+in the increment phase at the same token index. The group of the oldest runnable request goes first. Pipelined as ORCA.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class PhaseAligned(Aligned):
     """A `Scheduling` by the three cases of C2."""
 
     def shape(self, request: Request) -> Hashable:
-        """Phase, and number of input tokens or token index."""
+        """Return the phase, and the number of input tokens or the token index."""
         initiates = request.state is RequestState.INITIATION
         return (initiates, len(request.prompt) if initiates else request.num_tokens)
 
     def num_tokens(self, request: Request) -> int:
-        """Return the whole prompt, or one."""
+        """Return the length of the prompt, or 1 in the increment phase."""
         return request.num_uncomputed
 
     def first(self, groups: list[list[Request]]) -> list[Request]:
-        """First come, first served."""
+        """Return the group with the oldest request."""
         return groups[0]

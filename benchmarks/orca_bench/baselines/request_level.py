@@ -1,14 +1,14 @@
 """The paper's baseline: FasterTransformer behind a batching queue (sections 6.1 and 6.2, "ft(max_bs, mbs)").
 
 Its rules, each from the paper:
-- The queue hands over a batch of at most `max_batch_size` requests when the engine is idle, without waiting for more.
-- Request-level scheduling: nobody joins or leaves a running batch, and all are answered when the last is done
-  (section 2, Figure 3). Requests that are done are computed on.
-- All begin as if they had the shortest input of the batch; what remains of a longer one is fed token by token with the
-  increments (section 6.2, on different numbers of input tokens).
+- When the engine is idle, the queue passes a batch of at most `max_batch_size` requests, without waiting for more.
+- Request-level scheduling: no request joins or leaves a running batch, and all are answered when the last has finished
+  (section 2, Figure 3). Finished requests are still computed.
+- The initiation computes the shortest input length of the batch for all requests; the rest of longer inputs is
+  computed token by token in the increments (section 6.2, on different numbers of input tokens).
 - Keys and values are allocated for the maximum sequence length (section 6.1), which bounds the batch.
-- Pipelining by microbatches of `microbatch_size`; the same microbatch enters the first stage again only after it has
-  left the last (section 4.2 and Figure 8b).
+- Pipelining by microbatches of `microbatch_size`; a microbatch enters the first stage again only after it has
+  left the last stage (section 4.2 and Figure 8b).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIPELINE = "0"
 
 @dataclass(frozen=True, slots=True)
 class RequestLevelSetup:
-    """`slots` K/V slots in all, `max_length` of them for each place of a batch."""
+    """`slots` K/V slots in total, `max_length` of them for each request of a batch."""
 
     num_partitions: int
     max_batch_size: int
@@ -38,14 +38,14 @@ class RequestLevelSetup:
 
 @dataclass(slots=True)
 class _Microbatch:
-    """Requests with the places that they hold, and the tokens that all of them have computed."""
+    """Requests with their positions in the batch, and the computed tokens, equal for all of them."""
 
     requests: list[tuple[int, Request]] = field(default_factory=list)
     num_computed: int = 0
 
 
 class RequestLevel:
-    """A `Scheduling`. Raises MisfitError for a batch that memory cannot hold, or a request beyond `max_length`."""
+    """A `Scheduling`. Raises MisfitError for a batch that exceeds the memory, or a request longer than `max_length`."""
 
     def __init__(self, setup: RequestLevelSetup) -> None:
         if setup.max_batch_size * setup.max_length > setup.slots:
@@ -65,7 +65,7 @@ class RequestLevel:
         self._waiting.append(request)
 
     def next_batch(self) -> Batch | None:
-        """See Scheduling: the next microbatch of the batch that runs, or of a new one if none does."""
+        """See Scheduling; dispatches the next microbatch of the running batch, or of a new batch if none runs."""
         if not self._batch:
             self._take_batch()
         if not self._ready or len(self._running) == self._setup.num_partitions:
@@ -95,7 +95,7 @@ class RequestLevel:
         return batch
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[Request]:
-        """See Scheduling: nothing reaches a client before the whole batch is done."""
+        """See Scheduling; returns all tokens of a batch when the whole batch has finished."""
         microbatch = self._running.popleft()
         sampling = (scheduled.request for scheduled in batch.requests if scheduled.samples)
         for request, token in zip(sampling, tokens, strict=True):
@@ -113,5 +113,5 @@ class RequestLevel:
         places = list(enumerate(self._batch))
         self._ready.extend(_Microbatch(places[first : first + size]) for first in range(0, count, size))
         self._shortest = min((len(request.prompt) for request in self._batch), default=0)
-        # The last generated token is answered and not computed on.
+        # The last generated token is returned without being an input.
         self._longest = max((request.max_tokens for request in self._batch), default=0) - 1
