@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from orca_bench.servers import serve
 
 ROOT = Path(__file__).parents[1]
-SOUND = b'{"prompt": [1], "max_tokens": 1}'
+VALID_BODY = b'{"prompt": [1], "max_tokens": 1}'
 
 
 def kinds(size: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
@@ -153,7 +153,7 @@ def main() -> None:
             if settings.only and name not in settings.only:
                 continue
             body = make()
-            ask(host, port, "/v1/completions", SOUND)
+            ask(host, port, "/v1/completions", VALID_BODY)
             before = resident(pid)
             here, there = multiprocessing.Pipe()
             watcher = multiprocessing.get_context("spawn").Process(target=watch, args=(host, port, pid, there))

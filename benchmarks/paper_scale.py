@@ -121,7 +121,7 @@ def figure11(folder: Path, count: int, seed: int) -> dict[str, Any]:
     shape, partitions, ranks = TABLE_1["175b"]
     cost = Roofline(HARDWARE["a100-40g"], shape, partitions, ranks)
     curves, _ = curves_of(cost, synthetic("homogeneous", count, seed, ALIKE), seed)
-    figure, panels = draw(["175b, requests alike, simulated"])
+    figure, panels = draw(["175b, equal requests, simulated"])
     (panel,) = panels.values()
     for name, runs in curves.items():
         points = [(run["request_throughput"], run["median_e2el_ms"]) for run in runs]

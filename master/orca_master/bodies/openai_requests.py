@@ -1,7 +1,7 @@
-"""Wire types of the OpenAI API's requests, as far as served; a field that is not served is refused by its name.
+"""Request bodies of the OpenAI API; unsupported fields are refused with an error that names the field.
 
-Source: OpenAI API reference, "Completions" and "Chat". Fields beyond OpenAI's (`top_k`, `ignore_eos` …) have vLLM's
-names and meanings. Lengths are checked before contents, and a list is refused at its first wrong entry
+Source: OpenAI API reference, "Completions" and "Chat". Further fields (`top_k`, `ignore_eos` …) have vLLM's
+names and meanings. Lengths are checked before contents, and a list is refused at its first invalid entry
 (lengths.py).
 """
 
@@ -35,23 +35,23 @@ from orca_master.bodies.lengths import (
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 MAX_COUNT = 10**9
-"""Of tokens: longer than any sequence, and below what the protocol's 32 bits hold."""
+"""Maximum number of tokens: above every sequence length, and within the protocol's 32 bits."""
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Of one stop string: every token is compared with all beginnings of it."""
+"""Maximum length of a stop string."""
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_BIASES = 4096
-"""Entries of `logit_bias`: each choice carries them to the workers, with those of its whole batch in one message."""
+"""Maximum entries of `logit_bias`: one message to the workers contains the entries of all choices of a batch."""
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
-"""Of one message."""
+"""Maximum parts of one message."""
 MAX_NAME = 4096
-"""Characters of a text that is neither prompt nor message."""
-# pydantic's own max_length would refuse a text with a lone surrogate, which no prompt contains.
+"""Maximum characters of a text that is neither prompt nor message."""
+# pydantic's own max_length would refuse a text with a lone surrogate, which is harmless outside prompts.
 Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
 StopString = Annotated[
     str,
@@ -59,22 +59,22 @@ StopString = Annotated[
     at_most_characters(MAX_STOP_CHARACTERS),
 ]
 Text = Annotated[str, check_text]
-# With most tokenizers an empty text has no token; fuzzers that try the shortest text first would only meet that error.
+# Most tokenizers return no token for an empty text. The schema's minLength keeps fuzzers from trying only that error.
 PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
 
 
 class Body(BaseModel):
-    """A JSON object. `None` for a field with a default means the default."""
+    """A JSON object. `null` for a field with a default means the default."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _known_and_not_null(cls, data: Any) -> Any:
-        """Drop fields that are null, unless they are required, and all unknown fields but the first.
+        """Drop optional fields that are null, and all unknown fields except the first, which the error names.
 
-        Clients send null for what they do not mean. The first unknown field is the one that the error names.
+        Some clients send null for fields that they do not use.
         """
         if not isinstance(data, dict):
             return data
@@ -93,7 +93,7 @@ _BIAS: TypeAdapter[tuple[str, float]] = TypeAdapter(tuple[BiasToken, BiasValue])
 
 
 def _first_wrong(biases: Any) -> Any:
-    """Return a mapping without wrong entries as it is, or else its first wrong entry alone, which the error names."""
+    """Return a valid mapping unchanged, else a mapping of the first invalid entry, which the error names."""
     for entry in biases.items() if isinstance(biases, dict) else ():
         try:
             _BIAS.validate_python(entry)
@@ -109,7 +109,7 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """What both endpoints share."""
+    """Fields shared by completions and chat completions."""
 
     model: Name | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -165,7 +165,7 @@ class GenerationRequest(Body):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
+        """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -175,7 +175,7 @@ def _check_prompts(prompts: list[str], info: ValidationInfo) -> list[str]:
 
 
 def _kind_of_prompt(value: Any) -> str:
-    """Return the tag of the one type of `prompt` that a value is checked against: its first entry decides."""
+    """Return the tag of the type of `prompt`, chosen by its first entry; only that type is validated."""
     if not isinstance(value, list):
         return "[text]"
     first = value[0] if value else 0
@@ -215,14 +215,14 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Body):
-    """One part of a message's content; parts other than text are refused."""
+    """One part of a message's content; only text parts are supported."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(Body):
-    """One message; `name` and the like are passed on to the chat template."""
+    """One message; all fields are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)] | None = (
@@ -252,7 +252,7 @@ Messages = Annotated[
 
 
 class ResponseFormat(Body):
-    """`response_format`: text is what there is."""
+    """`response_format`: only text is supported."""
 
     type: Literal["text"]
 

@@ -1,4 +1,4 @@
-"""Wire types of `/tokenize` and `/detokenize`, which have vLLM's names and meanings."""
+"""Request bodies of `/tokenize` and `/detokenize`, with vLLM's names and meanings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenizeTextRequest(Body):
 
 
 class TokenizeChatRequest(Body):
-    """Body of POST /tokenize for messages, which pass through the chat template."""
+    """Body of POST /tokenize for messages, which the chat template renders."""
 
     messages: Messages
     model: Name | None = None
@@ -27,7 +27,7 @@ class TokenizeChatRequest(Body):
 
 
 TAGS = ("[with prompt]", "[with messages]")
-"""Of the two bodies of /tokenize."""
+"""Tags of the two bodies of /tokenize."""
 
 
 def _kind_of_tokenize(value: Any) -> str:

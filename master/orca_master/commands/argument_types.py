@@ -1,4 +1,4 @@
-"""Types of command-line arguments for argparse; each raises ArgumentTypeError with the values that would do."""
+"""Argument types for argparse; each raises ArgumentTypeError with the allowed values."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 MAX_NUMBER = 2**31 - 1
 MAX_SLOTS = 2**63 - 1
 MAX_STALL_SECONDS = 4_000_000
-"""46 days: FormRequest carries the time in milliseconds, in 32 bits."""
+"""46 days: FormRequest has 32 bits for the time in milliseconds."""
 
 
 def positive(text: str, most: int = MAX_NUMBER) -> int:
-    """Return a whole number from 1 to `most`; by default what fits into a signed 32-bit field of a message."""
+    """Parse a whole number from 1 to `most`, by default the maximum of a signed 32-bit protobuf field."""
     if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
     return int(text)
 
 
 def count(text: str) -> int:
-    """Return a whole number of at least 0."""
+    """Parse a whole number of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
 def stall_seconds(text: str) -> int:
-    """Return a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
+    """Parse a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
     number = positive(text)
     if number > MAX_STALL_SECONDS:
         raise argparse.ArgumentTypeError(f"{number} is more than {MAX_STALL_SECONDS} seconds")
@@ -35,19 +35,19 @@ def stall_seconds(text: str) -> int:
 
 
 def slots(text: str) -> int:
-    """At least one block of slots. Whether the slots fit into memory is for the workers to say."""
+    """Parse a number of slots, at least one block. The workers check later that the slots fit into memory."""
     number = positive(text, MAX_SLOTS)
     if number < BLOCK_SIZE:
         raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
     return number
 
 
-def share(text: str) -> float:
-    """Return a share in (0, 1]."""
+def fraction(text: str) -> float:
+    """Parse a fraction in (0, 1]."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
     return number

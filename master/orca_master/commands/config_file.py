@@ -1,4 +1,4 @@
-"""`--config FILE`: a YAML mapping of options to values, under the names that they have on the command line."""
+"""`--config FILE`: a YAML mapping of command-line option names to values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orca_master.errors import ConfigurationError
 
 
 def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
-    """Return the arguments with those of `--config FILE` put in front, so that the command line has the last word.
+    """Return the arguments of `--config FILE` followed by `argv`, so that the command line takes precedence.
 
-    `positional` is the name of the command's argument that has no dashes. Raises ConfigurationError.
+    `positional` is the name of the command's positional argument. Raises ConfigurationError.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path)
@@ -34,7 +34,7 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     arguments: list[str] = []
     for name, value in values.items():
         arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
-        if any("\0" in argument for argument in arguments):  # the only character that no command line can hold
+        if any("\0" in argument for argument in arguments):  # the only character that a command line cannot contain
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
     return arguments + rest
 

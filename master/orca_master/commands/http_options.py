@@ -1,4 +1,4 @@
-"""Options that bound the connections and requests of the API's port (`HttpLimits`)."""
+"""Options for limits of connections and requests of the API port (`HttpLimits`)."""
 
 from __future__ import annotations
 
@@ -13,53 +13,54 @@ HTTP_LIMITS = (
         "h11-max-incomplete-event-size",
         "max_header_bytes",
         "BYTES",
-        "longest URL (beyond: 414) and longest head of a request; beyond, 431",
+        "maximum length of a URL (else 414) and of a request's head (else 431)",
     ),
-    ("h11-max-header-count", "max_header_count", "N", "header fields of a request; beyond, 431"),
+    ("h11-max-header-count", "max_header_count", "N", "maximum header fields of a request, else 431"),
     (
         "max-body-bytes",
         "max_body_bytes",
         "BYTES",
-        "longest body of a request; beyond, 413. All bodies under way share 256 MiB per process; beyond, 429",
+        "maximum request body, else 413; all unvalidated bodies share 256 MiB per process, else 429",
     ),
     (
         "max-connections",
         "max_connections",
         "N",
-        "open connections per process, fewer if ulimit -n demands it; beyond, idle ones are closed and new ones wait",
+        "maximum open connections per process, fewer if ulimit -n is lower; at the limit idle connections are closed "
+        "and new connections wait",
     ),
-    ("header-timeout", "header_timeout", "SECONDS", "longest time for the head of a request; beyond, 408"),
+    ("header-timeout", "header_timeout", "SECONDS", "timeout of a request's head, else 408"),
     (
         "body-timeout",
         "body_timeout",
         "SECONDS",
-        "longest pause (below 1 KiB/s) of a client that sends a body, and, with a second more per 16 KiB, the longest "
-        "time of a body; beyond, 408",
+        "maximum pause (below 1 KiB/s) while a client sends a body, and, plus one second per 16 KiB, the timeout of a "
+        "body, else 408",
     ),
-    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "longest wait of a connection for a request"),
+    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "timeout of an idle connection"),
     (
         "write-timeout",
         "write_timeout",
         "SECONDS",
-        "longest pause (below 1 KiB/s) of a client that does not read its answer; beyond, its request is cancelled",
+        "maximum pause (below 1 KiB/s) of a client that does not read its response; then the request is cancelled",
     ),
     (
         "max-unread-bytes",
         "max_unread_bytes",
         "BYTES",
-        "text kept per stream for a client that does not read; beyond, its request is cancelled",
+        "maximum unread text per stream; beyond that the request is cancelled",
     ),
 )
-"""Option, field of HttpLimits, unit, meaning. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
+"""Option, field of HttpLimits, unit, help. The first two names are vLLM's, --timeout-keep-alive is uvicorn's."""
 
 
 def add_http_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the bounds of the API's port."""
+    """Add the options for the limits of the API port."""
     for name, field, unit, text in HTTP_LIMITS:
         default = int(getattr(HttpLimits(), field))
         parser.add_argument(f"--{name}", type=positive, metavar=unit, default=default, help=f"{text} ({default})")
 
 
 def http_limits(arguments: argparse.Namespace) -> HttpLimits:
-    """Return the bounds of the API's port."""
+    """Return the limits of the API port."""
     return HttpLimits(**{field: getattr(arguments, name.replace("-", "_")) for name, field, *_ in HTTP_LIMITS})

@@ -1,4 +1,4 @@
-"""Command-line options that `orca serve` and `orca master` share. Names follow vLLM's where it has them."""
+"""Command-line options shared by `orca serve` and `orca master`. Names follow vLLM where vLLM has the option."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orca_contract.topology import Dtype
 from orca_protos.command_line import port
 from orca_protos.log_lines import LOG_FORMATS
 
-from orca_master.commands.argument_types import count, positive, share, slots, stall_seconds
+from orca_master.commands.argument_types import count, fraction, positive, slots, stall_seconds
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
@@ -28,7 +28,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         action="append",
         metavar="NAME",
-        help="name in the API, repeatable; answers carry the first (the directory's)",
+        help="model name in the API, repeatable; responses contain the first (the directory's name)",
     )
     parser.add_argument(
         "--dtype",
@@ -37,28 +37,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="type of weights and activations (auto: the checkpoint's)",
     )
     parser.add_argument(
-        "--max-model-len", type=positive, help="longest sequence in tokens, prompt and answer together (the model's)"
+        "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"
     )
     parser.add_argument(
         "--tensor-parallel-size",
         "-tp",
         type=positive,
         default=1,
-        help="intra-layer ranks of every worker, one process each (1)",
+        help="tensor-parallel ranks of each worker, one process each (1)",
     )
-    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template of chats (the model's)")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of scheduler and engine."""
     parser.add_argument(
-        "--max-batch-size", type=positive, default=32, help="requests per iteration, Algorithm 1's max_bs (32)"
+        "--max-batch-size", type=positive, default=32, help="maximum requests per iteration, Algorithm 1's max_bs (32)"
     )
     parser.add_argument(
         "--token-budget",
         type=positive,
         default=2048,
-        help="input tokens per iteration; longer prompts are computed in chunks (2048)",
+        help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",
     )
     parser.add_argument(
         "--kv-slots",
@@ -70,60 +70,60 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--admission",
         choices=("reserve", "paged"),
         default="reserve",
-        help="K/V slots for all tokens of a request when it is admitted, as in the paper, or paged: on demand, and the "
-        "youngest requests are preempted (reserve)",
+        help="reserve: allocate K/V slots for all tokens of a request at admission, as in the paper; paged: on demand, "
+        "preempting the youngest requests (reserve)",
     )
     parser.add_argument(
         "--scheduling-policy",
         choices=("fcfs", "priority"),
         default="fcfs",
-        help="order of requests: by arrival, or by their field priority and how long they wait (fcfs)",
+        help="order of requests: by arrival, or by their field priority and waiting time (fcfs)",
     )
     parser.add_argument(
         "--no-lookahead",
         action="store_true",
-        help="with one partition: send no iteration before the previous one's result",
+        help="with one partition: send an iteration only after the result of the previous iteration",
     )
     parser.add_argument(
         "--enforce-eager",
         action="store_true",
-        help="launch every kernel from Python instead of replaying recorded decode iterations",
+        help="disable CUDA graphs and recorded decode iterations",
     )
     parser.add_argument(
         "--no-balanced-batches",
         action="store_true",
-        help="Algorithm 1 to the letter: do not split few requests over the partitions",
+        help="Algorithm 1 as printed: do not split few requests into a batch per partition",
     )
     parser.add_argument(
         "--gpu-memory-utilization",
-        type=share,
+        type=fraction,
         default=0.9,
-        help="share of the free memory, of host or device, that may be used (0.9)",
+        help="fraction of the free memory of host or device to use (0.9)",
     )
     parser.add_argument(
         "--stall-timeout",
         type=stall_seconds,
         default=300,
-        help="seconds an iteration may take before its pipeline is given up; /readyz fails when requests wait and no "
-        "iteration returns for that long (300)",
+        help="timeout of an iteration in seconds, after which its pipeline is lost; /readyz fails if requests wait and "
+        "no iteration has returned for this time (300)",
     )
     parser.add_argument(
         "--max-queue-depth",
         type=positive,
         default=4096,
-        help="requests that may wait, each choice counted; beyond, 429 with Retry-After (4096)",
+        help="maximum waiting requests, each choice counted; else 429 with Retry-After (4096)",
     )
     parser.add_argument(
         "--max-queue-tokens",
         type=positive,
         default=8 << 20,
-        help="tokens that may wait, prompts and answers together (8388608)",
+        help="maximum tokens of waiting requests, prompts and completions together (8388608)",
     )
     parser.add_argument(
         "--iteration-log",
         type=Path,
         metavar="FILE",
-        help="write a JSON line per iteration: its work, and when each stage computed it",
+        help="write a JSON line per iteration, with its batch and the times of each stage",
     )
 
 
@@ -136,55 +136,55 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="key that clients need (Authorization: Bearer KEY), repeatable; also from the environment's ORCA_API_KEY",
+        help="key required from clients (Authorization: Bearer KEY), repeatable; also read from ORCA_API_KEY",
     )
     parser.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="keys, or sha256: and a digest, one per line; read again when the file changes",
+        help="keys, or sha256: and a digest, one per line; reloaded when the file changes",
     )
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
         "--allowed-hosts",
         action="append",
         metavar="NAME",
-        help="names in a request's Host field, repeatable, * for any; others get 400 (any; loopback's names if --host "
+        help="allowed names in a request's Host field, repeatable, * for any; else 400 (any; loopback names if --host "
         "is a loopback address)",
     )
     parser.add_argument(
         "--allowed-origins",
         action="append",
         metavar="ORIGIN",
-        help="browsers' origins (CORS), repeatable (any; none if API keys are given)",
+        help="allowed origins of browsers (CORS), repeatable (any; none if API keys are given)",
     )
     parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     parser.add_argument(
-        "--request-timeout", type=positive, metavar="SECONDS", help="longest time of a request; beyond, 408 (no limit)"
+        "--request-timeout", type=positive, metavar="SECONDS", help="timeout of a request, else 408 (no limit)"
     )
     parser.add_argument(
         "--drain-timeout",
         type=positive,
         default=30,
         metavar="SECONDS",
-        help="time for running requests after SIGTERM (30)",
+        help="maximum wait for running requests after SIGTERM (30)",
     )
     parser.add_argument(
         "--api-processes",
         type=count,
         default=0,
         metavar="N",
-        help="processes for HTTP and text, so that they do not share an interpreter with the scheduler; worth it from "
-        "some thousand tokens per second on (0)",
+        help="processes for HTTP and text, which else share an interpreter with the scheduler; useful above some "
+        "thousand tokens per second (0)",
     )
     add_http_limits(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
-    parser.add_argument("--vllm-metrics", action="store_true", help="every metric also under vLLM's name")
+    parser.add_argument("--vllm-metrics", action="store_true", help="export every metric also under vLLM's name")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """Return the engine's part of the options."""
+    """Return the options of the engine."""
     return EngineConfig(
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
@@ -203,24 +203,24 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
-    """Return the endpoint's part; raise ConfigurationError for a bad key or key file.
+    """Return the options of the endpoint; raise ConfigurationError for an invalid key or key file.
 
-    Takes the keys out of `arguments` and of the environment.
+    Removes the keys from `arguments` and from the environment.
     """
     keys = digests_of(arguments.api_key, "--api-key")
     arguments.api_key = []
-    if ENVIRONMENT in os.environ:  # removed, so that no process started from here inherits it
+    if ENVIRONMENT in os.environ:  # removed, so that child processes do not inherit it
         keys |= digests_of([os.environ.pop(ENVIRONMENT).strip()], ENVIRONMENT)
     key_file: Path | None = arguments.api_key_file
     file_keys: frozenset[str] = frozenset()
     if key_file is not None:
         file_keys = read_key_file(key_file)
-        if not key_file.is_file():  # a pipe, which can be read once only
+        if not key_file.is_file():  # a pipe, which can be read only once
             keys, file_keys, key_file = keys | file_keys, frozenset(), None
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
     if (keys or key_file) and origins is None:
-        logger.warning("API keys are set, so browsers may not call this server: --allowed-origins ORIGIN allows some")
+        logger.warning("API keys are set, so that CORS is disabled: --allowed-origins ORIGIN allows browsers' origins")
         origins = []
     return EndpointConfig(
         model_names=tuple(arguments.served_model_name or [model_name]),

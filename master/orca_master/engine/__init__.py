@@ -1,1 +1,1 @@
-"""The engine master: pipelines of workers, driven by the scheduler on an event loop and a thread of their own."""
+"""The engine master: pipelines of workers, driven by the scheduler on a separate thread and event loop."""

@@ -273,7 +273,7 @@ class EngineMaster:
         """Dispatch and send the proposal of `select`; return False if the proposal is empty.
 
         After an unexpected exception scheduler and workers may disagree. The exception is logged and this pipeline is
-        abandoned, so that the engine goes on.
+        abandoned, so that the engine continues.
         """
         try:
             proposal = select(supervisor)

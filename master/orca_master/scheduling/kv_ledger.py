@@ -1,6 +1,6 @@
 """`KvLedger`: the K/V blocks and the row that each request of one pipeline holds.
 
-A slot holds one token's keys and values. Memory is handed out in blocks of 16 slots, and every
+A slot holds one token's keys and values. Memory is allocated in blocks of 16 slots, and every
 reservation is rounded up to blocks, so the sum that Algorithm 1 compares in line 25 is the sum of the
 rounded reservations (docs/contracts.md, section 2). A block id means the same block on every partition
 and rank. Blocks can be reused right after `release` because stages execute iterations in sequence order.
