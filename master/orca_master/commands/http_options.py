@@ -13,14 +13,14 @@ HTTP_LIMITS = (
         "h11-max-incomplete-event-size",
         "max_header_bytes",
         "BYTES",
-        "maximum length of a URL (else 414) and of a request's head (else 431)",
+        "maximum length of a URL (414 if exceeded) and of a request's head; 431 if exceeded",
     ),
-    ("h11-max-header-count", "max_header_count", "N", "maximum header fields of a request, else 431"),
+    ("h11-max-header-count", "max_header_count", "N", "maximum header fields of a request; 431 if exceeded"),
     (
         "max-body-bytes",
         "max_body_bytes",
         "BYTES",
-        "maximum request body, else 413; all unvalidated bodies share 256 MiB per process, else 429",
+        "maximum request body; 413 if exceeded. All unvalidated bodies share 256 MiB per process; 429 if exceeded",
     ),
     (
         "max-connections",
@@ -29,13 +29,13 @@ HTTP_LIMITS = (
         "maximum open connections per process, fewer if ulimit -n is lower; at the limit idle connections are closed "
         "and new connections wait",
     ),
-    ("header-timeout", "header_timeout", "SECONDS", "timeout of a request's head, else 408"),
+    ("header-timeout", "header_timeout", "SECONDS", "timeout of a request's head; 408 if exceeded"),
     (
         "body-timeout",
         "body_timeout",
         "SECONDS",
         "maximum pause (below 1 KiB/s) while a client sends a body, and, plus one second per 16 KiB, the timeout of a "
-        "body, else 408",
+        "body; 408 if exceeded",
     ),
     ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "timeout of an idle connection"),
     (

@@ -111,7 +111,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--max-queue-depth",
         type=positive,
         default=4096,
-        help="maximum waiting requests, each choice counted; else 429 with Retry-After (4096)",
+        help="maximum waiting requests, each choice counted; 429 with Retry-After if exceeded (4096)",
     )
     parser.add_argument(
         "--max-queue-tokens",
@@ -149,8 +149,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--allowed-hosts",
         action="append",
         metavar="NAME",
-        help="allowed names in a request's Host field, repeatable, * for any; else 400 (any; loopback names if --host "
-        "is a loopback address)",
+        help="allowed names in a request's Host field, repeatable, * for any; others get 400 (any; loopback names if "
+        "--host is a loopback address)",
     )
     parser.add_argument(
         "--allowed-origins",
@@ -160,7 +160,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     parser.add_argument(
-        "--request-timeout", type=positive, metavar="SECONDS", help="timeout of a request, else 408 (no limit)"
+        "--request-timeout", type=positive, metavar="SECONDS", help="timeout of a request; 408 if exceeded (no limit)"
     )
     parser.add_argument(
         "--drain-timeout",
