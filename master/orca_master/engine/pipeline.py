@@ -198,8 +198,8 @@ class Pipeline:
         Raises what `on_result` or `on_timing` raises.
         """
         self._tasks = [
-            asyncio.create_task(task)
-            for task in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+            asyncio.create_task(coroutine)
+            for coroutine in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
         ]
         broken = asyncio.create_task(self._wait_for_fault())
         try:
