@@ -17,8 +17,8 @@ from orca_master.commands import argument_types as types
         (types.count, "0", 0),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS), types.MAX_STALL_SECONDS),
         (types.slots, str(BLOCK_SIZE), BLOCK_SIZE),
-        (types.share, "1", 1.0),
-        (types.share, "1e-3", 0.001),
+        (types.fraction, "1", 1.0),
+        (types.fraction, "1e-3", 0.001),
     ],
 )
 def test_values_up_to_the_bounds(kind, text, value):
@@ -36,10 +36,10 @@ def test_values_up_to_the_bounds(kind, text, value):
         (types.count, "-1", "at least 0"),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS + 1), "more than 4000000 seconds"),
         (types.slots, str(BLOCK_SIZE - 1), f"one block of {BLOCK_SIZE} slots"),
-        (types.share, "0", "above 0 and up to 1"),
-        (types.share, "1.01", "above 0 and up to 1"),
-        (types.share, "nan", "above 0 and up to 1"),
-        (types.share, "much", "above 0 and up to 1"),
+        (types.fraction, "0", "above 0 and up to 1"),
+        (types.fraction, "1.01", "above 0 and up to 1"),
+        (types.fraction, "nan", "above 0 and up to 1"),
+        (types.fraction, "much", "above 0 and up to 1"),
     ],
 )
 def test_values_beyond_the_bounds(kind, text, words):
