@@ -1,4 +1,4 @@
-"""Which operations of a model a backend leaves to the reference, named for a log line."""
+"""Operations of a model that a backend lacks and the reference computes, collected for a log line."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from orca_kernels.reference import ReferenceAttention, ReferenceKernels
 
 
 class Operations:
-    """The operations of `kernels`, chosen once for the lifetime of a model; `missing` names those of the reference."""
+    """The operations of `kernels`, looked up once per model; `missing` has the names that the reference computes."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.missing: set[str] = set()
 
     def operation(self, name: str) -> Callable[..., torch.Tensor]:
-        """Return the operation of `Kernels` that has this name."""
+        """Return the operation `name` of `Kernels`."""
         if getattr(type(self.kernels), name, None) is getattr(ReferenceKernels, name):
             self._note(name)
-        chosen: Callable[..., torch.Tensor] = getattr(self.kernels, name)
-        return chosen
+        operation: Callable[..., torch.Tensor] = getattr(self.kernels, name)
+        return operation
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """Return the attention of a layer."""
-        chosen = self.kernels.attention(form, dtype)
-        if isinstance(chosen, ReferenceAttention):
+        attention = self.kernels.attention(form, dtype)
+        if isinstance(attention, ReferenceAttention):
             self._note(" ".join([f"attention with head_dim {form.head_dim}", *sorted(form.options())]))
-        return chosen
+        return attention
 
     def _note(self, name: str) -> None:
-        if type(self.kernels) is not ReferenceKernels:  # of which `kernels_for` has warned
+        if type(self.kernels) is not ReferenceKernels:  # for these `kernels_for` has logged a warning
             self.missing.add(name)

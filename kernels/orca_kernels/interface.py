@@ -1,12 +1,12 @@
-"""`Kernels`: the operations that a Transformer layer is made of, one method each. Imports no torch.
+"""`Kernels`: the operations of a Transformer layer, one method each. Imports no torch.
 
-A linear map and an attention are prepared once, when a model is built; the other operations are methods.
+Linear maps and attentions are prepared once, when a model is built; the other operations are methods.
 Implementations take and return torch tensors on one device. Shapes: S = tokens of the iteration (the paper's ΣL),
 R = requests, D = head dimension, N = query heads, G = key/value heads (N is a multiple of G), B = blocks of the pool,
-16 slots each. A block lies together per head, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
-are one vector, and so are 16 elements of a value. Within a head's block an implementation may order the elements in its
-own way: only the `Attention` that stores them sees them. Tensors of heads [S, heads, D] may be views of wider rows:
-only their last two dimensions are dense.
+16 slots each. A head's block is contiguous, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
+are one vector, and so are 16 elements of a value. Within a head's block an implementation may choose the order of the
+elements, because only the `Attention` that stores them reads them. Tensors of heads [S, heads, D] may be views of wider
+rows: only their last two dimensions are dense.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
-if TYPE_CHECKING:  # the controller reads the descriptions of model families without torch
+if TYPE_CHECKING:  # the controller imports the model families without torch
     import torch
 
 
 class Pools(NamedTuple):
-    """Blocks of one layer's keys and values."""
+    """K/V blocks of one layer."""
 
     keys: torch.Tensor
     """[B, G, D, 16]."""
@@ -32,7 +32,7 @@ class Pools(NamedTuple):
     def zeros(
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> Pools:
-        """Return fresh pools."""
+        """Return new zeroed pools."""
         import torch
 
         keys = torch.zeros((num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), dtype=dtype, device=device)
@@ -41,22 +41,22 @@ class Pools(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RaggedBatch:
-    """Where the tokens of each request stand, in this iteration and in the K/V pools."""
+    """Positions of each request's tokens in this iteration and in the K/V pools."""
 
     query_start: torch.Tensor
-    """[R + 1] int64 on the host: first token of each request among the S tokens, and S."""
+    """[R + 1] int64 on the host: index of each request's first token among the S tokens, then S."""
     context_length: torch.Tensor
-    """[R] int64, slots filled before this iteration: on the host, but on the device in a batch that is replayed."""
+    """[R] int64 slots filled before this iteration: on the host, but on the device in a replayed batch."""
     positions: torch.Tensor
     """[S] int64 position of each token in its sequence."""
     slots: torch.Tensor
-    """[S] int64 slot of each token in the pools: block id x 16 + place in the block."""
+    """[S] int64 slot of each token in the pools: block id x 16 + index in the block."""
     block_table: torch.Tensor
-    """[R, blocks of the longest request] int64 block ids in order of position."""
+    """[R, blocks of the longest request] int64 block ids, ordered by position."""
 
 
 class LinearMap(Protocol):
-    """y = x W^T + b for x [S, inputs], with what may be fused into it."""
+    """y = x W^T + b for x [S, inputs], optionally fused with an activation or a residual."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [S, outputs]."""
@@ -65,26 +65,26 @@ class LinearMap(Protocol):
         """Return GeLU (tanh approximation) of y."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + y; residual may be overwritten, use what is returned."""
+        """Return residual + y; residual may be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """What the attention of one layer computes. A new option is None by default and a field of its own.
+    """Parameters of one layer's attention. Options default to None, which turns them off.
 
-    A backend names the options that it computes; the reference computes the forms with others (`fallback.py`).
+    A backend lists the options that it supports; the reference computes forms with other options (`fallback.py`).
     """
 
     head_dim: int
     scale: float
-    """Factor on the products of queries and keys."""
+    """Factor of the products of queries and keys."""
     window: int | None = None
-    """How many positions a token sees at most, its own included; None for all before it."""
+    """Sliding window: number of positions that a token attends to, its own included. None: no limit."""
     softcap: float | None = None
-    """Scores x are capped before the softmax: softcap x tanh(x / softcap)."""
+    """Cap of the scores x before the softmax: softcap x tanh(x / softcap)."""
 
     def options(self) -> set[str]:
-        """Names of the options that are in use."""
+        """Return the names of the options that are on."""
         return {field.name for field in fields(self) if field.default is None and getattr(self, field.name) is not None}
 
 
@@ -92,12 +92,12 @@ class Attention(Protocol):
     """Causal attention of one form over K/V pools."""
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
-        """Write key, value [S, G, D] into the pools at `slots` [S]."""
+        """Write key and value [S, G, D] to `slots` [S] of the pools."""
 
     def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
-        """Attends with query [S, N, D], each token over its own request's slots; returns [S, N, D].
+        """Return [S, N, D] for query [S, N, D]; each token attends to its own request's slots.
 
-        Keys and values of this iteration's tokens must be stored already.
+        Call `store` for this iteration's tokens first.
         """
 
 
@@ -105,7 +105,7 @@ class Kernels(Protocol):
     """One implementation of every operation."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
-        """Prepare W [outputs, inputs] and b [outputs]; the tensors belong to the map from now on."""
+        """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """LayerNorm over the last dimension of x [S, H]."""
@@ -125,8 +125,8 @@ class Kernels(Protocol):
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """Rotary embedding (halves rotated, as in Llama) of x [S, heads, D] with float32 cosine, sine [S, D].
 
-        x may be overwritten; use what is returned.
+        x may be overwritten.
         """
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        """Prepare the attention of a layer whose queries, keys and values have elements of `dtype`."""
+        """Prepare the attention of a layer for queries, keys and values of `dtype`."""

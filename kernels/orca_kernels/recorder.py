@@ -1,4 +1,4 @@
-"""`OperationRecorder`: records work on the CPU and repeats it on the same memory, as a CUDA graph does on a GPU."""
+"""`OperationRecorder`: records and replays operations on the CPU, on fixed memory, like a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Step = Callable[[], None]
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records torch's operations, and the steps that kernels `note`, in the order in which they are done.
+    """Records torch's operations and the steps that kernels `note`, in the order of execution.
 
-    Tensors without accessible memory (oneDNN's packed weights) are constants of a recording. So is everything that the
-    host computes by itself; reading a tensor on the host raises RuntimeError. One recording at a time.
+    Tensors without accessible memory (oneDNN's packed weights) and values that the host computes are constants of a
+    recording; reading a tensor on the host raises RuntimeError. One recording at a time.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Avoids importing torch._dynamo, which takes more than a second."""
+        """Avoid importing torch._dynamo, which takes more than a second."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = RecordingMemory()
-        """Of all recordings of this recorder."""
+        """Shared by all recordings."""
         self.steps: list[Step] | None = None
-        """Of the recording that is being made."""
+        """Steps of the recording in progress, None outside recordings."""
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Step]:
-        """Do the work; return its output and a function that computes the output again into the same memory.
+        """Run and record `work`; return its output and a replay, which writes to the output's memory.
 
-        The output's memory is not reused while the output exists. Raises RuntimeError if the work cannot be recorded.
+        The output's memory is not reused while the output exists. Raises RuntimeError if `work` cannot be recorded.
         """
         steps: list[Step] = []
         self.steps = steps
@@ -49,24 +49,24 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output, partial(_run, steps)
 
     def note(self, step: Step) -> None:
-        """Add a step that has just been done, if a recording is being made."""
+        """Add a step that has just been executed, if a recording is in progress."""
         if self.steps is not None:
             self.steps.append(step)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation of torch and note it; new outputs are moved to the recordings' memory."""
+        """Run and record one operation of torch; new outputs are moved to the recordings' memory."""
         if "_local_scalar_dense" in str(function):
-            raise RuntimeError("the host cannot read what is being recorded")
+            raise RuntimeError("the host cannot read a tensor during a recording")
         kwargs = kwargs or {}
         output = function(*args, **kwargs)
         if not all(has_storage(leaf) for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)):
             raise RuntimeError(f"{function} returns a tensor without accessible memory, which cannot be recorded")
-        given = {address(leaf) for leaf in tree_leaves((args, kwargs)) if has_storage(leaf)}
-        if all(address(leaf) in given for leaf in tree_leaves(output) if has_storage(leaf)):
+        inputs = {address(leaf) for leaf in tree_leaves((args, kwargs)) if has_storage(leaf)}
+        if all(address(leaf) in inputs for leaf in tree_leaves(output) if has_storage(leaf)):
             if function._schema.is_mutable:
                 self._note(function, args, kwargs, output)
-            return output  # else a view of an argument
-        output = tree_map_only(torch.Tensor, lambda made: made if address(made) in given else self._moved(made), output)
+            return output  # written in place, or a view of an argument
+        output = tree_map_only(torch.Tensor, lambda new: new if address(new) in inputs else self._moved(new), output)
         if "empty" not in function._schema.name:
             self._note(function, args, kwargs, output)
         return output
@@ -81,7 +81,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _repeat(operation: Callable[[], Any], places: list[torch.Tensor]) -> None:
-    """Do an operation again and leave its outputs in the recording's memory."""
+    """Repeat an operation and write its outputs to `places`, the recording's memory."""
     for output, place in zip(tree_leaves(operation()), places, strict=True):
         if output.data_ptr() != place.data_ptr():
             place.copy_(output)

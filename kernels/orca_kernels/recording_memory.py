@@ -1,4 +1,4 @@
-"""`RecordingMemory`: the memory of the intermediate results of recordings, reused as an allocator would reuse it."""
+"""`RecordingMemory`: allocator for the intermediate results of recordings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 64
-"""Bytes: a cache line, as torch aligns its tensors."""
+"""Bytes of a cache line, torch's alignment of tensors."""
 
 Buffer = npt.NDArray[np.uint8]
-"""NumPy's, because an allocation by torch would be recorded."""
+"""A NumPy array, because an allocation by torch would be recorded."""
 
 
 class RecordingMemory:
-    """Host memory shared by recordings of which one is replayed at a time.
+    """Host memory shared by recordings, of which only one is replayed at a time.
 
-    A buffer whose tensors have all been freed while a recording is made serves the next request, in that recording and
-    in later ones. A replay repeats the recorded order, so it overwrites a buffer only where the recording did.
+    Buffers freed during recording are reused later in the same recording and in the next ones. A replay repeats the
+    recorded order, so it overwrites a buffer only where the recording did.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RecordingMemory:
         """Buffers by address."""
 
     def empty(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor; its buffer is in use as long as this tensor or a view of it exists."""
+        """Return an uninitialised tensor; its buffer is freed with the last reference to the tensor and its views."""
         reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if reach == 0:
             return torch.empty_strided(shape, stride, dtype=dtype)
@@ -42,14 +42,14 @@ class RecordingMemory:
         else:
             self._free = [other for other in self._free if other is not buffer]
         self._used[buffer.ctypes.data] = buffer
-        lease = buffer[:num_bytes]  # owned by the storage of the tensor below
+        lease = buffer[:num_bytes]  # the storage of the tensor below holds this reference
         weakref.finalize(lease, self._release, buffer)
         return torch.from_numpy(lease).view(dtype).as_strided(shape, stride)
 
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor over the same memory that does not keep its buffer in use, for steps of a recording.
+        """Return a tensor over the same memory that does not keep its buffer in use, for the steps of a recording.
 
-        Tensors of other memory are returned as they are.
+        A tensor of other memory is returned unchanged.
         """
         buffer = self._used.get(address(tensor)) if has_storage(tensor) else None
         if buffer is None:
@@ -63,10 +63,10 @@ class RecordingMemory:
 
 
 def has_storage(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a tensor with accessible memory: oneDNN's packed weights and sparse tensors have none."""
+    """Return True for a tensor with accessible memory; oneDNN's packed weights and sparse tensors have none."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return the address at which the tensor's storage begins."""
+    """Return the address of the tensor's storage."""
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""`ReferenceKernels`: every operation in plain torch, on any device. Oracle of the fused kernels."""
+"""`ReferenceKernels`: every operation in plain torch, on any device. Tests compare the fused kernels with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReferenceLinear:
 
 
 class ReferenceAttention:
-    """Implements `orca_kernels.interface.Attention` for every form. It reads lengths on the host."""
+    """Implements `orca_kernels.interface.Attention` for every form. Reads lengths on the host."""
 
     def __init__(self, form: AttentionForm) -> None:
         self._form = form
@@ -50,14 +50,14 @@ class ReferenceAttention:
         spans = pairwise(batch.query_start.tolist())
         for index, (context, (start, end)) in enumerate(zip(batch.context_length.tolist(), spans, strict=True)):
             length = context + end - start
-            # A single query in bfloat16 takes twice as long on a CPU as in float32, conversion counted in.
+            # On a CPU a single query takes twice as long in bfloat16 as in float32, conversion included.
             working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
-            # index_select copies whole blocks; plain indexing would go element by element, four times slower.
+            # index_select copies whole blocks; indexing copies element by element, four times slower.
             # [blocks, G, D, 16] and [blocks, G, 16, D] to [G, length, D]
             key = pools.keys.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
             value = pools.values.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
-            # Row i of the mask is the token at position context + i: it sees itself and all before it.
+            # Row i of the mask is the token at position context + i, which attends to positions up to its own.
             whole_prompt = context == 0 and window is None and softcap is None
             mask = None
             if window is not None or (end - start > 1 and not whole_prompt):

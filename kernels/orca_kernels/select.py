@@ -1,4 +1,4 @@
-"""Chooses the kernels of a device: the fused ones if they can be built, else the reference."""
+"""Chooses the kernels for a device: fused kernels if they can be built, otherwise the reference."""
 
 from __future__ import annotations
 
@@ -13,30 +13,28 @@ logger = logging.getLogger(__name__)
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the fastest kernels for a model of `dtype` on `device`; log one warning if those are the reference."""
+    """Return the fastest kernels for a model of `dtype` on `device`; log a warning if they are the reference."""
     if device.type == "cpu":
         from orca_kernels.cpu.kernels import NAMES, CpuKernels
         from orca_kernels.cpu.library import BuildError, best_target, load
         from orca_kernels.cpu.targets import processor_flags
 
         if dtype not in NAMES:
-            logger.warning(
-                "no fused kernels for %s on this CPU, plain torch instead", str(dtype).removeprefix("torch.")
-            )
+            logger.warning("no fused kernels for %s on this CPU, using plain torch", str(dtype).removeprefix("torch."))
             return ReferenceKernels()
         try:
             return CpuKernels(load(best_target(processor_flags())), dtype)
         except BuildError as error:
-            logger.warning("no fused kernels on this CPU, plain torch instead: %s", error)
+            logger.warning("no fused kernels on this CPU, using plain torch: %s", error)
     elif device.type == "cuda":
         from orca_kernels.cuda.kernels import CudaKernels
         from orca_kernels.cuda.modules import CupyLauncher
 
         if torch.cuda.get_device_capability(device) < (8, 0):
-            logger.warning("no fused kernels for a GPU older than Ampere, plain torch instead")
+            logger.warning("no fused kernels for a GPU older than Ampere, using plain torch")
             return ReferenceKernels()
         try:
             return CudaKernels(CupyLauncher())
         except ImportError as error:
-            logger.warning("no fused kernels on this GPU, plain torch instead: %s", error)
+            logger.warning("no fused kernels on this GPU, using plain torch: %s", error)
     return ReferenceKernels()

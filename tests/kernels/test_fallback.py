@@ -56,4 +56,4 @@ def test_the_reference_lacks_nothing():
 
 def test_a_dtype_without_kernels_gets_plain_torch(caplog):
     assert type(kernels_for(CPU, torch.float16)) is ReferenceKernels
-    assert caplog.messages == ["no fused kernels for float16 on this CPU, plain torch instead"]
+    assert caplog.messages == ["no fused kernels for float16 on this CPU, using plain torch"]

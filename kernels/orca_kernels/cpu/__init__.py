@@ -1,1 +1,1 @@
-"""The CPU kernels: C++ beside this file, built with the compiler that is there (library.py), called from kernels.py."""
+"""CPU kernels: C++ sources in this folder, built with the system's compiler (library.py), called from kernels.py."""

@@ -1,8 +1,9 @@
-// The sum over the ranks of one worker through memory that they share, instead of sockets between them.
+// All-reduce over the ranks of one worker through shared memory instead of sockets.
 //
-// The memory begins with a line per rank: its process (shared_sum.py writes it) and how many rounds it has entered. Behind lie two buffers per
-// rank, used in turn: a rank that has seen all others enter round n may overwrite what it wrote for round n - 1, because
-// they read it before they entered. Every rank adds all buffers in the order of ranks, so all get the same bits.
+// The memory begins with a cache line per rank: its process id (written by shared_sum.py) and the number of rounds that
+// it has entered. Two buffers per rank follow, used alternately: after all ranks have entered round n, a rank may
+// overwrite its buffer of round n - 1, because every rank had read it before. Every rank adds all buffers in the order
+// of ranks, so the results are bitwise equal.
 #pragma once
 
 #include <signal.h>
@@ -16,8 +17,8 @@
 
 namespace orca {
 
-constexpr int64_t kLine = 64;  // bytes that no two ranks share
-constexpr int kSpins = 2000;   // before a waiting rank leaves the core to others
+constexpr int64_t kLine = 64;  // bytes of a cache line: each rank writes to its own
+constexpr int kSpins = 2000;   // before a waiting rank yields the core
 
 enum Lost : int64_t { kLate = -1, kDead = -2 };
 
@@ -40,7 +41,7 @@ inline int64_t await(char *memory, int64_t rank, int64_t round, std::chrono::ste
   return 0;
 }
 
-// Sums x [count] in place; returns the round after the last one, or what went wrong.
+// Sums x [count] in place; returns the number of the last round, or an error: kLate or kDead.
 template <typename T>
 int64_t all_reduce(T *x, int64_t count, char *memory, int64_t rank, int64_t size, int64_t capacity, int64_t round,
                    double seconds) {

@@ -1,8 +1,8 @@
-// Attention of every request of an iteration in one call (the paper, section 5: one kernel whose thread blocks belong to
-// different requests). The work is cut into items of up to 64 rows of one request; a row is one token and one of its
-// query heads. An item of a prompt is one key/value head and many tokens, which share every key and value that is
-// loaded. An item of an increment is one token and many heads, so that memory is read in the order in which it lies.
-// An item finds its request through a table, and threads take items as they become free.
+// Attention of every request of an iteration in one call (the paper, section 5: one kernel whose thread blocks belong
+// to different requests). The work is divided into items of up to 64 rows of one request; a row is one token and one of
+// its query heads. An item of a prompt has one key/value head and many tokens, which share every loaded key and value.
+// An item of an increment has one token and many heads, so that memory is read sequentially. Items are scheduled
+// dynamically.
 #pragma once
 
 #include <omp.h>
@@ -16,10 +16,10 @@
 namespace orca {
 
 constexpr int kBlock = kLanes;  // slots per block of the pools: a block's scores are one vector
-constexpr int kTile = 64;       // slots whose scores are made before their weights
+constexpr int kTile = 64;       // slots whose scores are computed before their softmax weights
 constexpr int kRows = 64;       // rows of an item
 constexpr int kGroup = 8;       // rows that share a pass over a tile
-constexpr int kDirect = 3;      // up to so many rows there is nothing to share
+constexpr int kDirect = 3;      // up to this number of rows per head, rows do not share loads
 
 struct AttentionShape {
   int64_t num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride;
@@ -40,7 +40,7 @@ struct AttentionCall {
   T *output;  // [S, N, D]
 };
 
-// What one thread needs, allocated once per thread and call.
+// Working memory of one thread, allocated once per thread and call.
 struct Scratch {
   std::vector<uint32_t> queries, weights;  // words, see Product
   std::vector<float> accumulated, scores, top, total;
@@ -83,8 +83,8 @@ class AttentionItem {
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
       T *output = call_.output + ((start_ + token(row)) * shape_.num_heads + head(row)) * dim_;
-      const float *found = &scratch_.accumulated[row * dim_], inverse = 1 / scratch_.total[row];
-      for (int64_t d = 0; d < dim_; d += kLanes) store(output + d, load(found + d) * inverse);
+      const float *accumulated = &scratch_.accumulated[row * dim_], inverse = 1 / scratch_.total[row];
+      for (int64_t d = 0; d < dim_; d += kLanes) store(output + d, load(accumulated + d) * inverse);
     }
   }
 
@@ -98,21 +98,21 @@ class AttentionItem {
   }
   int64_t position(int64_t row) const { return context_ + token(row); }
 
-  // The words that a head keeps in the block that holds slot `place` (rows.h, store_kv).
+  // A head's words of the block that contains slot `place` (rows.h, store_kv).
   const uint32_t *block(const T *pool, int64_t kv_head, int64_t place) const {
     const int64_t index = table_[place / kBlock] * shape_.num_kv_heads + kv_head;
     return reinterpret_cast<const uint32_t *>(pool + index * kBlock * dim_);
   }
 
-  // Slots of a tile that a row sees: from `first` to `last`, relative to the tile.
+  // Slots of a tile that a row attends to: from `first` to `last`, relative to the tile.
   void visible(int64_t row, int64_t tile, int slots, int &first, int &last) const {
     const int64_t here = position(row);
     last = static_cast<int>(std::min<int64_t>(slots, here + 1 - tile));
     first = shape_.window ? static_cast<int>(std::max<int64_t>(0, here - shape_.window + 1 - tile)) : 0;
   }
 
-  // Turns a row's scores into weights, zero where it does not see, and makes room for a new maximum in what is
-  // accumulated. Scores of slots that nobody wrote may be anything.
+  // Turns a row's scores into softmax weights, zero for invisible slots, and rescales the accumulated output to the new
+  // maximum. Scores of slots that were never written may have any value.
   void weigh(int64_t row, int64_t tile, int slots) {
     float *scores = &scratch_.scores[row * kTile];
     uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
@@ -130,9 +130,9 @@ class AttentionItem {
     const float before = scratch_.top[row], top = std::max(before, largest(tops) * shape_.scale);
     Floats sums{};
     for (int place = 0; place < end; place += kLanes) {
-      const Floats found = exponential(load(scores + place) * shape_.scale - top);
-      store(reinterpret_cast<T *>(weights) + place, found);
-      sums += found;
+      const Floats weight = exponential(load(scores + place) * shape_.scale - top);
+      store(reinterpret_cast<T *>(weights) + place, weight);
+      sums += weight;
     }
     const float shrink = before == top ? 1.0f : std::exp(before - top);
     scratch_.total[row] = scratch_.total[row] * shrink + sum(sums);
@@ -143,14 +143,14 @@ class AttentionItem {
     }
   }
 
-  // Every row by itself, in the order in which the pools lie: the increment phase.
+  // Increment phase: computes row by row, reading the pools sequentially.
   void direct(int64_t tile, int slots) {
     for (int place = 0; place < slots; place += kBlock) {
       for (int64_t row = 0; row < num_rows_; ++row) {
         const uint32_t *keys = block(call_.key_pool, kv_head(row), tile + place);
         const uint32_t *values = block(call_.value_pool, kv_head(row), tile + place);
         const uint32_t *query = &scratch_.queries[row * steps_];
-        Floats parts[4] = {};  // these sums do not wait for each other
+        Floats parts[4] = {};  // independent sums, to hide latency
         for (int64_t step = 0; step < steps_; step += 4) {
           for (int part = 0; part < 4; ++part) {
             __builtin_prefetch(values + (step + part) * kBlock, 0, 2);
@@ -170,7 +170,7 @@ class AttentionItem {
     }
   }
 
-  // Up to eight rows of one key/value head: every key and value that is loaded serves all of them.
+  // Up to eight rows of one key/value head, which share every loaded key and value.
   void grouped(int64_t first_row, int count, int64_t tile, int slots) {
     slots = static_cast<int>(std::min<int64_t>(slots, position(first_row + count - 1) + 1 - tile));
     if (slots <= 0) return;
@@ -184,16 +184,16 @@ class AttentionItem {
       const uint32_t *near = block(call_.key_pool, kv_head(first_row), tile + place);
       const bool both = place + kBlock < slots;
       const uint32_t *far = both ? block(call_.key_pool, kv_head(first_row), tile + place + kBlock) : near;
-      Floats found[kGroup][2] = {};
+      Floats sums[kGroup][2] = {};
       for (int64_t step = 0; step < steps_; ++step) {
         for (int row = 0; row < kGroup; ++row) {
-          found[row][0] = Product<T>::add(found[row][0], queries[row][step], near + step * kBlock);
-          found[row][1] = Product<T>::add(found[row][1], queries[row][step], far + step * kBlock);
+          sums[row][0] = Product<T>::add(sums[row][0], queries[row][step], near + step * kBlock);
+          sums[row][1] = Product<T>::add(sums[row][1], queries[row][step], far + step * kBlock);
         }
       }
       for (int row = 0; row < count; ++row) {
-        store(scores + row * kTile + place, found[row][0]);
-        store(scores + row * kTile + place + kBlock, found[row][1]);
+        store(scores + row * kTile + place, sums[row][0]);
+        store(scores + row * kTile + place + kBlock, sums[row][1]);
       }
     }
     for (int row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
@@ -203,7 +203,7 @@ class AttentionItem {
   // Adds a tile's weighted values to `count` of at most `kCount` rows of one key/value head.
   template <int kCount>
   void add_values(int64_t first_row, int count, int64_t tile, int slots) {
-    constexpr int kParts = kCount == 1 ? 4 : 2;  // vectors of the head whose sums do not wait for each other
+    constexpr int kParts = kCount == 1 ? 4 : 2;  // independent sums, to hide latency
     const uint32_t *blocks[kTile / kBlock], *weights[kCount];
     for (int place = 0; place < slots; place += kBlock) {
       blocks[place / kBlock] = block(call_.value_pool, kv_head(first_row), tile + place);
@@ -223,14 +223,14 @@ class AttentionItem {
   void add_columns(float *to, int count, const uint32_t *const *weights, const uint32_t *const *blocks, int64_t column,
                    int slots) const {
     constexpr int kSteps = kBlock / kWidth;  // of a block
-    Floats found[kCount][kParts] = {};
+    Floats sums[kCount][kParts] = {};
     const int steps = slots / kWidth;
     for (int first = 0; first < steps; first += kSteps) {
       const uint32_t *values = blocks[first / kSteps] + column;
       for (int step = first; step < std::min(steps, first + kSteps); ++step, values += dim_) {
         for (int row = 0; row < kCount; ++row) {
           for (int part = 0; part < kParts; ++part) {
-            found[row][part] = Product<T>::add(found[row][part], weights[row][step], values + part * kLanes);
+            sums[row][part] = Product<T>::add(sums[row][part], weights[row][step], values + part * kLanes);
           }
         }
       }
@@ -240,7 +240,7 @@ class AttentionItem {
         const uint32_t *values = blocks[steps / kSteps] + steps % kSteps * dim_ + column;
         for (int row = 0; row < kCount; ++row) {
           for (int part = 0; part < kParts; ++part) {
-            found[row][part] = Product<T>::add_first(found[row][part], weights[row][steps], values + part * kLanes);
+            sums[row][part] = Product<T>::add_first(sums[row][part], weights[row][steps], values + part * kLanes);
           }
         }
       }
@@ -248,7 +248,7 @@ class AttentionItem {
     for (int row = 0; row < count; ++row) {
       for (int part = 0; part < kParts; ++part) {
         float *place = to + row * dim_ + part * kLanes;
-        store(place, load(place) + found[row][part]);
+        store(place, load(place) + sums[row][part]);
       }
     }
   }
@@ -266,7 +266,7 @@ template <typename T>
 void attention(const AttentionCall<T> &call) {
   const AttentionShape &shape = call.shape;
   const int64_t heads = shape.num_heads / shape.num_kv_heads;
-  // Increments share a request's heads out so that every thread has something to do, and no further.
+  // Increments: divide a request's heads into just enough items to keep all threads busy.
   const int64_t shares = std::max<int64_t>(1, 2 * omp_get_max_threads() / shape.num_requests);
   const int64_t together = std::clamp<int64_t>(shape.num_kv_heads / shares, 1, std::max<int64_t>(1, kRows / heads));
   std::vector<Item> items;

@@ -15,11 +15,11 @@ from orca_kernels.recorder import OperationRecorder
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 WORDS = 16
-"""64-bit words of a call, its function first (cpu/replay.h)."""
+"""64-bit words of a recorded call: the function's address, then its arguments (cpu/replay.h)."""
 
 
 class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
-    """Functions of a library, whose calls are recorded, and the memory for their outputs."""
+    """Functions of a library with recording of calls, and the memory for their outputs."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()
@@ -28,20 +28,20 @@ class Calls(OperationRecorder):  # type: ignore[no-untyped-call]
         self._replay.argtypes, self._replay.restype = [POINTER, INTEGER], None
 
     def function(self, name: str, types: Sequence[Any]) -> Function:
-        """Return a function of the library; raise AttributeError if it has none of this name."""
+        """Return the function `name` of the library; raise AttributeError if there is none."""
         function = getattr(self._library, f"orca_{name}")
         function.argtypes, function.restype = types, None
         again = getattr(self._library, f"orca_run_{name}")
         return Function(self, function, ctypes.cast(again, POINTER).value or 0, types)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory for an output; during a recording it belongs to the recordings (RecordingMemory)."""
+        """Return an uninitialised output tensor; during a recording it is allocated in RecordingMemory."""
         if self.steps is None:
             return torch.empty(shape, dtype=dtype)
         return self.memory.empty(shape, contiguous_strides(shape), dtype)
 
     def note_call(self, words: list[int]) -> None:
-        """Add a call that has just been made to the calls right before it, if a recording is being made."""
+        """Append a call that has just been made to the step of consecutive calls, if a recording is in progress."""
         if self.steps is None:
             return
         last = self.steps[-1] if self.steps else None
@@ -63,7 +63,7 @@ class Function:
         self._types = types
 
     def __call__(self, *arguments: Any) -> None:
-        """Call the function, and log the call if a recording is being made."""
+        """Call the function, and log the call if a recording is in progress."""
         self._function(*arguments)
         if self._calls.steps is not None:
             words = [self._again, *map(_word, self._types, arguments)]
@@ -71,7 +71,7 @@ class Function:
 
 
 class _CallsInARow:
-    """A step: consecutive calls of the library, WORDS `words` each."""
+    """A step of consecutive calls of the library, WORDS `words` per call."""
 
     def __init__(self, replay: Any) -> None:
         self.words = array("Q")
@@ -88,7 +88,7 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 
 def _word(kind: Any, value: Any) -> int:
-    """Return the bytes of an argument as one number."""
+    """Return an argument's bytes as a 64-bit integer."""
     if kind is REAL:
         (word,) = struct.unpack("<I", struct.pack("<f", value))
         return int(word)

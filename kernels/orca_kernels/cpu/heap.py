@@ -7,6 +7,6 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Call malloc_trim(3), which glibc has; other C libraries are left alone."""
+    """Call malloc_trim(3) of glibc; no-op with other C libraries."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-// What library.py calls through ctypes: every operation for float and for bfloat16, on plain pointers.
+// C functions for ctypes (calls.py): every operation for float and bfloat16, on plain pointers.
 #include "all_reduce.h"
 #include "attention.h"
 #include "linear.h"
@@ -11,7 +11,7 @@
   define(float32, float)           \
   define(bfloat16, orca::BFloat16)
 
-// `orca_run_X` makes a call of `orca_X` that was noted down.
+// `orca_run_X` replays a recorded call of `orca_X`.
 #define ORCA_DEFINE_RUN(function)                                                                                     \
   ORCA_EXPORT void orca_run_##function(const uint64_t *words) { orca::apply(orca_##function, words); }
 
@@ -64,7 +64,7 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
 
-// Only where the instructions exist: else oneDNN's products are as fast. targets.py lists which target has which.
+// Compiled only with these instructions: without them oneDNN is as fast. targets.py lists the products of each target.
 #define ORCA_DEFINE_LINEAR(name, T)                                                                                   \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
     orca::pack(weight, panels, inputs, outputs);                                                                      \

@@ -1,8 +1,9 @@
 """Builds the C++ kernels for a `CpuTarget` and loads them, once per machine, level and source.
 
-A library that was built beside the sources (`python -m orca_kernels.cpu.library`, as the worker's image does) is used
-first; else the library is built into the user's cache on first use. The file's name contains the level and a digest of
-the sources, so versions never mix. One of several processes builds it; it appears by renaming, so it is complete.
+A library in the sources' folder (built by `python -m orca_kernels.cpu.library`, as in the worker's image) takes
+precedence; otherwise the library is built into the user's cache on first use. The file name contains the level and a
+digest of the sources, so versions never mix. A lock lets one process build while others wait; the finished file is
+renamed into place, so it is always complete.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class CpuLibrary(ctypes.CDLL):
 
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:
-    """Return the library for a target (default: the best one of this processor), built if necessary.
+    """Return the library for a target (default: the best one for this processor), built if necessary.
 
-    Raises BuildError. A target that needs instructions which this processor lacks ends the process when it is used.
+    Raises BuildError. Calling a target whose instructions this processor lacks ends the process (SIGILL).
     """
     if target is None:
         target = best_target(processor_flags())
@@ -74,13 +75,13 @@ def file_name(level: str) -> str:
 
 
 def build(level: str, path: Path) -> None:
-    """Compiles for a level with extensions; raises BuildError without a compiler, or with the compiler's message.
+    """Compile for a level with extensions; raise BuildError without a compiler, or with the compiler's message.
 
-    Processes that need the same file wait for the first one's, up to BUILD_SECONDS.
+    If another process builds the same file, wait for that build for up to BUILD_SECONDS.
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
-        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}); install one or set CXX")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
@@ -99,7 +100,8 @@ def _compile(compiler: str, level: str, path: Path) -> None:
         command = [compiler, *FLAGS, *options, str(SOURCES / "kernels.cpp"), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         if done.returncode:
-            raise BuildError(f"{compiler} says: {done.stderr.strip().splitlines()[0] if done.stderr else 'nothing'}")
+            error = done.stderr.strip().splitlines()[0] if done.stderr else f"exit code {done.returncode}"
+            raise BuildError(f"{compiler}: {error}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, path)
     finally:
@@ -108,9 +110,9 @@ def _compile(compiler: str, level: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold an advisory lock on a folder (flock(2)), which ends with the process.
+    """Hold an advisory lock on a folder (flock(2)), released at the latest when the process exits.
 
-    Proceeds without the lock after BUILD_SECONDS and on file systems without locks: two builds cost time, not safety.
+    Proceeds without the lock after BUILD_SECONDS and on file systems without locks: a second build only costs time.
     """
     folder_descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -129,7 +131,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _open(path: Path, target: CpuTarget) -> CpuLibrary:
-    import torch  # noqa: F401  so that the library uses torch's OpenMP runtime: two runtimes compete for the cores
+    import torch  # noqa: F401  so that the library uses torch's OpenMP runtime: two runtimes would compete for cores
 
     try:
         return CpuLibrary(path, target)

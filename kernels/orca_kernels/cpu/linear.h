@@ -1,7 +1,7 @@
-// y = x W^T + b, reading the weights once in the order in which they lie. They are kept in panels of 32 outputs: a step
-// of a panel is 32 words of four bytes, one float or two bfloat16 of each output. Rows of x are taken up to twelve at a
-// time, so that their sums fill the registers of AVX-512; for few rows the memory decides, for many the multiplier.
-// An element of y is one chain of sums over the inputs in their order, whichever rows are computed beside it.
+// y = x W^T + b, reading the weights once and sequentially. Weights are stored in panels of 32 outputs: a step of a
+// panel is 32 words of four bytes, one float or two bfloat16 of each output. Up to twelve rows of x are computed at a
+// time, so that their sums fill the registers of AVX-512; few rows are memory-bound, many are compute-bound. An element
+// of y is one chain of sums over the inputs in order, independent of the other rows.
 #pragma once
 
 #include "vector.h"
@@ -14,9 +14,9 @@ namespace orca {
 
 constexpr int kPanel = 2 * kLanes;
 constexpr int kRowsAtOnce = 12;
-constexpr int kAhead = 16;             // steps that are fetched ahead into the first-level cache: 2 KB
-constexpr int kFarAhead = 64;          // and into the second, for the memory answers later than those are used up
-constexpr int64_t kChunkWords = 1 << 17;  // of rows that stay in the second-level cache while the weights pass: 512 KB
+constexpr int kAhead = 16;             // steps to prefetch into the L1 cache: 2 KB
+constexpr int kFarAhead = 64;          // steps to prefetch into the L2 cache: memory latency exceeds kAhead steps
+constexpr int64_t kChunkWords = 1 << 17;  // words of rows that stay in the L2 cache: 512 KB
 
 template <typename T>
 struct LinearCall {
@@ -29,7 +29,7 @@ struct LinearCall {
   bool gelu_tanh;
 };
 
-// Lays W [outputs, inputs] out in panels; outputs are filled up with zeros. The inputs are whole words.
+// Packs W [outputs, inputs] into panels; outputs are padded with zeros. Inputs must fill whole words.
 template <typename T>
 void pack(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {
   constexpr int kWidth = Product<T>::kWidth;
@@ -53,7 +53,7 @@ inline Floats gelu_tanh(Floats x) {
   return x / (1.0f + exponential(-2.0f * inner));
 }
 
-// `kRows` rows times one panel; `words` has the rows' words side by side, [steps, kRows].
+// Multiplies `kRows` rows by one panel; `words` has the rows' words interleaved, [steps, kRows].
 template <typename T, int kRows>
 void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t panel) {
   const int64_t steps = call.inputs / Product<T>::kWidth;
@@ -70,7 +70,7 @@ void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_
     }
   }
   const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.outputs - column);
-  T bias[kPanel] = {}, residual[kPanel] = {}, found[kPanel];
+  T bias[kPanel] = {}, residual[kPanel] = {}, output[kPanel];
   if (call.bias) std::copy_n(call.bias + column, width, bias);
   for (int row = 0; row < kRows; ++row) {
     const int64_t place = (first_row + row) * call.outputs + column;
@@ -78,9 +78,9 @@ void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       Floats value = (lane ? high[row] : low[row]) + load(bias + lane);
       if (call.gelu_tanh) value = gelu_tanh(value);
-      store(found + lane, value + load(residual + lane));
+      store(output + lane, value + load(residual + lane));
     }
-    std::copy_n(found, width, call.y + place);
+    std::copy_n(output, width, call.y + place);
   }
 }
 
@@ -92,7 +92,7 @@ void panel_block(const LinearCall<T> &call, const uint32_t *words, int64_t first
   panel_rows<T, kRows>(call, words, first_row, panel);
 }
 
-// Lays rows out as panel_rows takes them. Blocks of rows are shared out evenly, so that none is left with few of them.
+// Packs rows for panel_rows, in blocks of nearly equal size, so that no block has only a few rows.
 template <typename T>
 struct RowBlocks {
   int64_t first_row, rows, steps;
@@ -114,7 +114,7 @@ template <typename T>
 void linear(const LinearCall<T> &call) {
   const int64_t steps = call.inputs / Product<T>::kWidth, panels = (call.outputs + kPanel - 1) / kPanel;
   const int64_t chunk = std::max<int64_t>(kRowsAtOnce, kChunkWords / steps / kRowsAtOnce * kRowsAtOnce);
-  static thread_local std::vector<uint32_t> memory;  // kept from call to call
+  static thread_local std::vector<uint32_t> memory;  // reused by later calls
   memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * steps));
   uint32_t *words = memory.data();
 #pragma omp parallel

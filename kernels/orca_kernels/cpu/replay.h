@@ -1,4 +1,4 @@
-// Calls that were noted down, made again one after the other: the arguments of each stand in 64-bit words.
+// Replays recorded calls one after the other; the arguments of a call are 64-bit words.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -19,7 +19,7 @@ T from_word(uint64_t word) {
   if constexpr (std::is_pointer_v<T>) {
     return reinterpret_cast<T>(word);
   } else {
-    T value;  // its bytes stand first, whatever its width (x86-64 is little-endian)
+    T value;  // in the first bytes of the word, whatever its width (x86-64 is little-endian)
     std::memcpy(&value, &word, sizeof(T));
     return value;
   }

@@ -1,5 +1,5 @@
-// Operations on one row of an iteration at a time: norms, activations, the rotary embedding, and the K/V store.
-// Sums are in float whatever the element type; each row is computed alike wherever it stands in the batch.
+// Operations on single rows of an iteration: norms, activations, the rotary embedding, and the K/V store.
+// Sums are in float for every element type; the result of a row does not depend on its place in the batch.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace orca {
 
-// Rows are worth a second thread only if there is enough to do.
+// More than one thread pays off only above this amount of work.
 constexpr int64_t kParallelElements = 1 << 15;
 
 template <typename T>
@@ -16,9 +16,9 @@ inline float row_sum(const T *x, int64_t size) {
   Floats total{};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) total += load(x + i);
-  float found = sum(total);
-  for (; i < size; ++i) found += scalar(x[i]);
-  return found;
+  float result = sum(total);
+  for (; i < size; ++i) result += scalar(x[i]);
+  return result;
 }
 
 // Sum of (x - shift)^2.
@@ -30,9 +30,9 @@ inline float row_squares(const T *x, int64_t size, float shift) {
     const Floats value = load(x + i) - shift;
     total += value * value;
   }
-  float found = sum(total);
-  for (; i < size; ++i) found += (scalar(x[i]) - shift) * (scalar(x[i]) - shift);
-  return found;
+  float result = sum(total);
+  for (; i < size; ++i) result += (scalar(x[i]) - shift) * (scalar(x[i]) - shift);
+  return result;
 }
 
 template <typename T>
@@ -51,7 +51,7 @@ void layer_norm(const T *x, const T *weight, const T *bias, T *y, int64_t rows, 
   }
 }
 
-// As in transformers: the normalised value is rounded to the element type before it is multiplied by the weight.
+// Like transformers: rounds the normalised value to the element type before multiplying by the weight.
 template <typename T>
 void rms_norm(const T *x, const T *weight, T *y, int64_t rows, int64_t size, float epsilon) {
 #pragma omp parallel for if (rows * size > kParallelElements)
@@ -71,7 +71,7 @@ void rms_norm(const T *x, const T *weight, T *y, int64_t rows, int64_t size, flo
   }
 }
 
-// y = silu(gate) x up; gate_up [S, 2 I] has a row's gates before its ups.
+// y = silu(gate) x up; a row of gate_up [S, 2 I] has the gates, then the ups.
 template <typename T>
 void silu_and_multiply(const T *gate_up, T *y, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > kParallelElements)
@@ -113,8 +113,8 @@ void rotate(T *x, const float *cosine, const float *sine, int64_t rows, int64_t 
   }
 }
 
-// Writes keys and values [rows, G, D], rows some stride apart, to their slots of the pools. A block of a head lies there
-// as the words that attention multiplies (vector.h), w elements each: keys as [D / w, 16, w], values as [16 / w, D, w].
+// Writes keys and values [rows, G, D], with row strides, to their slots of the pools. A head's block has the words that
+// attention multiplies (vector.h), of w elements each: keys as [D / w, 16, w], values as [16 / w, D, w].
 template <typename T>
 void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const int64_t *slots, int64_t rows,
               int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {

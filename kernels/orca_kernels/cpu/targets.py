@@ -1,6 +1,6 @@
-"""`CpuTarget`: an arrangement of the CPU kernels, and the list of those that exist.
+"""`CpuTarget`: a build variant of the CPU kernels, and the list of all variants.
 
-A target says for which instructions the C++ is compiled and which matrix products oneDNN computes instead.
+A target defines the instruction set of the C++ and the matrix products that oneDNN computes instead.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
-    """How the kernels are arranged for a kind of processor."""
+    """A build variant for a kind of processor."""
 
     name: str
     level: str
-    """Of the x86-64 psABI, with extensions after `+`: what the library is compiled for."""
+    """Instruction set of the library: a level of the x86-64 psABI, with extensions after `+`."""
     needs: frozenset[str]
-    """Flags that /proc/cpuinfo must list (proc(5))."""
+    """Required flags of /proc/cpuinfo (proc(5))."""
     onednn_products: frozenset[str]
-    """Element types, by their names in torch, whose matrix products oneDNN computes; the library has the others."""
+    """Element types, by torch name, whose matrix products oneDNN computes; the library computes the other types."""
 
     def missing(self, flags: set[str]) -> list[str]:
         """Return the flags that a processor with these flags lacks, sorted."""
@@ -47,12 +47,12 @@ TARGETS = (
 
 
 def processor_flags() -> set[str]:
-    """Return the flags of the first processor in /proc/cpuinfo (proc(5)); empty where none are listed."""
+    """Return the flags of the first processor in /proc/cpuinfo (proc(5)); empty if there are none."""
     return set(_first("flags").split())
 
 
 def processor_name() -> str:
-    """Return the model name of the first processor in /proc/cpuinfo; empty where none is listed."""
+    """Return the model name of the first processor in /proc/cpuinfo; empty if there is none."""
     return _first("model name")
 
 

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, from and to memory of either element type. GCC and Clang lower the vectors to whatever the
-// target has: one register of AVX-512, two of AVX2, four of SSE or NEON.
+// Vectors of sixteen floats, loaded from and stored to memory of either element type. GCC and Clang lower a vector to
+// one register of AVX-512, two of AVX2, four of SSE or NEON.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
-#include <immintrin.h>  // where the compiler's lowering of vectors is several times slower than one instruction
+#include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
 #endif
 
 namespace orca {
@@ -45,7 +45,7 @@ inline Floats load(const BFloat16 *from) {
 
 inline void store(float *to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
 
-// Rounds to the nearest, ties to even, as torch does; NaN stays NaN. The instruction takes subnormal floats for zero.
+// Rounds to nearest, ties to even, like torch; NaN stays NaN. The instruction treats subnormal floats as zero.
 inline void store(BFloat16 *to, Floats value) {
 #if defined(__AVX512BF16__)
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
@@ -82,7 +82,7 @@ inline V larger(V left, V right) {
   return left > right ? left : right;
 }
 
-// Halves a vector until it is one number.
+// Reduces a vector to one number by halving.
 template <int kCount = kLanes, typename V, typename Combine>
 inline float reduce(V value, Combine combine) {
   if constexpr (kCount == 2) {
@@ -128,11 +128,11 @@ inline Floats exponential(Floats x) {
   series = series * rest + 5.0000001201e-1f;
   series = series * rest * rest + rest + 1.0f;
   const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-  const Floats found = series * (Floats)power;
-  return x < low ? Floats{} : found;
+  const Floats result = series * (Floats)power;
+  return x < low ? Floats{} : result;
 }
 
-// How elements are multiplied: as words of four bytes, a float or a pair of bfloat16, sixteen words at a time.
+// Multiplication of elements as words of four bytes, a float or a pair of bfloat16, sixteen words at a time.
 template <typename T>
 struct Product;
 
@@ -140,7 +140,7 @@ template <>
 struct Product<float> {
   static constexpr int kWidth = 1;  // elements of a word
 
-  // Adds the product of one word with each of sixteen.
+  // Adds the products of one word with sixteen words.
   static Floats add(Floats to, uint32_t word, const uint32_t *words) {
     float value;
     std::memcpy(&value, &word, sizeof(value));
@@ -165,7 +165,7 @@ struct Product<BFloat16> {
 
   static Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_words(from)); }
 
-  // The same without the second of each pair, which may hold anything.
+  // Like `add`, but ignores the second element of each pair, which may have any value.
   static Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
     return add(to, word, load_words(from) & 0xffff);
   }

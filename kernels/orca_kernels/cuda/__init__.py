@@ -1,1 +1,1 @@
-"""The CUDA kernels: C++ beside this file, compiled for the device at run time (modules.py), launched by kernels.py."""
+"""CUDA kernels: sources in this folder, compiled for the device at run time (modules.py), launched by kernels.py."""

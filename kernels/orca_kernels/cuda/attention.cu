@@ -1,19 +1,20 @@
 // Attention of every request of an iteration in one launch (the paper, section 5: the thread blocks of all requests'
-// kernels, concatenated), in float32; 16-bit elements have tensor_core_attention.cu. A thread block is one entry of the
-// tile map, (request, first row), one key/value head, and one split of the context; it has up to 16 rows, a row being a
-// token and a query head that shares the key/value head. With several splits each writes its part, and orca_merge puts
-// the parts together (split-K, for long contexts). ORCA_HEAD_DIM is D, up to 256: what a thread block shares fits into
-// the 48 KiB that every device has.
+// kernels, concatenated), in float32; for 16-bit elements see tensor_core_attention.cu. A thread block computes one
+// tile, (request, first row), for one key/value head and one split of the context. It has up to 16 rows; a row is a
+// token and a query head that shares the key/value head. If there are several splits, each writes a partial result, and
+// orca_merge combines them (split-K, for long contexts). ORCA_HEAD_DIM is D, up to 256: shared memory stays within the
+// 48 KiB that every device has.
 #include "attention.cuh"
 
 constexpr int kTile = kDim <= 64 ? 64 : 32;  // slots in shared memory at a time
 constexpr int kRows = kDim > 128 ? 8 : 16;   // rows of a thread block
 constexpr int kWarps = 4;
 constexpr int kOwn = kRows / kWarps;               // rows of a warp
-constexpr int kPart = (kDim + kWarp - 1) / kWarp;  // elements of an output row that a lane keeps
+constexpr int kPart = (kDim + kWarp - 1) / kWarp;  // elements of an output row per lane
 constexpr int kThreads = kWarps * kWarp;
 
-// Copies a head's blocks of `slots` slots, listed in `blocks`, to what a thread block shares, once nobody reads that.
+// Copies a head's blocks of `slots` slots, listed in `blocks`, to shared memory, when all threads have read the old
+// contents.
 __device__ inline void hold(float *held, const float *pool, const Index *blocks, int slots, Index num_kv_heads,
                             Index kv_head) {
   constexpr int kSize = kBlock * kDim;
@@ -43,7 +44,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
     queries[i] = query[token * query_stride + head * kDim + i % kDim] * scale;
   }
   const Index last_position = context + (first + num_rows - 1) / heads;
-  const bool increment = starts[request + 1] - start == 1;  // a prompt has thread blocks enough without splits
+  const bool increment = starts[request + 1] - start == 1;  // a prompt has enough thread blocks without splits
   const Splits splits =
       splits_of(context + first / heads, last_position, window, increment ? most_splits : 1, split_size);
   if (blockIdx.z >= splits.count) return;
@@ -58,23 +59,23 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
       const int row = warp * kOwn + own;
       if (row >= num_rows) break;
       const Index here = context + (first + row) / heads;
-      float found[kTile / kWarp], most = kLowest;
+      float row_scores[kTile / kWarp], most = kLowest;
       for (int half = 0; half < kTile / kWarp; ++half) {
         const int slot = half * kWarp + lane;
         const Index distance = here - (tile + slot);
-        found[half] = kLowest;
+        row_scores[half] = kLowest;
         if (slot < slots && distance >= 0 && (!window || distance < window)) {
           const float *key = held + slot / kBlock * kBlock * kDim + slot % kBlock;
           float dot = 0;
           for (int d = 0; d < kDim; ++d) dot += queries[row * kDim + d] * key[d * kBlock];
-          found[half] = dot;
+          row_scores[half] = dot;
         }
-        most = fmaxf(most, found[half]);
+        most = fmaxf(most, row_scores[half]);
       }
       most = fmaxf(warp_max(most), top[own]);
       float sum = 0;
       for (int half = 0; half < kTile / kWarp; ++half) {
-        const float weight = found[half] == kLowest ? 0 : expf(found[half] - most);
+        const float weight = row_scores[half] == kLowest ? 0 : expf(row_scores[half] - most);
         scores[row * kTile + half * kWarp + lane] = weight;
         sum += weight;
       }
@@ -89,7 +90,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
       if (row >= num_rows) break;
       for (int slot = 0; slot < slots; ++slot) {
         const float weight = scores[row * kTile + slot];
-        if (weight == 0) continue;  // also what nobody wrote
+        if (weight == 0) continue;  // includes slots that were never written
         for (int part = 0; part < kPart; ++part) {
           const int d = part * kWarp + lane;
           if (d < kDim) accumulated[own][part] += weight * held[slot * kDim + d];

@@ -1,5 +1,5 @@
-// The element type of a compilation: ORCA_ELEMENT is 32 for float, 16 for float16 and 160 for bfloat16. Needs no header
-// of the CUDA toolkit, so that NVRTC alone compiles it; ORCA_EMULATED is the compilation for a CPU in the tests.
+// The element type of a compilation: ORCA_ELEMENT is 32 for float, 16 for float16 and 160 for bfloat16. Includes no
+// header of the CUDA toolkit, so that NVRTC is sufficient; the tests define ORCA_EMULATED to compile for a CPU.
 #pragma once
 
 typedef long long Index;
@@ -14,7 +14,7 @@ struct Element {
 };
 #if ORCA_ELEMENT == 160
 __device__ inline float widen(Element value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
-__device__ inline Element narrow(float value) {  // to the nearest, ties to even; NaN stays NaN
+__device__ inline Element narrow(float value) {  // to nearest, ties to even; NaN stays NaN
   const unsigned bits = __float_as_uint(value);
   const unsigned rounded = value != value ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
   return {static_cast<unsigned short>(rounded >> 16)};
@@ -35,7 +35,7 @@ __device__ inline Element narrow(float value) {
 }
 #endif
 
-// Two neighbours as one word, the first in the low half.
+// Two adjacent elements as one word, the first in the low half.
 __device__ inline unsigned pair(Element first, Element second) {
   return first.bits | static_cast<unsigned>(second.bits) << 16;
 }

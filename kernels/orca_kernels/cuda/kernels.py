@@ -1,6 +1,6 @@
 """`CudaKernels`: the CUDA kernels and cuBLAS behind `orca_kernels.interface.Kernels`.
 
-Forms of attention that the sources do not compute (head dimensions that do not fit) go to the reference.
+The reference computes forms of attention that the sources do not support (other options or head dimensions).
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, R
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 ATTENTION_OPTIONS = frozenset({"window"})
-"""Options of `AttentionForm` that the CUDA sources compute."""
+"""Options of `AttentionForm` that the CUDA sources support."""
 ROW_THREADS = 256
 ATTENTION_THREADS = 128
 WARP = 32
 SPLIT_SLOTS, MOST_SPLITS = 256, 16
-"""Slots of one split of a long context, and how many splits there are at most; then each has more slots."""
+"""Slots per split of a long context, and maximum number of splits; longer contexts have more slots per split."""
 
 Index, Real = ctypes.c_longlong, ctypes.c_float
 
 
 class _Requests(NamedTuple):
-    """A batch as attention sees it, on the device."""
+    """A batch on the device, divided into tiles for the attention kernels."""
 
     tiles: torch.Tensor
-    """[tiles, 2] int32, request and first row of each."""
+    """[tiles, 2] int32: request and first row of each tile."""
     starts: torch.Tensor
-    """[R + 1] int64, the batch's query_start."""
+    """[R + 1] int64: the batch's query_start."""
     contexts: torch.Tensor
-    """[R] int64, the batch's context_length."""
+    """[R] int64: the batch's context_length."""
     increments: bool
-    """Whether a request has a single token: contexts of those are split."""
+    """True if a request has a single token (increment phase); the contexts of such requests are split."""
 
 
 class CudaLinear(ReferenceLinear):
     """Implements `orca_kernels.interface.LinearMap` with cuBLAS."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See LinearMap.add: the product adds to what is there, and needs no kernel of its own for that."""
+        """See LinearMap.add: cuBLAS accumulates to the residual, without another kernel."""
         if self._bias is not None:
             residual.add_(self._bias)
         return residual.addmm_(x, self._weight.t())
 
 
 class CudaAttention:
-    """Implements `orca_kernels.interface.Attention` with one of the sources of attention."""
+    """Implements `orca_kernels.interface.Attention` with the attention kernels of `source`."""
 
     def __init__(
         self, launcher: Launcher, of_batch: WeakKeyDictionary[RaggedBatch, _Requests], source: str, form: AttentionForm
     ) -> None:
-        """`of_batch`: the tiles of each batch, shared by all layers, which have the same heads."""
+        """`of_batch`: cache of each batch's tiles, shared by all layers, which have the same heads."""
         self._launcher = launcher
         self._of_batch = of_batch
         self._source = source
@@ -77,7 +77,7 @@ class CudaAttention:
             launch_rows(self._launcher, "store", key, rows, arguments)
 
     def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
-        """See Attention: one launch for all requests, and one to merge where contexts are split."""
+        """See Attention: one launch for all requests, and one to merge the splits of contexts."""
         num_tokens, heads, dim = query.shape
         kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
         requests = self._requests_of(batch, heads // kv_heads, rows_of_tile(self._source, dim))
@@ -101,13 +101,13 @@ class CudaAttention:
         return output
 
     def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> _Requests:
-        """Cuts the batch into tiles of `rows`, once, and keeps them as long."""
+        """Divide the batch into tiles of `rows`; cached as long as the batch exists."""
         if batch not in self._of_batch:
             counts = np.diff(batch.query_start.numpy())
             numbers = -(-counts * heads // rows)
             request = np.repeat(np.arange(len(numbers)), numbers)
             place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
-            order = np.argsort(-place, kind="stable")  # those that see most first: no long one is left at the end
+            order = np.argsort(-place, kind="stable")  # longest first: no long tile starts last
             table = torch.from_numpy(np.stack((request, place * rows), axis=1)[order].astype(np.int32))
             tiles, starts, contexts = (
                 tensor.to(batch.slots.device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""The CUDA sources as modules: one compilation for each element type (and head dimension), launched through CuPy.
+"""The CUDA sources as modules, compiled per element type (and head dimension) and launched through CuPy.
 
-CuPy is imported only here, and only when a module is asked for. It compiles with NVRTC and keeps the result in its own
-cache; kernels run on torch's current stream and on torch's memory.
+Only CupyLauncher imports CuPy, which compiles with NVRTC and caches the result. Kernels run on torch's current stream
+and memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 
 SOURCES = Path(__file__).parent
 ELEMENTS = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 160}
-"""ORCA_ELEMENT of element.cuh."""
+"""Values of the macro ORCA_ELEMENT in element.cuh."""
 TENSOR_CORES = "tensor_core_attention.cu"
-"""The source of attention for 16-bit elements, which keeps keys and values in an order of its own."""
+"""Source of attention for 16-bit elements, which has its own order of keys and values in a block."""
 
 Grid = tuple[int, int, int]
 """Thread blocks in x, y and z."""
@@ -27,7 +27,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of a source, compiled for one element type and, in sources of attention, one head dimension."""
+    """A function of a source, compiled for one element type and, for attention, one head dimension."""
 
     source: str
     name: str
@@ -36,7 +36,7 @@ class Kernel:
 
     @property
     def macros(self) -> tuple[str, ...]:
-        """What the source is compiled with, for a compiler's command line."""
+        """Macro definitions for the compiler's command line."""
         element = f"-DORCA_ELEMENT={ELEMENTS[self.dtype]}"
         return (element,) if self.head_dim is None else (element, f"-DORCA_HEAD_DIM={self.head_dim}")
 
@@ -49,20 +49,20 @@ class Launcher(Protocol):
 
 
 def program(source: str) -> str:
-    """Return a source with what it includes, so that a compiler needs no path."""
+    """Return a source with its includes expanded, so that the compiler needs no include path."""
     text = (SOURCES / source).read_text(encoding="utf-8")
-    return re.sub(r'#include "(\w+\.cuh)"', lambda found: program(found[1]), text)
+    return re.sub(r'#include "(\w+\.cuh)"', lambda include: program(include[1]), text)
 
 
 def attention_source(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Return the source that computes attention for this element type and head dimension, None if none can."""
+    """Return the source of attention for this element type and head dimension, None if unsupported."""
     if head_dim % 16 or head_dim > 256:
         return None
     return "attention.cu" if dtype == torch.float32 else TENSOR_CORES
 
 
 def rows_of_tile(source: str, head_dim: int) -> int:
-    """Rows of a thread block: a row is a token and a query head that shares the key/value head."""
+    """Return the rows per thread block: a row is a token and a query head that shares the key/value head."""
     if source == TENSOR_CORES:
         return 64
     return 8 if head_dim > 128 else 16
@@ -88,7 +88,7 @@ class CupyLauncher:
 
 
 def _argument(value: Any) -> Any:
-    """CuPy takes pointers and numbers as NumPy scalars of the width that the kernel has."""
+    """Convert an argument to the form that CuPy expects: a NumPy scalar of the width of the kernel's parameter."""
     import numpy as np
 
     if isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
-// Operations on one row of an iteration at a time; a thread block per row, or a thread per element.
+// Operations on single rows of an iteration, with a thread block per row or a thread per element.
 #include "element.cuh"
 
 constexpr int kThreads = 256;
 
-// Sum over the thread block; every thread gets it.
+// Returns the sum over the thread block to every thread.
 __device__ inline float block_sum(float value) {
   __shared__ float parts[kThreads / kWarp];
   value = warp_sum(value);
@@ -30,7 +30,7 @@ extern "C" __global__ void orca_layer_norm(const Element *x, const Element *weig
   }
 }
 
-// As in transformers: the normalised value is rounded to the element type before it is multiplied by the weight.
+// Like transformers: rounds the normalised value to the element type before multiplying by the weight.
 extern "C" __global__ void orca_rms_norm(const Element *x, const Element *weight, Element *y, Index size,
                                          float epsilon) {
   x += blockIdx.x * size;
@@ -43,7 +43,7 @@ extern "C" __global__ void orca_rms_norm(const Element *x, const Element *weight
   }
 }
 
-// y = silu(gate) x up; gate_up [S, 2 I] has a row's gates before its ups.
+// y = silu(gate) x up; a row of gate_up [S, 2 I] has the gates, then the ups.
 extern "C" __global__ void orca_silu_and_multiply(const Element *gate_up, Element *y, Index size) {
   const Index i = blockIdx.y * static_cast<Index>(kThreads) + threadIdx.x;
   if (i >= size) return;
@@ -68,7 +68,7 @@ extern "C" __global__ void orca_rotate(Element *x, const float *cosine, const fl
   }
 }
 
-// Writes keys and values [S, G, D], rows some stride apart, to their slots of the pools [B, G, D, 16] and [B, G, 16, D].
+// Writes keys and values [S, G, D], with row strides, to their slots of the pools [B, G, D, 16] and [B, G, 16, D].
 extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
                                       const Index *slots, Index heads, Index dim, Index key_stride,
                                       Index value_stride) {

@@ -1,24 +1,24 @@
-// Attention of every request of an iteration in one launch for 16-bit elements, with its products on tensor cores
-// (attention.cu says what a launch is; float32 is computed there). A thread block has up to 64 rows of a request, a row
-// being a token and a query head that shares the key/value head: 16 for each warp. An increment has no more than 16 as
-// a rule; then its four warps take every fourth block of the context and put their parts together at the end.
+// Attention of every request of an iteration in one launch for 16-bit elements, on tensor cores (for the launch, and
+// for float32, see attention.cu). A thread block has up to 64 rows of a request, 16 per warp; a row is a token and a
+// query head that shares the key/value head. An increment usually has at most 16 rows; then each of the four warps
+// computes every fourth block of the context, and the partial results are merged at the end.
 //
-// A head's block of the pools is kept in the order in which the lanes of a warp hold the second factor of a product of
-// 16 x 16 by 16 x 8 (PTX ISA, "Matrix fragments for mma.m16n8k16"), so that a lane reads its part of 16 slots by 8 bytes
-// at a time, straight into registers. Keys are D / 16 such factors for each 8 slots, values one for each 8 elements.
-// ORCA_HEAD_DIM is D, a multiple of 16. Loops over registers are unrolled: an array with an index that is known only at
-// run time would lie in memory.
+// A head's block of the pools has the order in which the lanes of a warp hold the second factor of a 16 x 16 by 16 x 8
+// product (PTX ISA, "Matrix fragments for mma.m16n8k16"), so that a lane loads its part of 16 slots directly into
+// registers, 8 bytes at a time. Keys are D / 16 such factors per 8 slots, values one per 8 elements. ORCA_HEAD_DIM is
+// D, a multiple of 16. Loops over registers are unrolled: an array with an index that is known only at run time would
+// be in local memory.
 #include "attention.cuh"
 
 constexpr int kSteps = kDim / 16;              // products along D for a score
 constexpr int kAcross = kDim / 8;              // products across D for an output
-constexpr int kFragments = kBlock * kDim / 4;  // of a head's block
+constexpr int kFragments = kBlock * kDim / 4;  // fragments of a head's block
 constexpr int kWarps = 4;
 constexpr int kWarpRows = 16;
 constexpr int kStoreThreads = 256;
 constexpr float kLog2e = 1.442695041f;
 
-// What a lane holds of a second factor.
+// A lane's part of a second factor.
 struct alignas(8) Fragment {
   unsigned word[2];
 };
@@ -38,13 +38,13 @@ __device__ inline void multiply(float (&c)[4], const unsigned (&a)[4], const Fra
 #endif
 }
 
-// Where element (k, n) of a second factor [16, 8] lies among its 128.
+// Index of element (k, n) of a second factor [16, 8] among its 128 elements.
 __device__ inline Index place_in_factor(Index k, Index n) {
   const Index lane = n * 4 + k % 8 / 2;
   return (lane * 2 + k / 8) * 2 + k % 2;
 }
 
-// Over the four lanes that hold parts of the same row.
+// Reductions over the four lanes that hold parts of the same row.
 __device__ inline float row_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
@@ -68,16 +68,16 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
   const int context = static_cast<int>(contexts[request]), reach = static_cast<int>(window);
   const Index *table = block_table + request * table_width;
   int first = tiles[2 * blockIdx.x + 1], left = static_cast<int>(starts[request + 1] - start) * heads - first;
-  const bool together = left <= kWarpRows;  // the warps share these rows
+  const bool together = left <= kWarpRows;  // all warps compute the same rows
   if (!together) {
     first += warp * kWarpRows;
     left -= warp * kWarpRows;
   }
-  if (left <= 0) return;  // a warp without rows: below, `first` would lie behind what the request sees
+  if (left <= 0) return;  // a warp without rows: `first` would be beyond the request's last row
   const int num_rows = left < kWarpRows ? left : kWarpRows;
 
   unsigned queries[kSteps][4] = {};
-  int position[2] = {-1, -1};  // what is no row sees nothing
+  int position[2] = {-1, -1};  // rows that do not exist attend to nothing
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + group + 8 * half;
@@ -93,7 +93,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
   }
 
   const int last_position = context + (first + num_rows - 1) / heads;
-  const bool increment = starts[request + 1] - start == 1;  // a prompt has thread blocks enough without splits
+  const bool increment = starts[request + 1] - start == 1;  // a prompt has enough thread blocks without splits
   const Splits splits =
       splits_of(context + first / heads, last_position, reach, increment ? most_splits : 1, split_size);
   if (blockIdx.z >= splits.count) return;
@@ -105,7 +105,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
   Index next = begin < end ? table[begin / kBlock] : 0;
   for (int slot = begin; slot < end; slot += stride) {
     const Index block = (next * num_kv_heads + kv_head) * kFragments + lane;
-    if (slot + stride < end) next = table[(slot + stride) / kBlock];  // its latency passes meanwhile
+    if (slot + stride < end) next = table[(slot + stride) / kBlock];  // early, to hide its latency
     const Fragment *keys = key_pool + block, *values = value_pool + block;
     float scores[2][4] = {}, most[2] = {top[0], top[1]};
 #pragma unroll
@@ -132,7 +132,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
         accumulated[n][2 * row + 1] *= shrink;
       }
     }
-    unsigned weights[4];  // the scores' columns are the rows that weigh the values
+    unsigned weights[4];  // softmax weights, in the layout of the first factor of the product with the values
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -147,7 +147,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
         weights[2 * half + row] = narrow_pair(weight[0], weight[1]);
       }
     }
-    unsigned filled[2];  // slots that hold no token may hold anything, and no weight makes a NaN zero
+    unsigned filled[2];  // mask of slots with a token: other slots may contain NaN, and 0 x NaN is NaN
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int here = slot + half * 8 + member * 2;
@@ -162,7 +162,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
 #pragma unroll
   for (int row = 0; row < 2; ++row) total[row] = row_sum(total[row]);
 
-  if (together) {  // from the last warp to the first, which then has everything
+  if (together) {  // merge from the last warp to the first
     for (int turn = kWarps - 1; turn >= 0; --turn) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
@@ -185,7 +185,7 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
             part = own;
           }
         }
-        __syncwarp();  // all four lanes of a row have read its top and total
+        __syncwarp();  // until all four lanes of a row have read its top and total
         mine[kDim] = top[row];
         mine[kDim + 1] = total[row];
       }
@@ -214,13 +214,13 @@ extern "C" __global__ void orca_attention(const Element *query, const Fragment *
       }
     }
     if (splits.count > 1 && member == 0) {
-      mine[kDim] = top[half] / kLog2e;  // orca_merge counts in powers of e
+      mine[kDim] = top[half] / kLog2e;  // orca_merge uses base e
       mine[kDim + 1] = total[half];
     }
   }
 }
 
-// Writes keys and values [S, G, D], rows some stride apart, to their slots of the pools.
+// Writes keys and values [S, G, D], with row strides, to their slots of the pools.
 extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
                                       const Index *slots, Index heads, Index key_stride, Index value_stride) {
   const Index block = slots[blockIdx.x] / kBlock, slot = slots[blockIdx.x] % kBlock;
