@@ -1,9 +1,9 @@
-"""Looks the packages of the images up in a database of known vulnerabilities, with pip-audit.
+"""Checks the packages of the images against a database of known vulnerabilities, with pip-audit.
 
     python tools/audit_images.py
 
-Exit code 0: every package was looked up and none has a known vulnerability. 1: at least one has. 3: "not reached",
-because the database did not answer for some packages, which says nothing about them.
+Exit code 0: every package was checked and none has a known vulnerability. 1: at least one has. 3: "not reached", the
+database did not answer for some packages, so their state is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VULNERABLE, NOT_REACHED = 1, 3
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of one lock file. `unreached` says why packages were not looked up."""
+    """The findings of one lock file. `unreached`: packages that were not checked, with the reason."""
 
     vulnerable: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -32,27 +32,27 @@ class Findings:
 
 def findings(report: dict[str, Any]) -> Findings:
     """Read pip-audit's JSON report."""
-    found = Findings()
+    result = Findings()
     for package in report["dependencies"]:
-        found.num_packages += 1
+        result.num_packages += 1
         if "skip_reason" in package:
-            found.unreached.append(f"{package['name']}: {package['skip_reason']}")
+            result.unreached.append(f"{package['name']}: {package['skip_reason']}")
         for vulnerability in package.get("vulns", ()):
             fixed = ", ".join(vulnerability["fix_versions"]) or "none"
-            found.vulnerable.append(
+            result.vulnerable.append(
                 f"{package['name']} {package['version']}: {vulnerability['id']} (fixed in: {fixed})"
             )
-    return found
+    return result
 
 
 def audit(path: Path) -> Findings:
-    """Run pip-audit on a lock file, within a bound."""
+    """Run pip-audit on a lock file, for at most TIMEOUT_SECONDS."""
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--format", "json"]
     command += ["--progress-spinner", "off", "--requirement", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Findings(unreached=[f"no answer within {TIMEOUT_SECONDS:.0f} s"])
+        return Findings(unreached=[f"timeout after {TIMEOUT_SECONDS:.0f} s"])
     try:
         return findings(json.loads(done.stdout))
     except ValueError:
@@ -64,16 +64,16 @@ def main(paths: Sequence[Path]) -> int:
     """Print the findings of every lock file; return the exit code."""
     code = 0
     for path in paths:
-        found = audit(path)
-        for line in found.vulnerable:
+        result = audit(path)
+        for line in result.vulnerable:
             print(f"{path.name}: {line}")
-        if found.unreached:
-            print(f"{path.name}: not reached: {len(found.unreached)} look-ups, the first: {found.unreached[0]}")
-        if not found.vulnerable and not found.unreached:
-            print(f"{path.name}: {found.num_packages} packages, no known vulnerability")
-        if found.vulnerable:
+        if result.unreached:
+            print(f"{path.name}: not reached: {len(result.unreached)} look-ups, the first: {result.unreached[0]}")
+        if not result.vulnerable and not result.unreached:
+            print(f"{path.name}: {result.num_packages} packages, no known vulnerability")
+        if result.vulnerable:
             code = VULNERABLE
-        elif found.unreached:
+        elif result.unreached:
             code = code or NOT_REACHED
     return code
 

@@ -1,10 +1,10 @@
-"""Checks that no test is lost: compares the ids that pytest collects now with those of before.
+"""Checks that no test is lost: compares the test ids that pytest collects with a stored list.
 
-tests/moves/before.txt.gz has the ids of before, one a line. tests/moves/moves.txt says where the tests are that have
-another id now, a line for each: `OLD -> NEW`: every id that begins with OLD has NEW in place of OLD. `OLD => NEW`: the
-one test NEW checks what all ids that begin with OLD have checked. The longest OLD counts. `#` begins a comment.
+tests/moves/before.txt.gz is the stored list, one id per line. tests/moves/moves.txt maps changed ids, one rule per
+line. `OLD -> NEW`: in every id with the prefix OLD, NEW replaces OLD. `OLD => NEW`: the test NEW replaces all tests
+whose ids have the prefix OLD. The rule with the longest matching OLD applies. `#` begins a comment.
 
-Exit code 1 with one line for each lost test, 2 if pytest cannot collect. `--write` writes before.txt.gz anew.
+Exit code 1 with one line for each lost test, 2 if pytest cannot collect. `--write` updates the stored list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "moves"
 BEFORE = FOLDER / "before.txt.gz"
 PROCESSORS_OWN = " compiled as "
-"""Of ids of CPU targets that this machine's processor lacks (tests/support/cpu_targets.py): others differ elsewhere."""
+"""Part of the ids of tests for CPU targets that this processor lacks (tests/support/cpu_targets.py); not compared."""
 
 
 def collect() -> set[str]:
@@ -48,21 +48,21 @@ def read_moves(text: str) -> list[tuple[str, str, str]]:
 
 
 def lost(before: Iterable[str], now: set[str], moves: list[tuple[str, str, str]]) -> list[str]:
-    """Return the ids of `before` that are neither in `now` nor moved to a test of `now`."""
+    """Return the ids of `before` that are neither in `now` nor mapped to a test of `now`."""
 
-    def place(name: str) -> str:
+    def current_id(name: str) -> str:
         for old, arrow, new in moves:
             if name.startswith(old):
                 return new + name[len(old) :] if arrow == "->" else new
         return name
 
-    return [name for name in before if name not in now and place(name) not in now and PROCESSORS_OWN not in name]
+    return [name for name in before if name not in now and current_id(name) not in now and PROCESSORS_OWN not in name]
 
 
 def main() -> int:
-    """Parse the options and return the exit code."""
+    """Compare or write the list; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write before.txt.gz")
+    parser.add_argument("--write", action="store_true", help="update before.txt.gz")
     arguments = parser.parse_args()
     now = collect()
     if arguments.write:

@@ -1,14 +1,14 @@
 """Chooses a build of torch, prints its source and its size, and installs the build without dependencies.
 
-`make run` and the Dockerfile call this script before they install ORCA, whose installation then keeps this torch and
-adds the packages that torch needs. The order of choice for CPUs:
+`make run` and the Dockerfile call this script before they install ORCA. The installation of ORCA then keeps this torch
+and adds torch's dependencies. The order of choice for CPUs:
 
-1. the index that `--index` names, and no other source;
+1. the index given by `--index`, and no other source;
 2. the CPU build that pip's own configuration offers (an index or a folder of find-links);
 3. the CPU build of PyTorch's index, if the index answers within 5 s;
 4. the build of pip's default index: on Linux it brings several GB of CUDA packages.
 
-For CUDA, the order is 1 and 4. The script needs nothing but Python's standard library and pip 25.1 or newer.
+For CUDA, the order is 1 and 4. The script needs only Python's standard library and pip 25.1 or newer.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from urllib.parse import unquote, urlsplit
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's documented index of builds without CUDA."""
 PATIENCE = 5.0
-"""Seconds that PyTorch's index may take to answer."""
+"""Timeout of PyTorch's index in seconds."""
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 class InstallError(Exception):
-    """No build of torch can be installed; the message says why and what to do."""
+    """No build of torch can be installed; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A wheel of torch and the wheels that it needs, as one run of pip chose them."""
+    """A wheel of torch and its dependencies, as resolved by one run of pip."""
 
     version: str
     urls: tuple[str, ...]
-    """torch first. `file://` for wheels in a folder. The small dependencies of a CPU build are left out."""
+    """torch first. `file://` for wheels in a folder. Does not include the small dependencies of a CPU build."""
     has_cuda: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A build, how pip gets it, and why this build was chosen."""
+    """A build, its source for pip, and the reason of the choice."""
 
     build: Build
     requirement: str
     index: str | None
-    """The only index to install torch from; None stands for pip's configuration."""
+    """The only index to install torch from; None: the sources of pip's configuration."""
     reason: str
 
 
 class Pip:
-    """pip for one Python environment. Methods raise InstallError with pip's own words."""
+    """pip for one Python environment. Methods raise InstallError with pip's error message."""
 
     def __init__(self, python: str = sys.executable, constraints: Path = CONSTRAINTS) -> None:
         self._command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
@@ -89,7 +89,7 @@ class Pip:
         return Build(metadata["version"], tuple(urls), has_cuda)
 
     def install(self, choice: Choice) -> None:
-        """Installs torch alone; pip shows its progress."""
+        """Install torch without dependencies; pip shows its progress."""
         with _sources(choice.index) as environment:
             command = self._install([choice.requirement], "--no-deps")
             if subprocess.run(command, env=environment, check=False).returncode:
@@ -171,8 +171,8 @@ def _with_cuda(pip: Pip, requirement: str, known: Build) -> Choice:
 def answers(index: str, seconds: float) -> bool:
     """Return whether an index serves its page of torch within `seconds`.
 
-    Proxies and certificates come from the environment, as for urllib. A thread bounds the whole request: a socket's
-    timeout would count anew for name resolution and for every address of the host.
+    Proxies and certificates come from the environment, as in urllib. A thread limits the whole request: a socket's
+    timeout applies to name resolution and to each address of the host separately.
     """
     served = threading.Event()
 
@@ -190,7 +190,7 @@ def answers(index: str, seconds: float) -> bool:
 
 
 def size(url: str) -> int | None:
-    """Return the bytes of a wheel, None if its server does not say."""
+    """Return the size of a wheel in bytes, None if the server does not report it."""
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":
@@ -232,7 +232,7 @@ def torch_requirement(constraints: Path = CONSTRAINTS) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code."""
+    """Choose and install torch; return the exit code."""
     parser = argparse.ArgumentParser(description="Choose, announce and install a build of torch.")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment to install into")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is an NVIDIA driver")

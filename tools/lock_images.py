@@ -1,10 +1,10 @@
-"""Writes the lock files of the images: every package of images/*.txt with its version and the hashes of its files.
+"""Writes the lock files of the images, images/*.txt: packages with versions and hashes.
 
     python tools/lock_images.py [--check]
 
-The versions are those of constraints.txt. uv resolves from the public registry alone. torch and the packages that only
-its CUDA build needs are in images/cuda.txt, because the image for CPUs has a build of torch from another index
-(tools/install_torch.py). `--check` writes nothing, and ends with exit code 1 if a lock file lacks or adds a version.
+Versions are those of constraints.txt. uv resolves from the public registry only. torch and the packages that only its
+CUDA build needs are in images/cuda.txt, because the image for CPUs has a build of torch from another index
+(tools/install_torch.py). `--check` writes nothing; exit code 1 if the versions of a lock file differ.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "images"
 INIT = "dumb-init"
 BUILD_TOOLS = ("pip", "cyclonedx-bom")
-"""Beside the build system of pyproject.toml: what installs the packages, and what writes the list of them."""
+"""Tools beside the build system of pyproject.toml: the installer of the packages, and the writer of the SBOM."""
 EXTRAS = {"operator": ("operator",), "master": ("base", "hub"), "worker": ("base", "hub", "worker")}
 """Requirements of each image: `base` or an extra of pyproject.toml."""
 CUDA = re.compile(r"torch|triton|cupy-|nvidia-|cuda-")
 """Names of the packages in cuda.txt."""
 TIMEOUT_SECONDS = 600.0
-"""For the resolution of one lock file."""
+"""Limit for resolving one lock file."""
 HEAD = "# Written by `make lock` (tools/lock_images.py). Do not edit.\n"
 
 
@@ -36,16 +36,16 @@ def requirements() -> dict[str, list[str]]:
     """Return the requirements of every lock file, by its name without `.txt`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lists = {"base": project["project"]["dependencies"]} | project["project"]["optional-dependencies"]
-    found = {image: [INIT, *(line for name in names for line in lists[name])] for image, names in EXTRAS.items()}
-    found["cuda"] = [*found["worker"], *lists["cuda"]]
-    found["build"] = [*project["build-system"]["requires"], *BUILD_TOOLS]
-    return found
+    needed = {image: [INIT, *(line for name in names for line in lists[name])] for image, names in EXTRAS.items()}
+    needed["cuda"] = [*needed["worker"], *lists["cuda"]]
+    needed["build"] = [*project["build-system"]["requires"], *BUILD_TOOLS]
+    return needed
 
 
 def lock(lines: Sequence[str], present: str) -> str:
-    """Return uv's resolution with hashes; raise CalledProcessError or TimeoutExpired if there is none.
+    """Return uv's resolution with hashes; raise CalledProcessError or TimeoutExpired if uv fails.
 
-    Versions that constraints.txt leaves open stay those of `present`, the lock file of today.
+    Versions that constraints.txt does not fix are taken from `present`, the existing lock file.
     """
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-annotate", "--no-header"]
     command += ["--constraint", str(ROOT / "constraints.txt"), "--generate-hashes", "--only-binary", ":all:"]
@@ -61,27 +61,27 @@ def lock(lines: Sequence[str], present: str) -> str:
 
 
 def entries(text: str) -> dict[str, str]:
-    """Return the entries of a lock file, version and hashes, by the package's name."""
-    found = re.findall(r"^([A-Za-z0-9_.-]+)==((?:.*\\\n)*.*\n)", text, re.MULTILINE)
-    return {name: f"{name}=={rest}" for name, rest in found}
+    """Return package name → entry (version and hashes) of a lock file."""
+    matches = re.findall(r"^([A-Za-z0-9_.-]+)==((?:.*\\\n)*.*\n)", text, re.MULTILINE)
+    return {name: f"{name}=={rest}" for name, rest in matches}
 
 
 def _stored(path: Path) -> str:
-    """Return the lock file of today, "" if there is none."""
+    """Return the existing lock file, "" if there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def locks() -> dict[str, str]:
     """Return the content of every lock file, by its name without `.txt`."""
-    found = {}
+    contents = {}
     for name, lines in requirements().items():
         path = FOLDER / f"{name}.txt"
         resolved = entries(lock(lines, _stored(path)))
         chosen = {
             package: entry for package, entry in resolved.items() if bool(CUDA.match(package)) is (name == "cuda")
         }
-        found[name] = HEAD + "".join(chosen.values())
-    return found
+        contents[name] = HEAD + "".join(chosen.values())
+    return contents
 
 
 def versions(text: str) -> set[str]:
@@ -92,10 +92,10 @@ def versions(text: str) -> set[str]:
 def main(argv: Sequence[str]) -> int:
     """Write or check the lock files; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare versions")
+    parser.add_argument("--check", action="store_true", help="compare versions, write nothing")
     arguments = parser.parse_args(argv)
     try:
-        found = locks()
+        contents = locks()
     except subprocess.CalledProcessError as error:
         print(f"lock_images: {error.stderr.strip()}", file=sys.stderr)
         return 1
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"lock_images: uv did not finish within {TIMEOUT_SECONDS:.0f} s", file=sys.stderr)
         return 1
     differs = False
-    for name, text in found.items():
+    for name, text in contents.items():
         path = FOLDER / f"{name}.txt"
         if not arguments.check:
             path.write_text(text, encoding="utf-8")

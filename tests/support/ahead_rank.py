@@ -1,6 +1,6 @@
-"""A rank that reads an iteration's answer when the next one has been started, as on a GPU.
+"""A rank that finishes an iteration after it has started the next one, as on a GPU.
 
-The file that comes first on the command line gets a line for each: what happened, and the iteration's number.
+The first argument is a log file; each start and each reply adds a line with the iteration's number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Api`: an API server in memory, with the methods of orca_operator.cluster.Cluster, for passes of a Reconciler."""
+"""`Api`: an in-memory API server with the methods of orca_operator.cluster.Cluster, for tests of the Reconciler."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Refusals = Mapping[str, tuple[int, str]]
 class Api:
     """One OrcaDeployment (`resource`, None once deleted) and its children by kind and name.
 
-    A change reaches the reconciler's store at once, as a watch would bring it. `calls` lists the writes that changed
-    something and the Events, `refusals` the calls that fail, `not_served` the kinds that the cluster does not know.
+    A change updates the reconciler's store at once, like a watch event. `calls` lists Events and the writes that
+    changed an object, `refusals` the calls that fail, `not_served` the kinds that the cluster does not serve.
     """
 
     def __init__(self, spec: dict[str, Any], not_served: tuple[str, ...] = ()) -> None:
@@ -44,7 +44,7 @@ class Api:
         return [child for (of, _), child in self.objects.items() if of == kind != "Secret"]
 
     def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Server-side apply by the only owner: fields that the manifest leaves out go, the status stays."""
+        """Server-side apply by the only field owner: removes fields that the manifest lacks, keeps the status."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self._admit("apply", kind)
         before = self.objects.get((kind, name))
@@ -73,7 +73,7 @@ class Api:
             self.remove(kind, name)
 
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        """Merge patch: None removes a field."""
+        """Apply a merge patch: None removes a field."""
         self._admit("patch_status", KIND)
         if self.resource is None:
             raise ClusterError(404, "not found")
@@ -82,10 +82,10 @@ class Api:
         self.resource = {**self.resource, "status": kept}
         self.statuses.append(kept)
 
-    # -- what others do to the cluster ---------------------------------------------------------------------------------
+    # -- changes by other clients --------------------------------------------------------------------------------------
 
     def put(self, body: dict[str, Any]) -> None:
-        """Store an object with a uid and versions of its own."""
+        """Store an object; set uid, generation and resource version."""
         kind, name = body["kind"], body["metadata"]["name"]
         before = self.objects.get((kind, name), {}).get("metadata", {})
         self._version += 1
@@ -101,15 +101,15 @@ class Api:
         """Remove an object."""
         self._notify(kind, self.objects.pop((kind, name)), deleted=True)
 
-    # -- questions of tests --------------------------------------------------------------------------------------------
+    # -- queries of tests ----------------------------------------------------------------------------------------------
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Status and reason of one condition of the OrcaDeployment."""
+        """Return status and reason of one condition of the OrcaDeployment."""
         condition = find_condition((self.resource or {}).get("status", {}), kind)
         return condition.get("status", ""), condition.get("reason", "")
 
     def kinds(self) -> set[str]:
-        """Kinds of the children."""
+        """Return the kinds of the children."""
         return {kind for kind, _ in self.objects}
 
     def _admit(self, verb: str, kind: str) -> None:
@@ -124,6 +124,6 @@ class Api:
 
 
 def _content(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without what the server adds."""
+    """Return an object without the fields that the server adds."""
     metadata = {key: body["metadata"].get(key) for key in ("labels", "annotations", "ownerReferences")}
     return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}

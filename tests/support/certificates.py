@@ -45,7 +45,7 @@ def sign(*names: str, issuer: Signed | None = None, ends: datetime.timedelta = D
         .not_valid_before(now - DAY)
         .not_valid_after(now + ends)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        # Two CAs of one name are told apart by these.
+        # These identifiers distinguish two CAs of the same name.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
     )
@@ -55,7 +55,7 @@ def sign(*names: str, issuer: Signed | None = None, ends: datetime.timedelta = D
 
 
 def write(folder: Path, signed: Signed, *authorities: Signed) -> Path:
-    """Put the files of `--tls-dir` in place at once, as Kubernetes does: the names are links into a swapped folder."""
+    """Write the files of `--tls-dir` atomically, like Kubernetes: the names are links into a replaceable folder."""
     folder.mkdir(exist_ok=True)
     version = folder / f"..{signed.certificate.serial_number:x}-{len(authorities)}"
     version.mkdir()

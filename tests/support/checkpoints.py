@@ -1,4 +1,4 @@
-"""Small checkpoints of random weights, made by `transformers`, and its answers to compare with."""
+"""Small checkpoints with random weights, created by `transformers`, and its results as references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-if TYPE_CHECKING:  # seven seconds of processor time, which many test processes do not need
+if TYPE_CHECKING:  # the import takes seven seconds of CPU time, which many test processes do not need
     from transformers import PreTrainedModel
 
 VOCABULARY = 211
@@ -22,23 +22,23 @@ LONG_CONTEXT = 8_192
 
 
 def make_model(name: str) -> PreTrainedModel:
-    """Return one of the odd-sized models of VARIANTS, with the same weights every time."""
+    """Return a model of VARIANTS, with the same weights in every call."""
     return randomise(VARIANTS[name](), sum(name.encode()))
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Give every parameter a value that matters, so that none can be forgotten unnoticed."""
+    """Give every parameter a value that changes the output, so that tests detect a parameter that is not used."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # norms and biases, which transformers starts at one and zero
+            if parameter.dim() == 1:  # norms and biases, which transformers initialises to one and zero
                 parameter.add_(0.05 * noise)
                 if model.config.model_type == "gemma2" and ".post_" in parameter_name:
-                    parameter.add_(2)  # its embeddings are scaled: small against the layers all the same
+                    parameter.add_(2)  # keeps the scaled embeddings small relative to the layers
             elif ".h." in parameter_name or ".layers." in parameter_name:
                 parameter.copy_(noise * parameter.shape[0] ** -0.5 * 2)
-            else:  # embeddings and head: small against the layers, else a tied model repeats its input
+            else:  # embeddings and head: small relative to the layers, or a tied model would repeat its input
                 parameter.copy_(noise * 0.1)
     return model.eval()
 
@@ -61,7 +61,7 @@ def _gpt2(head_dim: int, tied: bool) -> PreTrainedModel:
 
 
 def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options: Any) -> PreTrainedModel:
-    """Return a model of one of the CONFIGURATIONS: 8 heads over 2 K/V heads, or as many of both."""
+    """Return a model of one of the CONFIGURATIONS: 8 heads with 2 K/V heads, otherwise as many heads as K/V heads."""
     import transformers
 
     configuration = getattr(transformers, CONFIGURATIONS[family])
@@ -97,7 +97,7 @@ CAPPED = {
     "attn_logit_softcapping": 5.0,
     "final_logit_softcapping": 3.0,
 }
-"""Caps that many scores and logits of these small models reach."""
+"""Caps low enough that many scores and logits of these small models reach them."""
 VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2-head64-tied": lambda: _gpt2(64, tied=True),
     "gpt2-head80-untied": lambda: _gpt2(80, tied=False),
@@ -123,7 +123,7 @@ def save(name: str, folder: Path) -> Path:
 
 
 def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
-    """Copy a checkpoint into `folder` and add a tokenizer of one token per byte, as far as the vocabulary goes."""
+    """Copy a checkpoint into `folder` and add a tokenizer with one token per byte, up to the vocabulary's size."""
     path = folder / checkpoint.name
     shutil.copytree(checkpoint, path)
     plain = [chr(code) for code in range(33, 127)]
@@ -145,9 +145,9 @@ def with_tokenizer(checkpoint: Path, folder: Path, eos: int = 0) -> Path:
 
 
 def with_long_context(checkpoint: Path, folder: Path) -> Path:
-    """Copy a checkpoint of rotary positions, which then go on for LONG_CONTEXT tokens: seconds, on any machine.
+    """Copy a checkpoint with rotary positions and raise its maximum length to LONG_CONTEXT tokens.
 
-    For requests that a test interrupts: MAX_POSITIONS tokens may all be there before it does.
+    For requests that a test interrupts: generating MAX_POSITIONS tokens may finish before the interruption.
     """
     path = shutil.copytree(checkpoint, folder / checkpoint.name)
     config = json.loads((path / "config.json").read_text())
@@ -162,7 +162,7 @@ CHAT_TEMPLATE = """{% for message in messages %}{{ message.role }}: {{ message.c
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers says about one prompt."""
+    """Results of transformers for one prompt."""
 
     prompt: tuple[int, ...]
     greedy: list[int]
@@ -177,18 +177,18 @@ def make_prompts(lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def write_references(path: Path, name: str, prompts: list[tuple[int, ...]], num_tokens: int) -> None:
-    """Write what transformers says about prompts to a file for `read_references`."""
+    """Write the results of transformers for prompts to a file for `read_references`."""
     model = make_model(name)
     tensors = {}
     for index, prompt in enumerate(prompts):
-        said = reference(model, prompt, num_tokens)
-        tensors[f"greedy.{index}"] = torch.tensor(said.greedy)
-        tensors[f"logits.{index}"] = said.logits.contiguous()
+        expected = reference(model, prompt, num_tokens)
+        tensors[f"greedy.{index}"] = torch.tensor(expected.greedy)
+        tensors[f"logits.{index}"] = expected.logits.contiguous()
     save_file(tensors, path)
 
 
 def read_references(path: Path, prompts: list[tuple[int, ...]]) -> list[Reference]:
-    """Return what `write_references` has written about these prompts."""
+    """Return the results that `write_references` has written for these prompts."""
     tensors = load_file(path)
     return [
         Reference(prompt, tensors[f"greedy.{index}"].tolist(), tensors[f"logits.{index}"])
@@ -198,7 +198,7 @@ def read_references(path: Path, prompts: list[tuple[int, ...]]) -> list[Referenc
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int) -> Reference:
-    """Greedy tokens by `generate`, logits by one pass over prompt and tokens."""
+    """Return greedy tokens by `generate`, and logits by one pass over prompt and tokens."""
     inputs = torch.tensor([prompt])
     model.generation_config.eos_token_id = None
     output = model.generate(inputs, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)

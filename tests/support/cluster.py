@@ -1,4 +1,4 @@
-"""Two workers and a master started apart, as pods are, on TCP: with certificates, or without."""
+"""Two workers and a master, started separately on TCP like pods, with or without certificates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = {"prompt": [3, 4, 5], "max_tokens": 300, "temperature": 0.8, "seed": 1, "
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that the kernel chose, no two alike; another process may take one before it is used."""
+    """Return distinct ports chosen by the kernel; another process may take one before its use."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:
@@ -30,9 +30,9 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """Two workers and a master as in pods: started apart, with probes and an admin port.
+    """Two workers and a master like pods: started separately, with probe ports and an admin port.
 
-    `tls`: a folder of certificates for all of them; without it they take --insecure.
+    `tls`: a folder of certificates for all processes; None: --insecure.
     """
 
     def __init__(self, checkpoint: Path, folder: Path, tls: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""CPU targets as test parameters: every one that this processor can run, and a summary of those that were tried."""
+"""CPU targets as test parameters, and a summary of the targets that a test run has covered."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from orca_kernels.cpu.library import best_target
 from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
 
 PROPERTY = "cpu_target"
-"""Of a test's report: the name of the target that the test is parametrised with."""
+"""Property of a test's report: the name of the test's target."""
 
 
 def arrangements(flags: set[str]) -> list[CpuTarget]:
-    """Return all targets, and each target that cannot run with these flags as far as it can.
+    """Return all targets, and a substitute for each target that a processor with these flags cannot run.
 
-    Its products stay divided between the library and oneDNN; the library is compiled for what the processor has. Left
-    out where this is another target.
+    The substitute keeps the target's division of products between the library and oneDNN, but is compiled for this
+    processor. A substitute that equals another target is left out.
     """
     best = best_target(flags)
     possible = [target for target in TARGETS if not target.missing(flags)]
     known = {(target.level, target.onednn_products) for target in possible}
-    found = list(TARGETS)
+    targets = list(TARGETS)
     for target in TARGETS:
         products = target.onednn_products | best.onednn_products
         if target.missing(flags) and (best.level, products) not in known:
             known.add((best.level, products))
             name = f"{target.name} compiled as {best.level}"
-            found.append(replace(best, name=name, onednn_products=products))
-    return found
+            targets.append(replace(best, name=name, onednn_products=products))
+    return targets
 
 
 def cpu_target_params(flags: set[str] | None = None) -> list[object]:
@@ -48,7 +48,7 @@ def cpu_target_params(flags: set[str] | None = None) -> list[object]:
 
 
 def mark_target(item: pytest.Item) -> None:
-    """Note the CPU target of a parametrised test in its reports, which xdist hands to the controller."""
+    """Record the CPU target of a parametrised test in its reports, which xdist sends to its controller."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, CpuTarget):
@@ -56,7 +56,7 @@ def mark_target(item: pytest.Item) -> None:
 
 
 def summary(reports: Iterable[pytest.TestReport], flags: set[str], processor: str) -> list[str]:
-    """Return the lines that say which targets the tests of a run have tried, none if no test has a target."""
+    """Return the lines of the summary of covered targets; empty if no test has a target."""
     tried: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for report in reports:

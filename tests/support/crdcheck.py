@@ -1,7 +1,7 @@
-"""`crdcheck`: the API server's own code (apiextensions 0.36) judges the CRD and OrcaDeployments.
+"""`crdcheck`: validates the CRD and OrcaDeployments by the API server's own code (apiextensions 0.36).
 
-The program lies beside the repository. Without the program the tests that need it are skipped, or fail if
-REQUIRE_CRDCHECK is set, as in .ci/run.
+The program is outside the repository. Without it, tests that need it are skipped, or fail if REQUIRE_CRDCHECK is set,
+as in .ci/run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REQUIRE = "REQUIRE_CRDCHECK"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the server says about a document; `defaulted` is the resource as the server would store it."""
+    """The server's validation of a document; `defaulted` is the resource as the server would store it."""
 
     accepted: bool
     errors: list[str]
@@ -36,9 +36,9 @@ class Verdict:
 def judge(
     crd: dict[str, Any], resources: Sequence[dict[str, Any]] = (), old: dict[str, Any] | None = None
 ) -> list[Verdict]:
-    """Return the verdict on the CRD, then one per resource; with `old`, resources are updates of it.
+    """Return the verdict on the CRD, then one per resource; with `old`, resources are updates of `old`.
 
-    Skips the test without the program, or fails it where REQUIRE_CRDCHECK is set.
+    Without the program, skip the test, or fail it if REQUIRE_CRDCHECK is set.
     """
     if not PROGRAM.exists():
         missing = "../shared/tools/crdcheck is absent: the API server's verdict cannot be compared"
@@ -46,7 +46,7 @@ def judge(
             pytest.fail(missing)
         pytest.skip(missing)
     with tempfile.TemporaryDirectory() as folder:
-        # JSON is YAML, and crdcheck reads several documents from a file.
+        # JSON is valid YAML, and crdcheck reads several documents per file.
         documents = [_write(folder, "crd", [crd]), *([_write(folder, "resources", resources)] if resources else [])]
         options = ["-json"] if old is None else ["-json", "-old", _write(folder, "old", [old])]
         done = subprocess.run(
@@ -62,7 +62,7 @@ def judge(
 
 
 def resource(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return an OrcaDeployment as a user writes it."""
+    """Return an OrcaDeployment manifest."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 

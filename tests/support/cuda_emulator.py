@@ -1,4 +1,4 @@
-"""A `Launcher` that runs the CUDA kernels on the CPU, thread by thread (cuda_emulation.h), and reports their faults."""
+"""A `Launcher` that emulates CUDA kernels on the CPU, thread by thread (cuda_emulation.h), and reports their faults."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ COMMAND = (
     "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-DORCA_EMULATED",
     "-fsanitize=undefined", "-fno-sanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
-"""Undefined behaviour executes a trap instruction, which the emulation reports; a fortified longjmp refuses to change
-stacks."""
+"""Undefined behaviour executes a trap instruction, which the emulation reports. A fortified longjmp would abort,
+because fibers change stacks."""
 
 
 class EmulationError(Exception):
-    """A kernel faulted: the message names the kernel, the fault, the thread and the thread block."""
+    """A kernel faulted; the message has the kernel, the fault, the thread and the thread block."""
 
 
 class EmulatedLauncher:
-    """Compiles each source for the CPU when it is first used on this machine (`folder` keeps the libraries)."""
+    """Compiles each source for the CPU on first use; `folder` caches the libraries."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder() / "emulated-kernels"

@@ -1,6 +1,6 @@
-"""A worker's gRPC server with certificates, in a process of its own: what kills it kills no test.
+"""A worker's gRPC server with certificates, in a separate process, so that its crash does not end the tests.
 
-`python door_server.py FOLDER` prints its port. A connection that sends nothing is closed after 0.3 s.
+`python door_server.py FOLDER` prints its port. Silent connections are closed after 0.3 s.
 """
 
 from __future__ import annotations

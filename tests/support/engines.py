@@ -1,4 +1,4 @@
-"""An `EngineMaster` over real worker processes, for tests of engine and workers together."""
+"""An `EngineMaster` with real worker processes, for tests of engine and workers together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORKER_COMMAND = (sys.executable, "-m", "orca_worker")
 def worker_processes(
     count: int, commands: dict[int, Sequence[str]] | None = None
 ) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
-    """Start workers on Unix sockets; yield addresses and processes. `commands` replaces some of them."""
+    """Start workers on Unix sockets; yield addresses and processes. `commands`: other commands by worker index."""
     with tempfile.TemporaryDirectory(prefix="orca-test-") as folder:
         addresses = [f"unix:{folder}/{index}.sock" for index in range(count)]
         processes = [
@@ -54,7 +54,7 @@ def worker_processes(
 
 
 def topology(model: Path, addresses: list[str], tensor_parallel_size: int = 1) -> Topology:
-    """One pipeline over `addresses`, in float32."""
+    """Return a topology with one pipeline over `addresses`, in float32."""
     return Topology(
         model=ModelSpec(path=str(model), served_name=model.name, dtype="float32"),
         pipeline_parallel_size=len(addresses),
@@ -66,7 +66,7 @@ def topology(model: Path, addresses: list[str], tensor_parallel_size: int = 1) -
 
 @dataclass
 class Harness:
-    """An engine with a record of what it did."""
+    """An engine whose outputs, batches, timings and preemptions are recorded."""
 
     engine: EngineMaster = field(init=False)
     outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue)
@@ -109,7 +109,7 @@ class Harness:
         return tokens
 
     def mixed_iterations(self) -> int:
-        """Return the number of iterations that held both phases: a prompt's tokens and a single next token."""
+        """Return the number of iterations with requests of both phases, initiation and increment."""
         count = 0
         for _, batch in self.batches:
             beginning = [scheduled.context_length < len(scheduled.request.prompt) for scheduled in batch.requests]
@@ -117,7 +117,7 @@ class Harness:
         return count
 
     def assert_nothing_held(self) -> None:
-        """No slot, block or row is held and no request is known."""
+        """Assert that all blocks and rows are free and the engine has no requests."""
         for pipeline in self.engine.scheduler._pipelines.values():
             assert pipeline.ledger.num_free_blocks == pipeline.ledger.num_blocks
             assert pipeline.ledger.num_holders == 0
@@ -136,7 +136,7 @@ async def engine(
     start: bool = True,
     tensor_parallel_size: int = 1,
 ) -> AsyncIterator[Harness]:
-    """Yield a harness around an engine with workers of its own, which end with it; started unless told otherwise."""
+    """Yield a harness around an engine with its own workers, which end with the engine. `start`: start the engine."""
     with worker_processes(pipeline_parallel_size, commands) as (addresses, _):
         harness = Harness()
         harness.engine = EngineMaster(
@@ -151,7 +151,7 @@ async def engine(
 
 
 def leaving_workers(config: EngineConfig) -> EngineConfig:
-    """Return `config` for a master that does not own its workers, as in a cluster.
+    """Return `config` for a master that does not own its workers, like in a Kubernetes cluster.
 
     Requests of a lost pipeline fail after a second.
     """
@@ -162,7 +162,7 @@ def leaving_workers(config: EngineConfig) -> EngineConfig:
 async def engine_over(
     topology: Topology, config: EngineConfig | None = None, start: bool = True
 ) -> AsyncIterator[Harness]:
-    """Yield a harness around an engine that leaves the topology's workers alive; started unless told otherwise."""
+    """Yield a harness around an engine that leaves the topology's workers alive. `start`: start the engine."""
     harness = Harness()
     harness.engine = EngineMaster(topology, leaving_workers(config or EngineConfig()), harness.deliver, harness)
     try:

@@ -1,4 +1,4 @@
-"""An `EngineMaster` over workers in the test's own process (fake_workers.py)."""
+"""An `EngineMaster` with fake workers in the test's process (fake_workers.py)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def topology(*pipelines: str, partitions: int = 1) -> Topology:
 
 
 class Engine(Harness):
-    """An engine over a Cluster."""
+    """An engine with the fake workers of a Cluster."""
 
-    def __init__(self, wanted: Topology, config: EngineConfig | None = None, num_blocks: int = 64) -> None:
+    def __init__(self, topology: Topology, config: EngineConfig | None = None, num_blocks: int = 64) -> None:
         super().__init__()
         self.cluster = Cluster(num_blocks)
-        self.engine = EngineMaster(wanted, config or EngineConfig(), self.deliver, self, self.cluster.make)
+        self.engine = EngineMaster(topology, config or EngineConfig(), self.deliver, self, self.cluster.make)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait inside a generous bound."""
+        """Wait until `holds()`, for at most 60 s."""
         async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.001)
@@ -52,14 +52,14 @@ class Engine(Harness):
 
 
 def play(engine: Callable[[], Engine], scene: Callable[[Engine], Awaitable[None]]) -> None:
-    """Run a scene; whatever it leaves behind is stopped, and nothing is held then."""
+    """Run a scene, stop the engine, and assert that it has no requests."""
 
     async def run() -> None:
-        made = engine()
+        actor = engine()
         async with asyncio.timeout(120):
-            await scene(made)
-            await made.engine.stop("the test ends")
-        assert made.engine.snapshot.state is EngineState.STOPPED
-        assert (made.engine.snapshot.num_running, made.engine.snapshot.num_waiting) == (0, 0)
+            await scene(actor)
+            await actor.engine.stop("the test ends")
+        assert actor.engine.snapshot.state is EngineState.STOPPED
+        assert (actor.engine.snapshot.num_running, actor.engine.snapshot.num_waiting) == (0, 0)
 
     asyncio.run(run())

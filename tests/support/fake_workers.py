@@ -1,6 +1,6 @@
-"""`FakeWorkers`: the workers of a pipeline in this process, for tests of the engine master in milliseconds.
+"""`FakeWorkers`: in-process workers of a pipeline, for tests of the engine master in milliseconds.
 
-A token is a function of the tokens before it, so it is the same wherever and however often it is computed.
+A token depends only on the tokens before it, so a recomputation gives the same token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def continuation(prompt: Sequence[int], length: int) -> list[int]:
-    """Return what every request with this prompt generates."""
+    """Return the tokens that every request with this prompt generates."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(next_token(tokens))
@@ -33,7 +33,7 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
 
 
 class FakeWorkers:
-    """See PipelineWorkers. `lose` ends them as a fault does; while `hangs` is set no iteration returns."""
+    """See PipelineWorkers. `lose` simulates a fault; while `hangs` is True, no iteration returns."""
 
     def __init__(self, spec: PipelineSpec, num_blocks: int, refusal: Exception | None) -> None:
         self.spec = spec
@@ -106,10 +106,10 @@ class FakeWorkers:
                 if scheduled.samples:
                     request = scheduled.request
                     known = [*request.prompt, *request.generated]
-                    # With look-ahead the last tokens are known here before they are known to the master.
+                    # With look-ahead, workers know the last tokens before the master does.
                     known += pending.get(request.request_id, [])[len(request.generated) :]
                     length = scheduled.context_length + scheduled.num_tokens
-                    assert len(known) >= length, "an iteration computes tokens that nobody has sampled"
+                    assert len(known) >= length, "an iteration has input tokens that have not been sampled"
                     tokens.append(next_token(known[:length]))
                     pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
             await asyncio.sleep(0)
@@ -117,9 +117,9 @@ class FakeWorkers:
 
 
 class Cluster:
-    """Makes the workers of all pipelines, and keeps every formation's for the test to reach.
+    """Creates the workers of all pipelines; `formed` has the workers of every formation.
 
-    `refusals` has, by pipeline, the errors of its next formations.
+    `refusals`: by pipeline, the errors of its next formations.
     """
 
     def __init__(self, num_blocks: int = 64) -> None:
@@ -135,5 +135,5 @@ class Cluster:
         return workers
 
     def newest(self, pipeline: str) -> FakeWorkers:
-        """Return the workers that were made last for a pipeline."""
+        """Return the workers of a pipeline's last formation."""
         return self.formed[pipeline][-1]

@@ -1,4 +1,4 @@
-"""A server that speaks the hub's protocol for one repository, as far as `orca fetch` uses it."""
+"""A server with the part of the hub's protocol that `orca fetch` uses, for one repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = "acme/tiny"
 
 
 class Hub:
-    """One repository; counts what is asked for, and can break connections and damage files."""
+    """One repository; records downloads, and can break connections and damage files."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.files: dict[str, bytes] = {}
@@ -92,7 +92,7 @@ class Hub:
             handler.wfile.write(content[: self.stall_after.pop(name)])
             handler.wfile.flush()
             self.stalled.set()
-            handler.rfile.read(1)  # until the client is gone
+            handler.rfile.read(1)  # until the client disconnects
             return None
         return self.send(handler, content[start:], headers, status=206 if start else 200)
 

@@ -1,6 +1,6 @@
-"""`orca worker` whose ranks are started through another script of this folder: `RANK.py --listen ADDR`.
+"""`orca worker` whose rank processes run another script of this folder: `RANK.py --listen ADDR`.
 
-The controller is the real one; only the command that starts a rank differs.
+Only the command that starts a rank differs from the real worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orca_worker import cli
 
 
 def command(script: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command of a worker with ranks from tests/support/`script`."""
+    """Return the command of a worker whose ranks run tests/support/`script`."""
     return (sys.executable, __file__, script, *arguments)
 
 

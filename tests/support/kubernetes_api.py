@@ -1,8 +1,8 @@
-"""`KubernetesApi`: an API server over HTTP, for the clients that the operator uses: kopf and `kubernetes`.
+"""`KubernetesApi`: an API server over HTTP, for the operator's clients, kopf and `kubernetes`.
 
-Discovery, objects and watches of a few kinds; objects are kept as they come. `requests` has every request's method,
-path and query, `bodies` the bodies; writes are answered with their own body and change nothing. `answers` gives a path
-another status and body.
+Discovery, objects and watches of a few kinds, without validation. `requests` has every request's method, path and
+query, `bodies` the bodies; a write gets its own body as the answer and changes nothing. `answers` replaces status and
+body of a path.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from orca_operator.names import KIND, PLURAL
 
 
 def plural(kind: str) -> str:
-    """As Kubernetes names a kind in paths."""
+    """Return the name of a kind in Kubernetes' paths."""
     if kind == KIND:
         return PLURAL
     return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
 
 
 BACKBONE = {"Namespace": "v1", "CustomResourceDefinition": "apiextensions.k8s.io/v1"}
-"""kopf begins when these are served."""
+"""Kinds that kopf requires at startup."""
 
 
 class KubernetesApi:
@@ -48,7 +48,7 @@ class KubernetesApi:
         self._loop = asyncio.new_event_loop()
 
     def put(self, kind: str, body: dict[str, Any], event: str = "MODIFIED") -> None:
-        """Store an object, and tell the watches; DELETED removes the object."""
+        """Store an object and notify the watches; DELETED removes the object."""
 
         def store() -> None:
             self._version += 1
@@ -64,7 +64,7 @@ class KubernetesApi:
         self._loop.call_soon_threadsafe(store)
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return method and path of every request that was no reading."""
+        """Return method and path of every request other than GET."""
         return [(method, path) for method, path, _ in self.requests if method != "GET"]
 
     @contextlib.contextmanager
@@ -151,7 +151,7 @@ class KubernetesApi:
         return entries
 
     async def _objects(self, request: web.Request, version: str, parts: list[str]) -> web.StreamResponse:
-        """namespaces/NAMESPACE/PLURAL[/NAME[/status]] or PLURAL"""
+        """Answer namespaces/NAMESPACE/PLURAL[/NAME[/status]] or PLURAL."""
         parts = parts[2:] if parts[0] == "namespaces" else parts
         kinds = [kind for kind in self.kinds if API_VERSIONS[kind] == version and plural(kind).lower() == parts[0]]
         if not kinds:
@@ -172,7 +172,7 @@ class KubernetesApi:
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse()
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        for body in self.objects[kind].values():  # came between the listing and this watch
+        for body in self.objects[kind].values():  # stored between the list request and this watch
             if int(body["metadata"]["resourceVersion"]) > int(request.query.get("resourceVersion", 0)):
                 queue.put_nowait({"type": "ADDED", "object": body})
         self._watches[kind].append(queue)

@@ -1,6 +1,6 @@
-"""A rank that prepares its first epoch only when a file `release` lies in the folder that comes first.
+"""A rank that prepares its first epoch only when the file `release` exists in the folder of the first argument.
 
-It says so by a file `preparing`; a minute is the bound.
+Before it waits, for at most a minute, it creates a file `preparing`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def late(self, epoch):
         deadline = time.monotonic() + 60
         while not (folder / "release").exists():
             if time.monotonic() > deadline:
-                raise TimeoutError("nobody released the rank")
+                raise TimeoutError("the test did not release the rank")
             time.sleep(0.01)
     return prepare(self, epoch)
 

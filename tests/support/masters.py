@@ -1,7 +1,7 @@
-"""`Masters`: the engine masters of the pods in an `Api`, behind the methods of MasterClient.
+"""`Masters`: fake engine masters of the pods in an `Api`, with the methods of MasterClient.
 
-A master starts with its revision's boot ConfigMap and keeps what is put later until its pod is gone. A pipeline serves
-while all its workers are ready, unless a test gives the master other words.
+A master starts with its revision's boot ConfigMap and keeps later PUTs until its pod is deleted. A pipeline serves
+while all its workers are ready, unless a test sets other attributes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.api_server import Api
 
 
 class Masters(MasterClient):
-    """`failure` is the last failure of every pipeline, `silent` and `refusal` what answers are not given."""
+    """`failure`: last failure of every pipeline. `silent`: no answers. `refusal`: status and message for every PUT."""
 
     def __init__(self, api: Api) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Masters(MasterClient):
         return await self.state(door)
 
     def _reach(self, door: Door, path: str) -> dict[str, Any]:
-        """Return the master's pod; raise MasterError without an answer, or for another token."""
+        """Return the master's pod; raise MasterError if the master does not answer or the token is wrong."""
         for (kind, _), pod in self._api.objects.items():
             address = pod.get("status", {}).get("podIP")
             if kind == "Pod" and f"{address}:{names.ADMIN_PORT}" == door.address and not self.silent:

@@ -1,4 +1,4 @@
-"""`OnDevice`: kernels of another device behind tensors on the host, so that the same tests compare them."""
+"""`OnDevice`: kernels of another device, called with tensors on the host, so that the same tests cover all devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap,
 
 
 class OnDevice:
-    """Implements `orca_kernels.interface.Kernels`: copies arguments there, and results and what is overwritten back."""
+    """Implements `orca_kernels.interface.Kernels`: copies arguments to the device, and results and changes back."""
 
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
         self._kernels = kernels
@@ -37,13 +37,13 @@ class OnDevice:
         return _Attention(self, self._kernels.attention(form, dtype))
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the device, of all that a view is part of: what a kernel writes beside the view shows."""
+        """Return a copy on the device, including all memory of a view's base, so that stray writes are detected."""
         there = whole(tensor).to(self._device, copy=True)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of the memory that a tensor is a view of."""
+    """Return all elements of the tensor's storage."""
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
 
 

@@ -1,4 +1,4 @@
-"""Results that several test processes need and one of them makes."""
+"""Results that several test processes share and only one computes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder of results that later runs reuse; the name of each has a digest of what it depends on."""
+    """Return the folder of results that later runs reuse; a result's file name has a digest of its inputs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca-tests"
 
 
 def once(path: Path, make: Callable[[Path], None]) -> Path:
-    """Return `path`, a file or folder, after the first caller on this machine has made it.
+    """Return `path`, a file or folder, which the first caller on this machine creates.
 
-    `make` writes to the path that it is given, which is then renamed, so that `path` is complete. Other callers wait
-    (flock(2)); if the first one fails, the next one tries.
+    `make` writes to a temporary path, which is then renamed, so that `path` is always complete. Other callers wait
+    (flock(2)); if the first caller fails, the next one tries.
     """
     if path.exists():
         return path
