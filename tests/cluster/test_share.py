@@ -83,7 +83,7 @@ def test_without_a_limit_memory_is_sized_from_the_request(namespace: Namespace):
         }
     assert re.search(r"request of 1024 MiB - \d+ MiB in use", logs["enough"]["master"])
     assert "memory request leaves" not in logs["enough"]["worker"]
-    assert "that one sequence of the longest length needs" in logs["little"]["master"]
+    assert "that one sequence of the maximum length needs" in logs["little"]["master"]
     assert re.search(
         r"WARNING .*Set spec\.worker\.resources\.requests\.memory to at least \d+Mi", logs["little"]["worker"]
     )

@@ -264,7 +264,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     # weights
     "weights missing": (lambda folder: (folder / WEIGHTS).unlink(), "no weights: model.safetensors or"),
-    "weights empty": (text(WEIGHTS, b""), "not a safetensors file, or cut short"),
+    "weights empty": (text(WEIGHTS, b""), "not a safetensors file, or truncated"),
     "weights cut short": (text(WEIGHTS, safetensors(header())[:-7]), "does not fill bytes"),
     "weights: header of 2**63 bytes": (
         text(WEIGHTS, safetensors(header(), length=2**63)),

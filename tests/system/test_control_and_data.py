@@ -78,7 +78,7 @@ def test_messages_of_another_epoch_and_gaps_are_refused(checkpoint, worker_pool)
         stale = worker.results(pipeline.epoch + 7)
         assert "is not the current one" in await failure(stale.read())
         await pipeline._run.write(iteration(pipeline.epoch, 2, 0, 3))
-        assert "iteration 2 came where 1 was due" in await failure(pipeline._run.read())
+        assert "iteration 2 arrived, 1 is expected" in await failure(pipeline._run.read())
         await pipeline.close()
 
     addresses = worker_pool.addresses(1)

@@ -262,7 +262,7 @@ def test_a_rank_that_cannot_be_started_is_a_cause(tmp_path):
     async def run() -> None:
         async with workers(tmp_path, {}) as (controllers, (stub,)):
             controllers[0]._rank_command = (str(tmp_path / "nothing"),)
-            with pytest.raises(grpc.aio.AioRpcError, match="a rank cannot be started") as error:
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot start a rank process") as error:
                 await load(stub, load_request())
             assert faults.from_error(error.value).kind == pb.FAULT_KIND_CAUSE
 
@@ -284,7 +284,7 @@ def test_a_silent_rank_ends_and_the_next_load_starts_another(tmp_path, monkeypat
                     monkeypatch.setattr(deadlines, name, lambda _, bound=bound: bound)
                 monkeypatch.setattr(ranks_module, "LOAD_SILENCE", bound)
                 pids = rank_pids(controllers[0])
-                with pytest.raises(grpc.aio.AioRpcError, match=f"rank 0 gave no answer to {kind} within") as error:
+                with pytest.raises(grpc.aio.AioRpcError, match=f"rank 0 did not reply to {kind} within") as error:
                     await call(stub)
                 break
             assert error.value.code() is grpc.StatusCode.ABORTED

@@ -87,7 +87,7 @@ def test_a_next_controller_that_is_gone_is_named():
         fault = await end_of(epoch)
         assert (fault.kind, fault.partition, fault.epoch) == (pb.FAULT_KIND_CONSEQUENCE, 1, 7)
         assert not fault.HasField("tensor_rank")
-        assert fault.message == "the controller of partition 1 is gone: Socket closed"
+        assert fault.message == "lost the controller of partition 1: Socket closed"
 
     asyncio.run(run())
 

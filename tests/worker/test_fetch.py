@@ -114,7 +114,7 @@ def test_a_file_that_stays_damaged_is_refused(hub, tmp_path):
     hub.damaged["model-layer1.safetensors"] = 99
     code, line = fetch(hub, tmp_path / "model")
     assert code == 1
-    assert "model-layer1.safetensors: its SHA-256 is not the published one" in line
+    assert "model-layer1.safetensors: SHA-256 differs from the published one" in line
     assert "model-layer1.safetensors" not in present(tmp_path / "model")
 
 
@@ -125,7 +125,7 @@ def test_small_files_are_verified_too(hub, tmp_path):
     hub.damaged["tokenizer.json"] = 99
     code, line = fetch(hub, tmp_path / "other")
     assert code == 1
-    assert "tokenizer.json: its Git blob id is not the published one" in line
+    assert "tokenizer.json: Git blob id differs from the published one" in line
 
 
 def test_a_file_without_a_digest_is_named_and_never_counted_as_verified(hub, tmp_path):
@@ -133,7 +133,7 @@ def test_a_file_without_a_digest_is_named_and_never_counted_as_verified(hub, tmp
     for _ in range(2):
         code, line = fetch(hub, tmp_path / "model")
         assert code == 0
-        assert line.endswith("not verified, because the hub publishes no digest of them: tokenizer.json")
+        assert line.endswith("files not verified, because the hub publishes no digest: tokenizer.json")
     assert "tokenizer.json" not in json.loads((tmp_path / "model" / ".orca-verified.json").read_text())
     assert [name for name, _ in hub.sent].count("tokenizer.json") == 2
     assert [name for name, _ in hub.sent].count("config.json") == 1
@@ -167,7 +167,7 @@ def test_files_that_are_not_a_models_are_not_fetched(hub, tmp_path):
     hub.sizes["tokenizer.json"] = 1 << 40
     code, line = fetch(hub, tmp_path / "large")
     assert code == 1
-    assert "tokenizer.json: 1099511627776 bytes, at most 67108864 are fetched" in line
+    assert "tokenizer.json: 1099511627776 bytes exceed the limit of 67108864" in line
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"])

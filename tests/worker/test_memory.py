@@ -83,7 +83,7 @@ def test_a_request_that_is_too_small_still_serves_the_longest_sequence(tmp_path,
     with caplog.at_level(logging.WARNING):
         blocks, formula = blocks_that_fit(free, 1, 0.9, 10 * MEBIBYTE, MEBIBYTE, longest=64)
     assert blocks == 64
-    assert formula.endswith("= 0 blocks, raised to 64 of the 64 that one sequence of the longest length needs")
+    assert formula.endswith("= 0 blocks, raised to 64 of the 64 that one sequence of the maximum length needs")
     (record,) = caplog.records
     assert "spec.worker.resources.requests.memory to at least 383Mi" in record.getMessage()
     caplog.clear()

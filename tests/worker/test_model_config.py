@@ -128,7 +128,7 @@ def test_weights_that_are_missing_or_misshapen(copy):
     with pytest.raises(ModelError, match=r"no weights: model\.safetensors or"):
         PartitionedModel(path, 1)
     (path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelError, match="pickled weights are not read"):
+    with pytest.raises(ModelError, match="pickled weights are not supported"):
         PartitionedModel(path, 1)
 
 

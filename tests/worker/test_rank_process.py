@@ -78,13 +78,13 @@ def test_every_question_gets_its_own_answer(seed):
 def test_a_silent_rank_is_killed_whatever_the_command(kind):
     async def run() -> None:
         async with scripted(silent=kind) as (rank, faults):
-            with pytest.raises(FaultError, match=f"rank 1 gave no answer to {kind} within 0 s") as error:
+            with pytest.raises(FaultError, match=f"rank 1 did not reply to {kind} within 0 s") as error:
                 await rank.ask(COMMANDS[kind], 0.2)
             assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
             assert faults == [error.value.fault], "one fault: its exit is no second"
             assert error.value.fault.kind == pb.FAULT_KIND_CAUSE
             assert (error.value.fault.partition, error.value.fault.tensor_rank) == (2, 1)
-            with pytest.raises(FaultError, match="gave no answer"):
+            with pytest.raises(FaultError, match="did not reply to"):
                 await rank.ask(COMMANDS["prepare"], 100)
 
     asyncio.run(run())
@@ -94,7 +94,7 @@ def test_a_silent_rank_is_killed_whatever_the_command(kind):
 def test_an_answer_of_another_kind_is_a_fault(kind):
     async def run() -> None:
         async with scripted(wrong=kind) as (rank, faults):
-            with pytest.raises(FaultError, match=f"rank 1 answered {kind} with (allocated|formed)"):
+            with pytest.raises(FaultError, match=f"rank 1 replied to {kind} with (allocated|formed)"):
                 await rank.ask(COMMANDS[kind], 100)
             assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
             assert len(faults) == 1

@@ -121,7 +121,7 @@ def test_a_stuck_rank_is_not_kept(monkeypatch):
         async with scripted(starts) as (ranks, faults):
             monkeypatch.setattr(ranks_module, "UNLOAD_SECONDS", 0.2)
             assert await ranks.keep(starts) is None
-            assert "gave no answer to unload within" in faults[0].message
+            assert "did not reply to unload within" in faults[0].message
             with pytest.raises(FaultError):
                 await ranks.ask(pb.RankCommand(prepare=pb.PrepareRequest(epoch=1)), 100)
 

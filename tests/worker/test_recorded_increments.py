@@ -122,7 +122,7 @@ def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, 
 def test_every_model_is_recorded_and_a_replay_equals_its_recording(
     variant, dtype, checkpoint, references, target, caplog
 ):
-    """Bit for bit, and without the warning that a batch could not be recorded."""
+    """Bit for bit, and without the warning that a batch cannot be recorded."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
     model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype)
     with caplog.at_level(logging.WARNING):
@@ -161,7 +161,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog)
         ((logits, wanted),) = model.iterations(expected, [(2,)])
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
     assert [record.getMessage() for record in caplog.records] == [
-        "a batch of 1 could not be recorded, kernels are launched one by one: "
+        "cannot record a batch of 1, so kernels are launched one by one: "
         "operation not permitted when stream is capturing"
     ]
     batch = model.model.rows.batch(model.model.iteration([(2, 34, [1])], max_tokens=96))

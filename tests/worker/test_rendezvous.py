@@ -62,7 +62,7 @@ def test_a_value_is_awaited_and_may_be_empty():
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (get("a", 0.01), "nobody set 'a' within 0 s"),
+        (get("a", 0.01), "timeout: no rank set 'a' within 0 s"),
         (get("a", epoch=6), "the rendezvous of epoch 6 is over"),
         (put("a", b"", epoch=8), "the rendezvous of epoch 8 is over"),
         (put("k" * (MAX_KEY_LENGTH + 1), b""), "a key of 1025 characters"),
@@ -93,7 +93,7 @@ def test_keys_and_waits_are_bounded_in_number(monkeypatch):
             await values.exchange(put("another", b""))
         waiting = [asyncio.ensure_future(values.exchange(get("none"))) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(RendezvousError, match="more than 3 questions wait"):
+        with pytest.raises(RendezvousError, match="more than 3 requests are waiting"):
             await values.exchange(get("none"))
         await values.close()
         for each in waiting:
@@ -113,7 +113,7 @@ def test_another_partitions_controller_asks_the_host(tmp_path):
             waiting = asyncio.ensure_future(other.ask(get("a")))
             assert await host.epoch.rendezvous.ask(put("a", b"here")) == pb.RendezvousReply()
             assert (await waiting).value == b"here"
-            assert "nobody set 'b'" in (await other.ask(get("b", 0.01))).error
+            assert "no rank set 'b'" in (await other.ask(get("b", 0.01))).error
             waiting = asyncio.ensure_future(other.ask(get("c")))
             await asyncio.sleep(0)
             await host.close()
@@ -161,7 +161,7 @@ def test_the_store_of_torch_over_it():
     prefixed.set("a", "text")
     prefixed.wait(["a"])
     assert (prefixed.get("a"), prefixed.check(["a"])) == (b"text", True)
-    with pytest.raises(RuntimeError, match="nobody set 'group/b'"):
+    with pytest.raises(RuntimeError, match="no rank set 'group/b'"):
         prefixed.wait(["b"], datetime.timedelta(milliseconds=1))
     with pytest.raises(RuntimeError):
         prefixed.add("counter", 1)

@@ -1,6 +1,6 @@
-"""A worker: one controller process (gRPC, no torch) and one rank process per intra-layer partition."""
+"""A worker: one controller process (gRPC, no torch) and one process per tensor-parallel rank."""
 
 import os
 
-# gRPC reads this on import. Otherwise every failed TLS handshake logs a line, so that strangers could fill the log.
+# gRPC reads this on import. By default each failed TLS handshake logs a line, so any client could fill the log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

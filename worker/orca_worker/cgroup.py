@@ -1,10 +1,10 @@
-"""What the control groups of this process say about CPU and memory, version 1 or 2 (kernel documentation: cgroup-v2,
+"""CPU and memory limits and usage of this process's control groups, version 1 or 2 (kernel documentation: cgroup-v2,
 sched-bwc, cgroup-v1/memory).
 
-A limit of a parent group binds as well, so every function looks at the process's own group and at all groups above it
-that are visible. Inside a container without a cgroup namespace, /proc/self/cgroup names a path of the host while the
-mount shows the container's own group as its root: folders that do not exist are passed over, and the root remains.
-`root` is `/`; tests give a folder with files of their own.
+Limits of parent groups apply as well, so every function reads the process's own group and all its visible ancestors.
+Inside a container without a cgroup namespace, /proc/self/cgroup names a path of the host, while the mount has the
+container's own group at its root: missing folders are skipped, and the root remains.
+`root` is `/`, except in tests.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60
-"""Version 1 writes a huge number of bytes where there is no limit."""
+"""Version 1 reports a number of bytes above this one if there is no limit."""
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return the CPUs that this process may use on average, e.g. 1.5; None without a limit."""
+    """Return the CPU quota of this process in CPUs, e.g. 1.5; None without a limit."""
     quotas = []
     for folder in _groups("cpu", root):
         with contextlib.suppress(OSError, ValueError):  # the other version, or "max"
@@ -49,13 +49,13 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def memory_used(root: Path = ROOT) -> int | None:
-    """Return the working set of this process's own group (in a pod: of its container), None if nothing says."""
+    """Return the working set in bytes of this process's own group (in a pod: of its container), None if unknown."""
     sizes = (_working_set(folder) for folder in _groups("memory", root))
     return next((used for used in sizes if used is not None), None)
 
 
 def oom_kills(root: Path = ROOT) -> int:
-    """Return how many processes of this group the kernel has killed for memory; 0 if nothing says."""
+    """Return the number of processes of this group that the kernel's OOM killer has killed; 0 if unknown."""
     for folder in _groups("memory", root):
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError, ValueError, KeyError):
@@ -79,7 +79,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         else:
             continue
         own = PurePosixPath(path.lstrip("/"))
-        if ".." in own.parts:  # a group outside this namespace, of which only the root is visible
+        if ".." in own.parts:  # a group outside this namespace: only the root is visible
             own = PurePosixPath()
         for place in places:
             for group in (own, *own.parents):
@@ -96,9 +96,9 @@ def _limit(folder: Path) -> int | None:
 
 
 def _working_set(folder: Path) -> int | None:
-    """Return the used bytes without the page cache that the kernel drops first, as the kubelet counts them.
+    """Return the used bytes without the inactive page cache, like the kubelet.
 
-    Files that were read once, like a checkpoint, stay in the page cache and count as used until memory is needed.
+    Files that were read once, like a checkpoint, stay in the page cache until the kernel needs the memory.
     """
     for usage, inactive in (
         ("memory.current", "inactive_file"),

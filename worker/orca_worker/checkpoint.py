@@ -1,6 +1,6 @@
-"""`Checkpoint`: the tensors of a Hugging Face directory, each read when it is asked for and only then.
+"""`Checkpoint`: the tensors of a Hugging Face folder, read lazily.
 
-safetensors, one file or sharded with an index. A rank asks for its own tensors alone, so a partition
+The format is safetensors, in one file or sharded with an index. A rank reads only its own parts of tensors, so it
 never holds the whole model.
 """
 
@@ -18,13 +18,13 @@ from orca_worker.errors import ModelError
 from orca_worker.weight_headers import WeightHeaders, weight_file
 
 SUM_OF = {torch.float16: torch.float32}
-"""Stored dtype → dtype of the sum of its values, if not the same: in float16 sums of sound weights overflow."""
+"""Stored dtype → dtype of the sum of its values, if different: in float16 the sum of valid weights may overflow."""
 CHUNK_VALUES = 1 << 20
-"""Values that are read at a time."""
+"""Values per read."""
 
 
 class Checkpoint:
-    """Weights of one directory, cast to `dtype` on `device` as they are read.
+    """Weights of one folder, cast to `dtype` on `device` while they are read.
 
     `on_read` gets the number of bytes read so far. Raises ModelError if there are no weights or a file is damaged.
     """
@@ -44,9 +44,9 @@ class Checkpoint:
         return name in self._headers.file_of
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
-        """Return `part` of the tensor `name`, which must be of exactly `shape` as a whole.
+        """Read `part` of the tensor `name`, whose whole shape must be `shape`.
 
-        Only that part is read. Raises ModelError if the tensor is missing, of another shape, or not of finite numbers.
+        Raises ModelError if the tensor is missing, has another shape, or has values that are not finite.
         """
         header = self._headers.tensor(name)
         if header.shape != shape:
@@ -55,10 +55,10 @@ class Checkpoint:
         cuts = (*part, *[slice(None)] * (len(shape) - len(part)))
         tensor = self.empty(*(len(range(*cut.indices(size))) for cut, size in zip(cuts, shape, strict=True)))
         first, _, _ = cuts[0].indices(shape[0])
-        # A part at a time: the stored values may be wider than what is kept, and are not held beside it.
+        # Chunk by chunk, to bound peak memory: stored values may be wider than `dtype`.
         for rows in torch.split(tensor, max(1, CHUNK_VALUES // max(1, math.prod(shape[1:])))):
             chunk = stored[(slice(first, first + len(rows)), *cuts[1:])]
-            # One NaN or infinity makes the sum one, without memory for a mask; a sum may overflow by itself.
+            # A NaN or infinity makes the sum non-finite, without memory for a mask. The sum alone may overflow, too.
             if not math.isfinite(chunk.sum(dtype=SUM_OF.get(chunk.dtype))) and not chunk.isfinite().all():
                 raise ModelError(f"{self._path}: tensor {name} has values that are NaN or infinite")
             rows.copy_(chunk)
@@ -68,14 +68,14 @@ class Checkpoint:
         return tensor
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """Return room for values of the dtype and on the device that `read` gives."""
+        """Return an uninitialised tensor of `shape`, with the dtype and device of `read`."""
         return torch.empty(shape, dtype=self.dtype, device=self._device)
 
     def _open(self, name: str) -> Any:
         if name not in self._files:
             path = weight_file(self._path, name)
             try:
-                path.open("rb").close()  # safe_open calls a file that may not be read "not found"
+                path.open("rb").close()  # safe_open reports a file without read permission as "not found"
                 self._files[name] = safe_open(path, framework="pt")
             except OSError as error:
                 raise ModelError(f"{self._path / name}: {error.strerror or error}") from error
@@ -85,13 +85,13 @@ class Checkpoint:
 
 
 class Scope:
-    """The tensors of a checkpoint below a prefix, `scope["attn"]["c_proj"]`-style."""
+    """The tensors of a checkpoint below a name prefix: `scope["attn"]["c_proj"].read("weight", …)`."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str = "") -> None:
         self._checkpoint = checkpoint
         self._prefix = prefix
         self.dtype = checkpoint.dtype
-        """Of the tensors as they are read."""
+        """Dtype of the tensors that `read` returns."""
 
     def __getitem__(self, name: str | int) -> Scope:
         return Scope(self._checkpoint, f"{self._prefix}{name}.")

@@ -1,7 +1,7 @@
-"""`orca worker`: listens on an address and carries out the commands of a master.
+"""`orca worker`: listens on an address and executes the commands of a master.
 
-The address is the whole start-up interface beside a port for probes (docs/contracts.md, section 1): model, partition
-and neighbours come from the master.
+The command line has only addresses and TLS files (docs/contracts.md, section 1): model, partition and the addresses of
+other workers come from the master.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ async def run(
     rank_command: Sequence[str] = RANK_COMMAND,
     tls: TlsFolder | None = None,
 ) -> int:
-    """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller is obeyed."""
-    # On a Unix socket the master is on this machine and knows all workers on it, as `orca serve` does. A worker that
-    # listens on TCP, like every pod, may share its cores with workers that its master does not know.
+    """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker."""
+    # A master that uses a Unix socket, like `orca serve`, knows all workers of this machine. A worker that listens on
+    # TCP, like every pod, may share its cores with workers of other masters.
     controller = Controller(rank_command, may_pin=address.startswith(UNIX), tls=tls)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)] if tls else [])
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ async def run(
     except RuntimeError:
         bound = 0
     if bound == 0:
-        print(f"orca worker: error: --listen {address}: the address is in use or not of this machine", file=sys.stderr)
+        print(f"orca worker: error: --listen {address}: the address is in use or not on this machine", file=sys.stderr)
         return 2
     loop, leaving = asyncio.get_running_loop(), []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -66,7 +66,7 @@ async def run(
         await server.start()
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):
-            logger.warning("--insecure: whoever can reach %s controls this worker; traffic is not encrypted", address)
+            logger.warning("--insecure: all who can reach %s control this worker; traffic is not encrypted", address)
         await controller.stopped.wait()
         await controller.close()
     await server.stop(STOP_GRACE_SECONDS)
@@ -74,21 +74,21 @@ async def run(
 
 
 def main(argv: list[str]) -> int:
-    """`orca worker`."""
+    """Run `orca worker`."""
     parser = OneLineParser(prog="orca worker", description="Runs one worker, which waits for a master.")
-    parser.add_argument("--listen", required=True, metavar="ADDR", help="host:port or unix:PATH")
+    parser.add_argument("--listen", required=True, metavar="ADDR", help="address for gRPC: host:port or unix:PATH")
     parser.add_argument(
         "--probe-port", type=port, metavar="PORT", help="port for /livez, /readyz, /startupz and /metrics (none)"
     )
     parser.add_argument(
-        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="after SIGTERM, longest wait for the master (0)"
+        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="longest wait for the master after SIGTERM (0)"
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
-        "--tls-dir", type=Path, metavar="DIR", help="folder of tls.crt, tls.key and ca.crt, for host:port"
+        "--tls-dir", type=Path, metavar="DIR", help="folder with tls.crt, tls.key and ca.crt, for host:port"
     )
     security.add_argument(
-        "--insecure", action="store_true", help="host:port without TLS: whoever can reach the port controls the worker"
+        "--insecure", action="store_true", help="host:port without TLS: all who can reach the port control the worker"
     )
     parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
     arguments = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""What the schemas of config.json have in common: types and bounds of fields, and the fields of every family.
+"""Common part of the schemas of config.json: types and bounds of fields, and the fields of every family.
 
-The other fields of a family stand beside its model (models/). Names and defaults are those of `transformers`; null
-means the default; fields that ORCA does not read are ignored. The bounds here hold for any model; what depends on the
-size of the weights is checked against their headers (weight_headers.py).
+The fields of a family are in its model's file (models/). Names and defaults are those of `transformers`; null means
+the default; unknown fields are ignored. The bounds here hold for any model; values that depend on the weights are
+checked against the weights' headers (weight_headers.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def whole(value: Any) -> Any:
-    """Return 131072 for 131072.0, as some programs write integers, and anything else as it is."""
+    """Convert 131072.0, as some programs write integers, to 131072; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -36,13 +36,13 @@ Positive = Annotated[float, Field(gt=0, le=1e12)]
 
 
 class ModelFile(BaseModel):
-    """Common settings: JSON types are taken as they are ("1" and true are not numbers), infinities and NaN refused."""
+    """Common settings: strict JSON types ("1" and true are not numbers), neither infinities nor NaN."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class ArchitectureFile(ModelFile):
-    """What decides which family's schema applies."""
+    """The field that selects the family's schema."""
 
     architectures: Annotated[list[str], Field(min_length=1)] = ["none"]
 
@@ -54,7 +54,7 @@ class ConfigFile(ModelFile):
     dtype: str | None = None
     torch_dtype: str | None = None
     off_if_null: ClassVar[frozenset[str]] = frozenset()
-    """Numbers whose feature null turns off, instead of asking for the default; they are read as 0."""
+    """Numeric fields in which null means 0, which turns the feature off, instead of the default."""
 
     def config(self) -> ModelConfig:
         """Return the model that the file describes; raise ModelError for what is not supported."""

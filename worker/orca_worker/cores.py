@@ -1,7 +1,7 @@
-"""The threads of each rank of a worker, how they wait, and the cores that they are pinned to. No torch here.
+"""Number of threads, idle spinning and core pinning of each rank of a worker. Imports no torch.
 
-The controller decides before it starts a rank, so that OMP_NUM_THREADS reaches every OpenMP library of the rank: torch
-may bring one of its own beside the one that the CPU kernels are linked to. A number that the user has set wins.
+The controller decides before it starts a rank, so that OMP_NUM_THREADS reaches every OpenMP library of the process:
+torch may bring its own copy beside the one that the CPU kernels link. Values that the user has set take precedence.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from orca_worker.cgroup import cpu_quota
 
 THREADS = "OMP_NUM_THREADS"
 SPINS = {"GOMP_SPINCOUNT": "5000"}
-"""Rounds that an idle thread of libgomp spins before it sleeps: 0.1 to 0.25 ms, longer than most gaps between kernels.
+"""Rounds that an idle libgomp thread spins before it sleeps: 0.1 to 0.25 ms, longer than most gaps between kernels.
 
-libgomp's own 300,000 are milliseconds. On a busy machine a thread spends them on the core that the thread it waits for
-needs (benchmarks/idle_threads.py).
+libgomp's default, 300,000, takes milliseconds. On a busy machine they block the core that the awaited thread needs
+(benchmarks/idle_threads.py).
 """
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""With one of them the user has said how idle threads wait."""
+"""If the user has set one of these variables, SPINS does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What a worker may use: the cores of its affinity mask, and the CPU quota of its control group (None: none)."""
+    """CPU resources of a worker: cores of its affinity mask, and CPU quota of its control group (None: no quota)."""
 
     affinity: Set[int]
     quota: float | None
 
     @classmethod
     def of_this_process(cls) -> Processors:
-        """Read both."""
+        """Read affinity mask and quota of this process."""
         return cls(os.sched_getaffinity(0), cpu_quota())
 
     @property
     def threads(self) -> int:
-        """Threads that can compute at the same time without being throttled (but for a fraction of a CPU)."""
+        """Number of threads that can run in parallel without throttling (a fractional quota is rounded up)."""
         return len(self.affinity) if self.quota is None else min(len(self.affinity), math.ceil(self.quota))
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetting:
-    """How one rank is started: environment, the cores it is pinned to (none: not pinned), and both in words."""
+    """Start settings of one rank: environment, cores to pin to (empty: not pinned), and both as text for the log."""
 
     description: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class RankSetting:
 def rank_setting(
     processors: Processors, rank: int, num_ranks: int, may_pin: bool, environment: Mapping[str, str]
 ) -> RankSetting:
-    """Return the setting of the rank `rank` of the `num_ranks` that share `processors`.
+    """Return the setting of rank `rank` of the `num_ranks` that share `processors`.
 
-    Each gets an equal part of the threads, the first ones one more if some are left over, and at least one.
-    `may_pin`: the ranks have the cores for themselves, so each is pinned to its part. Then its threads stay on their
-    cores, and its memory on the NUMA node that reads it. Under a quota, or with fewer cores than ranks, none is pinned.
-    `environment`: what the rank would start with otherwise.
+    Threads are divided equally, with at least one per rank; the first ranks get one more if the division has a rest.
+    `may_pin`: no other program computes on the cores, so each rank is pinned to its own, which keeps memory NUMA-local.
+    Under a quota, or with fewer cores than ranks, no rank is pinned.
+    `environment`: the environment of the rank without these settings.
     """
     spins = {} if any(environment.get(name) for name in WAITING) else SPINS
     if environment.get(THREADS):

@@ -1,8 +1,7 @@
-"""`DataPlane`: the process group of one epoch, and activations between neighbouring partitions, over NCCL or gloo.
+"""`DataPlane`: the process group of one epoch, and the transfer of activations between partitions, over NCCL or gloo.
 
-Nothing but activations travels here. Sends do not block and their buffers are kept until they are
-through, at most one per iteration in flight, so a stage never waits for a slow neighbour (a blocking
-gloo send waits for the peer's receive even at 3 KB).
+Only activations use this path. Sends are asynchronous, and their buffers are kept until they complete, at most one per
+in-flight iteration: a stage never waits for a slow peer (a blocking gloo send waits for the receive even at 3 KB).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from orca_worker.shared_sum import share_memory
 
 
 class DataPlane:
-    """The process group of one epoch. Every rank of the pipeline must make it at the same time.
+    """The process group of one epoch. Every rank of the pipeline must create it at the same time.
 
-    Raises NeighbourError if they do not meet within `timeout` seconds.
+    Raises NeighbourError if the ranks do not connect within `timeout` seconds.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class DataPlane:
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._receives: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self.posts_ahead = backend == "gloo"
-        """Whether to post a receive as soon as it is known: gloo sends nothing before, NCCL would occupy the device."""
+        """Post receives early? gloo transfers nothing before the receive is posted; NCCL would occupy the device."""
         self._timeout = datetime.timedelta(seconds=timeout)
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
@@ -50,19 +49,19 @@ class DataPlane:
             if ranks.size > 1 and backend == "gloo":
                 ranks.shared = share_memory(ranks.group, ranks.rank, ranks.size, timeout)
         except (RuntimeError, dist.DistError) as error:
-            raise NeighbourError(f"rank {rank} did not meet the others: {error}") from error
+            raise NeighbourError(f"rank {rank} could not join the process group: {error}") from error
 
     def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
-        """Make the group of every partition, as each rank must, and return this rank's."""
-        mine = None
+        """Create the group of every partition, as torch requires of each rank, and return this rank's group."""
+        own_group = None
         for first in range(0, world_size if size > 1 else 0, size):
             group = dist.new_group(list(range(first, first + size)), timeout=self._timeout)
             if first <= self._rank < first + size:
-                mine = group
-        return mine
+                own_group = group
+        return own_group
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
-        """Start sending `hidden` to the rank `distance` further on."""
+        """Start sending `hidden` to the rank `distance` after this one."""
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
         try:
@@ -83,25 +82,25 @@ class DataPlane:
         self._receives.append((work, hidden))
 
     def receive(self) -> torch.Tensor:
-        """Return the activations that were posted first."""
+        """Wait for the receive that was posted first, and return its activations."""
         work, hidden = self._receives.popleft()
         self._wait(work, hidden)
         return hidden
 
     def close(self) -> None:
-        """Leaves the group; what is under way is given up."""
+        """Leave the group and abandon pending sends and receives."""
         self._sends.clear()
         self._receives.clear()
         dist.destroy_process_group()
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:
-        # On NCCL this orders streams and returns at once; on gloo it waits for the data.
+        # NCCL orders streams and returns at once; gloo waits for the data.
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
             raise self._lost(error) from error
 
     def _lost(self, error: RuntimeError) -> NeighbourError:
-        # gloo puts its source file in front and advice behind.
-        gist = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
-        return NeighbourError(f"rank {self._rank} lost its neighbour: {gist}")
+        # Without gloo's prefix, its source file, and its suffix, general advice.
+        summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
+        return NeighbourError(f"rank {self._rank} lost a rank of an adjacent partition: {summary}")

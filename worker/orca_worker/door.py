@@ -1,7 +1,7 @@
-"""`Door`: who may call what on a worker's gRPC server, by the names in the caller's certificate.
+"""`Door`: authorization of calls to a worker's gRPC server, by the DNS names in the caller's certificate.
 
-The TLS handshake has checked that one of our CAs signed the certificate. The master may call every method,
-other workers those in ALSO_FOR_WORKERS (docs/contracts.md, section 6).
+The TLS handshake has verified that a trusted CA signed the certificate. The master may call every method, other
+workers only those in ALSO_FOR_WORKERS (docs/contracts.md, section 6).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALSO_FOR_WORKERS = frozenset({"Run", "Rendezvous"})
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses callers that are not of this deployment, or not of the role for a method, with PERMISSION_DENIED."""
+    """Refuses callers of other deployments, or of a role that may not call the method, with PERMISSION_DENIED."""
 
     def __init__(self, tls: TlsFolder) -> None:
         self._tls = tls
@@ -38,14 +38,14 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if not expected & names:
                 await context.abort(
                     grpc.StatusCode.PERMISSION_DENIED,
-                    f"{method} is for {' or '.join(sorted(expected))}, and the caller's certificate has another name",
+                    f"{method} is for {' or '.join(sorted(expected))}, but the caller's certificate has another name",
                 )
 
         return _guarded(handler, check)
 
 
 def _guarded(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
-    """Return a handler that calls `check` first. The methods of `Worker` have these three forms."""
+    """Return a handler that calls `check` first. `Worker` has methods of these three kinds only."""
     if handler.unary_unary is not None:
 
         async def unary_unary(request: Any, context: Any) -> Any:

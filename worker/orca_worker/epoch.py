@@ -1,10 +1,9 @@
-"""`Epoch`: what a controller holds for one set of communicators, from `Form` until it is over.
+"""`Epoch`: a controller's state for one set of communicators, from `Form` until a fault or the next epoch.
 
-Iterations pass through to the next controller; Acks and results wait here for the streams that carry them.
+Iterations are forwarded to the next controller; Acks and results are queued for their streams.
 
-A fault of kind CAUSE ends the epoch and every stream that belongs to it. A CONSEQUENCE is passed on in the streams,
-which stay open for the cause: it may be noticed later, here or in another partition. Nobody waits here; the master
-decides how long it wants to know more.
+A fault of kind CAUSE ends the epoch and all its streams. A CONSEQUENCE is sent on the streams, which stay open, because
+the cause may be detected later, here or in another partition. The master decides how long to wait for the cause.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from orca_worker.errors import EpochError, FaultError
 
 
 class Epoch:
-    """One epoch of the controller of `partition`. `next_hop` is the Run stream to the next one, None on the last.
+    """One epoch of the controller of `partition`. `next_hop`: the Run stream to the next controller, None on the last.
 
-    A partition that is `alone`, first and last, owes no Acks: its results say as much.
+    `alone`: the only partition. It sends no Acks, because its results acknowledge the iterations.
     """
 
     def __init__(self, number: int, partition: int, next_hop: Any | None, alone: bool) -> None:
@@ -46,12 +45,12 @@ class Epoch:
         if iteration.epoch != self.number:
             raise EpochError(f"iteration of epoch {iteration.epoch} in epoch {self.number}")
         if iteration.sequence != self.last_sequence + 1:
-            message = f"iteration {iteration.sequence} came where {self.last_sequence + 1} was due"
+            message = f"iteration {iteration.sequence} arrived, {self.last_sequence + 1} is expected"
             raise FaultError(self._own_fault(message, pb.FAULT_KIND_CAUSE))
         self.last_sequence = iteration.sequence
 
     async def forward(self, iteration: pb.Iteration) -> None:
-        """Pass an iteration on; on the last partition it is queued everywhere now, so its Ack is due."""
+        """Forward an iteration; on the last partition, queue its Ack, because all partitions have queued it now."""
         if self._next_hop is None:
             if not self._alone:
                 self.acks.put_nowait(self._ack(iteration.sequence))
@@ -59,18 +58,18 @@ class Epoch:
         try:
             await self._next_hop.write(iteration)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The relay of Acks learns from the same stream why it broke.
+            # `_relay_acks` gets the reason from the same stream.
             await asyncio.shield(self._over)
 
     def reply(self, reply: pb.RankReply) -> None:
-        """Take what rank 0 says about an iteration: its result, or its timing for a later Ack."""
+        """Queue rank 0's result of an iteration, or keep its timing for the next Ack."""
         if reply.HasField("result"):
             self._results.put_nowait(reply.result)
         else:
             self._timings.append(reply.timing)
 
     def report(self, fault: pb.Fault) -> None:
-        """Take a fault of this epoch, of a rank or of a later partition: the cause ends the epoch."""
+        """Handle a fault of this epoch, of a rank or a later partition: a cause ends the epoch."""
         if fault.kind != pb.FAULT_KIND_CONSEQUENCE:
             self.end(fault)
         elif not self._over.done():
@@ -78,18 +77,18 @@ class Epoch:
             self._results.put_nowait(pb.IterationResult(epoch=self.number, fault=fault))
 
     def leave(self, reason: str) -> None:
-        """End the epoch because this controller was told to do something else, which is the cause."""
+        """End the epoch because of another command; `reason` is the cause."""
         self.end(self._own_fault(reason, pb.FAULT_KIND_CAUSE))
 
     def lose_caller(self) -> None:
-        """End the epoch because the stream of iterations broke off: none can come any more."""
+        """End the epoch because the caller's stream of iterations ended."""
         caller = f"the controller of partition {self._partition - 1}" if self._partition else "the master"
         fault = self._own_fault(f"{caller} ended its stream of iterations", pb.FAULT_KIND_CONSEQUENCE)
         fault.partition = max(self._partition - 1, 0)  # the origin, as far as this controller knows
         self.end(fault)
 
     def end(self, fault: pb.Fault) -> None:
-        """End the epoch; the first fault stands."""
+        """End the epoch with `fault`; later faults are ignored."""
         if not self._over.done():
             self._over.set_result(fault)
             self._results.put_nowait(None)
@@ -102,13 +101,13 @@ class Epoch:
         """Wait for the next result; raise FaultError once the epoch is over."""
         result = None if self._over.done() else await self._results.get()
         if result is None:
-            self._results.put_nowait(None)  # whoever else waits
+            self._results.put_nowait(None)  # for other waiting calls
             raise FaultError(self._over.result())
         return result
 
     @contextlib.contextmanager
     def until_over(self) -> Iterator[None]:
-        """Yield a block of this task that is left with FaultError as soon as the epoch is over."""
+        """Interrupt this task's `with` block with FaultError as soon as the epoch is over."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
@@ -126,8 +125,8 @@ class Epoch:
 
     async def _relay_acks(self) -> None:
         assert self._next_hop is not None
-        gone = f"the controller of partition {self._partition + 1} is gone"
-        # The origin, as far as this controller knows, if the stream ends without a fault.
+        gone = f"lost the controller of partition {self._partition + 1}"
+        # For a stream that ends without a fault: the origin, as far as this controller knows.
         fault = pb.Fault(
             message=f"{gone}: it closed its stream",
             kind=pb.FAULT_KIND_CONSEQUENCE,
@@ -144,7 +143,7 @@ class Epoch:
         except grpc.aio.AioRpcError as error:
             fault.message = f"{gone}: {error.details() or error.code().name}"
             fault = faults.from_error(error) or fault
-        self.end(fault)  # without later partitions no cause but one of this partition can be added
+        self.end(fault)  # later partitions cannot report a cause any more
 
     def _own_fault(self, message: str, kind: pb.FaultKind) -> pb.Fault:
         return pb.Fault(message=message, kind=kind, epoch=self.number, partition=self._partition)

@@ -14,15 +14,15 @@ class RankError(Exception):
 
 
 class NeighbourError(RankError):
-    """Another rank that was lost, noticed while exchanging tensors with it (FAULT_KIND_CONSEQUENCE)."""
+    """Another rank was lost: an exchange of tensors with it failed (FAULT_KIND_CONSEQUENCE)."""
 
 
 class EpochError(Exception):
-    """A message of an epoch that is not the current one (FAILED_PRECONDITION)."""
+    """A message belongs to another epoch than the current one (FAILED_PRECONDITION)."""
 
 
 class RendezvousError(Exception):
-    """A key of a rendezvous that cannot be set or read (FAILED_PRECONDITION); the ranks cannot form their group."""
+    """A key of a rendezvous cannot be set or read (FAILED_PRECONDITION); the ranks cannot form their process group."""
 
 
 class FaultError(Exception):
@@ -34,7 +34,7 @@ class FaultError(Exception):
 
 
 def kind_of(error: BaseException) -> pb.FaultKind:
-    """Return the kind of fault of an error where it was raised."""
+    """Return the kind of fault that an error is reported as."""
     if isinstance(error, FaultError):
         return error.fault.kind
     if isinstance(error, ModelError):

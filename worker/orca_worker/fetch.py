@@ -1,9 +1,8 @@
-"""`orca fetch`: the init container that brings a model from a hub into a volume, once for all pods that share it.
+"""`orca fetch`: the init container that downloads a model from a hub into a volume, once for all pods that share it.
 
-A lock on the folder lets one pod download and the others wait; what is there and verified is not fetched again, a large
-file that was interrupted goes on where it stopped. Every file is checked against the digest that the hub publishes:
-SHA-256 for large files, Git's blob id for others. The last line names files without a digest; they are fetched again
-next time.
+A lock on the folder lets one pod download while other pods wait. Verified files are not downloaded again; interrupted
+downloads of large files are resumed. Every file is checked against the digest that the hub publishes: SHA-256 for large
+files, Git's blob id for others. The last log line names files without a digest; the next run downloads them again.
 """
 
 from __future__ import annotations
@@ -41,30 +40,30 @@ logger = logging.getLogger(__name__)
 VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
-"""Names that are fetched: plain ones, without a folder in them; those that begin with a dot are this program's own."""
+"""File names that are downloaded: no folders, and no leading dot (files of this program)."""
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
         INDEX,
     }
 )
-"""Files beside the weights that ORCA reads; others are fetched for other programs, unless they are too large."""
+"""Files that ORCA reads beside the weights. Other files are for other programs, and skipped if they are too large."""
 LOCK_SECONDS = 6 * 3600
 TRIES = 3
 LAYER = re.compile(r"\.([0-9]{1,6})\.")
 
 
 class FetchError(Exception):
-    """A download that failed; the message says what to change, or what went wrong."""
+    """A download failed; the message has the reason and, if the user can fix it, the setting to change."""
 
 
 def fetch(
     repository: str, revision: str, folder: Path, partition: tuple[int, int] | None, weights: bool = True
 ) -> None:
-    """Brings what a pod needs of a repository into `folder`.
+    """Download the files of a repository that a pod needs to `folder`.
 
-    `partition` (index, count): only the weight files of that inter-layer partition, where the repository's index says
-    which those are. Raises FetchError.
+    `partition` (index, count): only weight files of that inter-layer partition, if the repository has an index.
+    Raises FetchError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -91,7 +90,7 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
     names = []
     for name in sorted(filter(TEXT.match, siblings)):
         if (size := siblings[name].size or 0) > TOKENIZER_BYTES:
-            problem = f"{name}: {size} bytes, at most {TOKENIZER_BYTES} are fetched of a file beside the weights"
+            problem = f"{name}: {size} bytes exceed the limit of {TOKENIZER_BYTES} for files beside the weights"
             if name in READ:
                 raise FetchError(problem)
             logger.warning("skipped %s", problem)
@@ -106,15 +105,15 @@ def _fetch(repository: str, revision: str, folder: Path, partition: tuple[int, i
     unverifiable = [name for name in names if _digest(siblings[name]) is None]
     logger.info("%d files verified", len(names) - len(unverifiable))
     if unverifiable:
-        logger.warning("not verified, because the hub publishes no digest of them: %s", ", ".join(unverifiable))
+        logger.warning("files not verified, because the hub publishes no digest: %s", ", ".join(unverifiable))
 
 
 def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tuple[int, int] | None) -> list[str]:
-    """Return the weight files: all, or those with a tensor of the partition's layers or of no layer."""
+    """Return the names of the weight files: all, or those with tensors of the partition's layers or outside layers."""
     if INDEX not in siblings:
         weight_files = sorted(filter(WEIGHTS.match, siblings))
         if not weight_files:
-            raise FetchError("the repository has no safetensors: pickled weights are not read")
+            raise FetchError("the repository has no safetensors files: pickled weights are not supported")
         return weight_files
     try:
         weight_map = read_index(folder)
@@ -124,7 +123,7 @@ def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tup
     needed = set()
     for tensor, name in weight_map.items():
         if not WEIGHTS.match(name) or name not in siblings:
-            raise FetchError(f"{INDEX} names {quote(name)}, which is no weight file of the repository")
+            raise FetchError(f"{INDEX} names {quote(name)}, which is not a weight file of the repository")
         layer = LAYER.search(tensor)
         if layers is None or layer is None or int(layer[1]) in layers:
             needed.add(name)
@@ -132,7 +131,7 @@ def _weight_files(folder: Path, siblings: dict[str, RepoSibling], partition: tup
 
 
 def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) -> None:
-    """Download and verifies one file, unless it is there and was verified."""
+    """Download and verify one file, unless a verified copy exists."""
     record = folder / VERIFIED
     verified = _verified(record)
     name, expected = sibling.rfilename, _digest(sibling)
@@ -146,11 +145,11 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
             _download_resumed(hf_hub_url(repository, name, revision=commit), path)
         if expected is None or expected == (_git_blob(path) if sibling.lfs is None else _sha256(path)):
             break
-        logger.warning("%s: damaged in transfer, attempt %d of %d", name, attempt, TRIES)
+        logger.warning("%s: wrong digest after attempt %d of %d", name, attempt, TRIES)
         path.unlink()
     else:
         kind = "Git blob id" if sibling.lfs is None else "SHA-256"
-        raise FetchError(f"{name}: its {kind} is not the published one, after {TRIES} downloads")
+        raise FetchError(f"{name}: {kind} differs from the published one after {TRIES} downloads")
     logger.info("%s: %d bytes", name, path.stat().st_size)
     if expected is not None:
         partial = record.with_suffix(".tmp")
@@ -159,7 +158,7 @@ def _download(repository: str, commit: str, folder: Path, sibling: RepoSibling) 
 
 
 def _verified(record: Path) -> dict[str, Any]:
-    """Return the digests of files that were verified, by name; none if the record is absent or damaged."""
+    """Return file name → digest of verified files; empty if the record is absent or damaged."""
     try:
         value = json.loads(record.read_bytes())
     except FileNotFoundError:
@@ -168,7 +167,7 @@ def _verified(record: Path) -> dict[str, Any]:
         value = None
     if isinstance(value, dict):
         return value
-    logger.warning("%s is damaged: every file is fetched and verified again", record)
+    logger.warning("%s is damaged: downloading and verifying every file again", record)
     return {}
 
 
@@ -178,17 +177,17 @@ def _digest(sibling: RepoSibling) -> str | None:
 
 
 def _download_resumed(url: str, path: Path) -> None:
-    """Download a large file; what an earlier process left of it is kept (hf_hub_download would begin anew)."""
+    """Download a large file, resuming an earlier process's download (hf_hub_download would start over)."""
     metadata = get_hf_file_metadata(url)
     partial = path.with_name(f"{path.name}.incomplete")
     with partial.open("ab") as file:
-        if metadata.size is not None and file.tell() > metadata.size:  # left of another revision
+        if metadata.size is not None and file.tell() > metadata.size:  # from another revision
             file.truncate(0)
         http_get(
             metadata.location,
             file,
             resume_size=file.tell(),
-            headers=build_hf_headers() if metadata.location == url else {},  # a token is for the hub alone
+            headers=build_hf_headers() if metadata.location == url else {},  # send the token to the hub only
             expected_size=metadata.size,
             displayed_filename=path.name,
         )
@@ -196,7 +195,7 @@ def _download_resumed(url: str, path: Path) -> None:
 
 
 def _git_blob(path: Path) -> str:
-    """Return the id that Git gives to a file's content: SHA-1 over its kind, its length and its bytes."""
+    """Return Git's blob id of a file: SHA-1 over "blob", the length and the bytes."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -210,12 +209,12 @@ def _sha256(path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`orca fetch`: exit code 0 when everything is there."""
+    """Run `orca fetch`; return exit code 0 when the folder is complete, 1 after a failed download."""
     parser = OneLineParser(prog="orca fetch", description="Downloads a model from a hub (HF_ENDPOINT, HF_TOKEN).")
     parser.add_argument("uri", help="hf://ORGANISATION/NAME")
-    parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="the folder that will hold the model")
+    parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="target folder")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (main)")
-    parser.add_argument("--partition", metavar="I/P", help="only the weights of inter-layer partition I of P")
+    parser.add_argument("--partition", metavar="I/P", help="weights of inter-layer partition I of P only")
     parser.add_argument("--without-weights", action="store_true", help="configuration and tokenizer only")
     arguments = parser.parse_args(argv)
     repository = arguments.uri.removeprefix("hf://")

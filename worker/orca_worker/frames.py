@@ -15,11 +15,11 @@ from orca_protos.wire import MAX_MESSAGE_BYTES
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 1024
-"""The largest message of the control protocol, and what a frame adds to it."""
+"""Largest message of the control protocol plus the overhead of a frame."""
 
 
 class FrameError(Exception):
-    """Bytes that are no frame: an oversize length, or a body that cannot be decoded."""
+    """Invalid frame: its length exceeds the bound, or its body cannot be decoded."""
 
 
 def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
@@ -29,7 +29,7 @@ def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
 
 
 def read_command(connection: socket.socket) -> pb.RankCommand | None:
-    """Blocks for the next command; None at the end of the stream. Raises FrameError, or ConnectionError on a reset."""
+    """Wait for the next command, None at the end of the stream. Raises FrameError, or ConnectionError on a reset."""
     header = _read_exactly(connection, _LENGTH.size)
     if header is None:
         return None
@@ -43,7 +43,7 @@ def read_command(connection: socket.socket) -> pb.RankCommand | None:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> pb.RankReply | None:
-    """Wait for the next reply; None at the end of the stream. Raises FrameError."""
+    """Wait for the next reply; return None at the end of the stream. Raises FrameError."""
     try:
         length = _checked_length(await reader.readexactly(_LENGTH.size))
         return pb.RankReply.FromString(await reader.readexactly(length))

@@ -1,4 +1,4 @@
-"""`HostCopies`: what the host reads of a device's results, while the device goes on computing."""
+"""`HostCopies`: asynchronous copies of results from the device to the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class HostCopies:
-    """Copies on a stream of its own, which waits for the work that makes the results and lets later work pass."""
+    """Copies on a separate CUDA stream, so that later work on the device does not wait for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = None
@@ -16,7 +16,7 @@ class HostCopies:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to copy a tensor to the host; return what waits for the copy, and has it."""
+        """Start to copy a tensor to the host; return a function that waits for the copy and returns it."""
         if self._stream is None:
             return lambda: tensor
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
@@ -25,7 +25,7 @@ class HostCopies:
         with torch.cuda.stream(self._stream):
             copy.copy_(tensor, non_blocking=True)
             done.record()
-        tensor.record_stream(self._stream)  # its memory is not given away before
+        tensor.record_stream(self._stream)  # keeps the tensor's memory until the copy is done
 
         def wait() -> torch.Tensor:
             done.synchronize()

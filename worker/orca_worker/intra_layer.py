@@ -1,7 +1,7 @@
-"""`IntraLayer`: the ranks of one inter-layer partition, which share every layer between them.
+"""`IntraLayer`: the tensor-parallel group, the ranks that split every layer of one inter-layer partition.
 
-Says which slice of a dimension this rank holds, and how partial results become whole: sums after
-row-parallel maps, columns of the logits gathered to rank 0. With one rank all of it is the identity.
+Gives the slice of a dimension that this rank holds, and the collectives: all-reduce after row-parallel maps, broadcast
+of sampled tokens, gather of the logits' columns to rank 0. With one rank each collective is the identity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orca_worker.shared_sum import SharedSum
 
 
 class IntraLayer:
-    """`rank` of `size` ranks. `group` and `shared` are set anew by every formation, on ranks that have neighbours."""
+    """Rank `rank` of `size`. Each formation sets `group` and `shared` if `size` is above 1."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -31,39 +31,39 @@ class IntraLayer:
         return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
-        """Return this rank's K/V heads; with fewer heads than ranks, neighbours hold copies of one."""
+        """Return this rank's K/V heads; with fewer heads than ranks, adjacent ranks hold copies of the same head."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
         return slice(head, head + 1)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' x, in place."""
+        """All-reduce x in place and return the sum."""
         if self.shared is not None and self.shared.takes(x):
             return self.shared.sum(x)
         if self.size > 1:
-            with self._naming_the_loss():
+            with self._raise_neighbour_error():
                 dist.all_reduce(x, group=self.group)
         return x
 
     def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's token ids (int64) on every rank; the others give zeros of the same shape."""
+        """Broadcast rank 0's token ids (int64) to every rank; the other ranks pass zeros of the same shape."""
         if self.shared is not None:
-            # Token ids are whole numbers below 2**24, which float32 holds, and so sums with zeros, exactly.
+            # Exact: token ids are integers below 2**24, which float32 represents, and the other addends are zeros.
             return self.shared.sum(tokens.float()).long()
         if self.size > 1:
-            with self._naming_the_loss():
+            with self._raise_neighbour_error():
                 dist.broadcast(tokens, group=self.group, group_src=0)
         return tokens
 
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
-        """Return [rows, total] on rank 0 from each rank's x [rows, its part]; other ranks get x back."""
+        """Gather the columns x [rows, part] of all ranks; return [rows, total] on rank 0, x on other ranks."""
         if self.size == 1:
             return x
         widest = -(-total // self.size)
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-        with self._naming_the_loss():
+        with self._raise_neighbour_error():
             dist.gather(padded, parts, group=self.group, group_dst=0)
         if parts is None:
             return x
@@ -72,10 +72,10 @@ class IntraLayer:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     @contextlib.contextmanager
-    def _naming_the_loss(self) -> Iterator[None]:
-        """Raise NeighbourError where a collective breaks: gloo and NCCL raise RuntimeError."""
+    def _raise_neighbour_error(self) -> Iterator[None]:
+        """Convert the RuntimeError of a failed gloo or NCCL collective to NeighbourError."""
         try:
             yield
         except RuntimeError as error:
-            gist = str(error).splitlines()[0]
-            raise NeighbourError(f"rank {self.rank} of this worker lost another: {gist}") from error
+            summary = str(error).splitlines()[0]
+            raise NeighbourError(f"rank {self.rank} of this worker lost another rank: {summary}") from error

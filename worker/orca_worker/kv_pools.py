@@ -12,9 +12,9 @@ from orca_worker.layers import PagedAttention
 
 
 class KvPools:
-    """One pair of pools (keys, values) for each of `attentions`, of equal size; none before the first `allocate`.
+    """A pair of pools (keys, values) of equal size for each of `attentions`; no pools before the first `allocate`.
 
-    `shape`: K/V heads of this rank and head dimension.
+    `shape`: number of K/V heads on this rank, head dimension.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class KvPools:
         return len(self._attentions) * 2 * BLOCK_SIZE * kv_heads * head_dim * self._dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates zeroed pools of `num_blocks` blocks; pools of another size are released before."""
+        """Allocate zeroed pools of `num_blocks` blocks after releasing the old ones; keep pools of the same size."""
         if num_blocks == self.num_blocks:
             return
         self._set(0)

@@ -1,7 +1,7 @@
-"""Building blocks of the models, which `Parts` makes (models/parts.py).
+"""Building blocks of the models, created by `Parts` (models/parts.py).
 
-All but `PagedAttention` see the tokens of the whole iteration as one [S, H] tensor, whichever requests they belong to
-(selective batching, the paper, section 3.2). Column-parallel maps are the kernels' own (`LinearMap`).
+All but `PagedAttention` get the tokens of all requests of the iteration as one [S, H] tensor (selective batching, the
+paper, section 3.2). Column-parallel maps are `LinearMap`s of the kernels.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from orca_worker.rope import Rope, inverse_frequencies
 
 
 class RowParallelLinear:
-    """x W^T + b where each rank holds some of the inputs; the ranks' parts are summed."""
+    """x W^T + b, split over the ranks by inputs; the ranks' results are summed."""
 
     def __init__(self, linear_map: LinearMap, bias: torch.Tensor | None, ranks: IntraLayer) -> None:
-        """`bias` [outputs] is added to the ranks' sum; a map of all inputs adds its bias by itself."""
+        """`bias` [outputs] is added to the ranks' sum; None if `linear_map` adds the bias (with one rank)."""
         self.map = linear_map
         self.bias = bias
         self.ranks = ranks
@@ -35,10 +35,10 @@ class RowParallelLinear:
 
 
 class VocabularyEmbedding:
-    """Token embedding whose rows are spread over the ranks."""
+    """Token embedding, split over the ranks by rows."""
 
     def __init__(self, weight: torch.Tensor, first: int, ranks: IntraLayer) -> None:
-        """`weight`: this rank's rows [entries, H], of which the first belongs to the token id `first`."""
+        """`weight`: this rank's rows [entries, H]; the first row is that of token id `first`."""
         self.weight = weight
         self.first = first
         self.ranks = ranks
@@ -54,7 +54,7 @@ class VocabularyEmbedding:
 
 
 class Head:
-    """Logits; the vocabulary is spread over the ranks and gathered to rank 0."""
+    """Map to logits, split over the ranks by vocabulary and gathered to rank 0."""
 
     def __init__(self, linear_map: LinearMap, vocabulary: int, ranks: IntraLayer) -> None:
         self.map = linear_map
@@ -62,7 +62,7 @@ class Head:
         self.ranks = ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] on rank 0, this rank's columns on the others."""
+        """Return [rows, vocabulary] on rank 0, this rank's columns on other ranks."""
         return self.ranks.gather_columns(self.map(x), self.vocabulary)
 
 
@@ -81,9 +81,9 @@ class Rotary:
 
 
 class PagedAttention:
-    """Stores this iteration's keys and values in one layer's pools and attends over them.
+    """Stores this iteration's keys and values in one layer's pools and attends to them.
 
-    The only block that sees requests. `allocate` must have been called.
+    The only block that computes per request. Call `allocate` first.
     """
 
     def __init__(self, num_kv_heads: int, head_dim: int, attention: Attention) -> None:
@@ -94,11 +94,11 @@ class PagedAttention:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the attention is plain torch, which reads lengths on the host."""
+        """True if the attention is plain torch, which reads lengths on the host."""
         return isinstance(self._attention, ReferenceAttention)
 
     def allocate(self, pools: Pools) -> None:
-        """Take the layer's pools."""
+        """Set the layer's pools."""
         self.pools = pools
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""`LogitProcessors`: what changes logits before a token is drawn: penalties, biases, tokens kept back.
+"""`LogitProcessors`: changes to the logits before sampling: penalties, logit bias, tokens banned before min_tokens.
 
-Few requests ask for any of it, so only those are kept here, by row; the rest of the batch passes untouched.
-Order and formulas are those that the field agrees on: repetition penalty (Keskar et al., 2019, on prompt and
-output), then OpenAI's frequency and presence penalties (on the output), then the bias, then the ban.
+Few requests need them, so state is kept for the rows of those only; the logits of other rows are not copied.
+Order and formulas are the usual ones: repetition penalty (Keskar et al., 2019, on prompt and output), then OpenAI's
+frequency and presence penalties (on the output), then the bias, then the ban.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Row:
     in_prompt: torch.Tensor
     """[vocabulary] bool."""
     generated: torch.Tensor
-    """[vocabulary] float32, how often each token was generated."""
+    """[vocabulary] float32 counts of generated tokens."""
     bias: torch.Tensor | None
     """[vocabulary] float32."""
     banned: torch.Tensor
@@ -28,7 +28,7 @@ class _Row:
 
 
 class LogitProcessors:
-    """The rows that need processing, fed with every iteration in order."""
+    """State of the rows that need processing. Call `observe` with every iteration in order."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -36,10 +36,10 @@ class LogitProcessors:
         self._rows: dict[int, _Row] = {}
 
     def observe(self, iteration: pb.Iteration, input_tokens: torch.Tensor) -> None:
-        """Take note of rows that begin and of the tokens [S] that an iteration computes."""
+        """Record the admissions of an iteration and its input tokens [S]."""
         for admission in iteration.admission:
             self._rows.pop(admission.row, None)
-            if _asks_for_processing(admission):
+            if _needs_processing(admission):
                 self._rows[admission.row] = self._begin(admission)
         if not self._rows:
             return
@@ -55,7 +55,7 @@ class LogitProcessors:
             start += count
 
     def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
-        """Return logits [K, vocabulary], K the requests that sample, processed; the input is left as it is."""
+        """Return processed logits [K, vocabulary] of the K requests that sample; the input is not changed."""
         sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
         places = [place for place, row in enumerate(sampling) if row in self._rows]
         if not places:
@@ -101,7 +101,7 @@ class LogitProcessors:
         )
 
 
-def _asks_for_processing(admission: pb.Admission) -> bool:
+def _needs_processing(admission: pb.Admission) -> bool:
     sampling = admission.sampling
     return bool(
         sampling.presence_penalty

@@ -1,7 +1,7 @@
-"""How many K/V blocks fit: the memory that applies to this rank, and the formula with its numbers.
+"""Number of K/V blocks that fit into the memory of a rank, and the formula with its numbers.
 
-On the CPU the memory is what the container's limit leaves; without a limit what its request leaves, because other pods
-were promised the rest of the host; without either what the host has free.
+On the CPU, free memory is the unused part of the container's memory limit; without a limit, of its request, because the
+rest of the host is reserved for other pods; without both, the available memory of the host.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REQUEST_FIELD = "spec.worker.resources.requests.memory"
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """`num_bytes` that may still be used, and how they came about in words.
+    """`num_bytes` that may still be used, and their `source` as text.
 
-    `ceiling` is what there really is: larger than `num_bytes` only where a request is nearly used up. `used` counts the
-    bytes of the request that are in use, 0 where no request decides.
+    `ceiling`: bytes that are physically available, more than `num_bytes` only if a memory request is nearly used up.
+    `used`: bytes of the request in use, 0 if no request applies.
     """
 
     num_bytes: int
@@ -39,7 +39,7 @@ class FreeMemory:
 
 
 def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> FreeMemory:
-    """Return the memory that is free for `device`; `root` and `environment` are this process's, but in tests."""
+    """Return the memory that is free for `device`; tests replace `root` and `environment`."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return FreeMemory(free, "of the device", free)
@@ -63,9 +63,9 @@ def blocks_that_fit(
 ) -> tuple[int, str]:
     """Return the number of blocks for one of `sharers` ranks, and its formula.
 
-    Weights are loaded already, so `free` is without them. `longest`: blocks of one sequence of the longest length. If a
-    memory request does not hold these, they are taken beyond it as far as memory is there, with a warning: a pod that
-    asks for too little serves, and only a limit is binding.
+    `free` does not include the weights, which are loaded already. `longest`: blocks of one sequence of the maximum
+    length. If they exceed a memory request, memory beyond the request is used as far as available, with a warning:
+    a pod with too small a request still serves, and only a limit is strict.
     """
 
     def fit(num_bytes: int) -> int:
@@ -77,14 +77,14 @@ def blocks_that_fit(
         f"buffers) / {block_bytes} bytes per block = {blocks} blocks"
     )
     beyond = min(longest, fit(free.ceiling))
-    if beyond > blocks:  # only where a request decides: else `ceiling` is what was counted above
+    if beyond > blocks:  # only if a request applies: otherwise `ceiling` equals `num_bytes`
         needed = free.used + (longest * block_bytes + buffers) * sharers / utilization
         logger.warning(
-            "the memory request leaves %d K/V blocks, and one sequence of the longest length needs %d: memory beyond "
+            "the memory request leaves %d K/V blocks, but one sequence of the maximum length needs %d: memory beyond "
             "the request is used for %d. Set %s to at least %dMi, set a memory limit, or lower spec.model.maxModelLen",
             blocks, longest, beyond, REQUEST_FIELD, -(-needed // MEBIBYTE),
         )  # fmt: skip
-        formula += f", raised to {beyond} of the {longest} that one sequence of the longest length needs"
+        formula += f", raised to {beyond} of the {longest} that one sequence of the maximum length needs"
     return max(blocks, beyond), formula
 
 

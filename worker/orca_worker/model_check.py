@@ -1,11 +1,11 @@
-"""Checks a model's folder without torch: config.json, names, sizes and headers of the weights, and how they agree.
+"""Checks a model's folder without torch: config.json, the headers of the weights, and whether both agree.
 
-A controller runs it before it starts ranks, and `orca serve` before it starts workers, as
+A controller checks before it starts ranks, and `orca serve` before it starts workers, by
 
     python -m orca_worker.model_check FOLDER [-pp P] [-tp T] [--max-model-len N]
 
-which prints one line and ends with exit code 2 if the model is refused. The values of the weights are checked by the
-ranks, while they are read (checkpoint.py).
+which prints one line and exits with code 2 if the model is invalid. The ranks check the values of the weights while
+they read them (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from orca_worker.weight_headers import WeightHeaders
 
 LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
 ROTARY_BYTES = 64 << 20
-"""Tables of cosines and sines may take this much, however small the weights are."""
+"""Tables of cosines and sines up to this size are accepted even if the weights are smaller."""
 MEMORY_BYTES = 512 << 20
-"""Limit of the process's address space; the largest JSON files that are read fit."""
+"""Limit of the process's address space; enough for the largest JSON files that are accepted."""
 CPU_SECONDS = 15
 
 
 def check_model(
     folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int, partitions: range
 ) -> ModelConfig:
-    """Return the configuration of a model that can be loaded as far as `partitions` go; raise ModelError.
+    """Check the weights of `partitions` and return the model's configuration; raise ModelError.
 
-    `max_model_len` 0: the configuration's. A folder may lack files that hold tensors of other partitions only.
+    `max_model_len` 0: the configuration's. Weight files that have only tensors of other partitions may be missing.
     """
     config = read_model_config(folder)
     weights = WeightHeaders(folder)
@@ -56,7 +56,7 @@ def check_model(
 
 def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
     """Raise ModelError if tables of `max_model_len` positions would be larger than the weights."""
-    if config.rope is None:  # positions have weights
+    if config.rope is None:  # position embeddings are weights
         return
     position_bytes = 2 * 4 * config.head_dim  # cosine and sine in float32
     room = max(ROTARY_BYTES, weight_bytes)
@@ -68,12 +68,14 @@ def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_
 
 
 def main(argv: list[str]) -> int:
-    """Return 0, or 2 for a model that is refused."""
-    parser = argparse.ArgumentParser(prog="orca_worker.model_check", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("-pp", type=int, default=1)
-    parser.add_argument("-tp", type=int, default=1)
-    parser.add_argument("--max-model-len", type=int, default=0)
+    """Check the folder of the command line; return exit code 0, or 2 if the model is invalid."""
+    parser = argparse.ArgumentParser(
+        prog="orca_worker.model_check", description="Checks a model's folder without loading its weights."
+    )
+    parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
+    parser.add_argument("-pp", type=int, default=1, help="pipeline-parallel size (1)")
+    parser.add_argument("-tp", type=int, default=1, help="tensor-parallel size (1)")
+    parser.add_argument("--max-model-len", type=int, default=0, help="maximum sequence length (config.json's)")
     arguments = parser.parse_args(argv)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
@@ -84,9 +86,7 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     except MemoryError:
-        print(
-            f"{arguments.folder}: the model's files need more than {MEMORY_BYTES >> 20} MiB to check", file=sys.stderr
-        )
+        print(f"{arguments.folder}: checking the files needs more than {MEMORY_BYTES >> 20} MiB", file=sys.stderr)
         return 2
     return 0
 

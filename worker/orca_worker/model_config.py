@@ -1,6 +1,6 @@
-"""Reads config.json of a model's folder and checks it without torch; the digest of what a worker has loaded.
+"""Reads and checks config.json of a model's folder, without torch; computes the digest of a load.
 
-The controller reads it before it spawns ranks, so that a model that does not fit is refused at once.
+The controller checks it before it spawns ranks, so that a model that does not fit is refused at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def read_model_config(model_path: Path) -> ModelConfig:
 
 
 def load_digest(request: pb.LoadRequest) -> str:
-    """Return a digest of configuration, weight files (name, size, time) and this worker's share of them.
+    """Return a digest of config.json, the weight files (name, size, time) and the request.
 
-    A second Load of the same digest is a no-op.
+    A second Load with the same digest is a no-op.
     """
     path = Path(request.model_path)
     digest = hashlib.sha256((path / "config.json").read_bytes())

@@ -1,4 +1,4 @@
-"""The probe port of a worker (docs/contracts.md, section 6): read-only, and never about its neighbours.
+"""The probe port of a worker (docs/contracts.md, section 6): read-only, independent of other workers.
 
 /startupz and /livez: the control loop runs. /readyz: the weights are loaded.
 """
@@ -16,20 +16,20 @@ from orca_worker.controller import Controller
 
 
 def create_probes(controller: Controller) -> Any:
-    """Return the probe port's application; make it on the controller's loop."""
+    """Return the probe port's application; call it on the controller's event loop."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for name, text, read in (
         ("worker_loaded", "1 when the weights are loaded", lambda: float(controller.loaded)),
         ("worker_epoch", "The highest epoch seen", lambda: float(controller.epoch.highest)),
-        ("worker_streams", "Streams that masters and neighbours hold open", lambda: float(controller.num_streams)),
+        ("worker_streams", "Open streams of masters and other workers", lambda: float(controller.num_streams)),
     ):
         Gauge(f"orca:{name}", text, registry=registry).set_function(read)
 
     control_loop = LoopWatch()
 
     async def running() -> tuple[int, str]:
-        return (503, "the control loop does not answer\n") if control_loop.stuck() else (200, "ok\n")
+        return (503, "the control loop is blocked\n") if control_loop.stuck() else (200, "ok\n")
 
     async def readyz() -> tuple[int, str]:
         return (200, "ok\n") if controller.loaded else (503, "the weights are not loaded\n")

@@ -1,9 +1,9 @@
 """A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
 
-Started by the controller as `python -m orca_worker.rank --fd N --tensor-rank I`. A thread reads the
-socket, so that the end of the controller ends this process at once, even while a kernel runs or the
-main thread waits for a neighbour. A model that does not fit is reported and the rank stays; any other
-error, on either thread, is reported as a fault and ends the process with a non-zero code.
+The controller starts it as `python -m orca_worker.rank --fd N --tensor-rank I`. A separate thread reads the socket, so
+that this process exits at once when its controller does, even while a kernel runs or the main thread waits for another
+rank. A ModelError is reported and the process stays; any other error, on either thread, is reported as a fault and ends
+the process with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from orca_worker.frames import encode, read_command
 from orca_worker.stage import Stage
 
 PROGRESS_INTERVAL = 0.5
-"""Seconds between two messages about a load."""
+"""Seconds between two progress messages of a load."""
 ANSWER_SECONDS = 10.0
-"""How much longer than a question's time-out a rank waits, so that the controller's error, with the cause, arrives."""
+"""Added to the timeout of a rendezvous request, so that the controller's error, which has the cause, arrives first."""
 LOCK_SECONDS = 1.0
-"""How long one thread waits to report its fault while the other one writes a reply."""
+"""How long a thread waits for the other thread's write before it gives up reporting a fault."""
 
 Command = pb.RankCommand | pb.Iteration
 
@@ -59,7 +59,7 @@ class Rank:
 
     def decode(self, command: pb.RankCommand) -> Command:
         """Decode a command on the reader thread, and post the receive of an iteration's activations early."""
-        stage = self._stage  # the main thread may take it away
+        stage = self._stage  # the main thread may set it to None meanwhile
         if command.WhichOneof("command") != "iteration" or stage is None:
             return command
         iteration = pb.Iteration.FromString(command.iteration)
@@ -106,30 +106,30 @@ class Rank:
             self._reply(pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=num_blocks, formula=formula)))
         elif kind == "allocate":
             stage.allocate(command.allocate.num_blocks)
-            gc.freeze()  # collections need not look at what stands by now
+            gc.freeze()  # excludes all present objects from garbage collections
             self._reply(pb.RankReply(allocated=pb.Allocated()))
         else:
             raise RankError(f"command {kind} is unknown")
 
     def ask(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Asks the rendezvous, and waits for the controller's answer; from any thread but the reader."""
+        """Send a rendezvous request and wait for the controller's reply. Call from any thread but the reader."""
         number = next(self._questions)
         answer = self._answers[number] = queue.SimpleQueue()
         try:
             self._send(pb.RankReply(rendezvous=request, number=number))
             return answer.get(timeout=request.timeout_ms / 1000 + ANSWER_SECONDS)
         except queue.Empty:
-            return pb.RendezvousReply(error="the controller gave no answer")
+            return pb.RendezvousReply(error="timeout: the controller did not reply")
         finally:
             del self._answers[number]
 
     def answer(self, command: pb.RankCommand) -> None:
-        """Pass an answer from the reader thread to the thread that asked; a late answer is dropped."""
+        """Pass a rendezvous reply from the reader thread to the waiting thread; drop it if the wait has timed out."""
         if (waiting := self._answers.get(command.number)) is not None:
             waiting.put(command.rendezvous)
 
     def finish(self) -> None:
-        """Wait for the iteration that was started last, and answer it."""
+        """Wait for the iteration that was started last, and send its reply."""
         if self._unfinished is not None:
             reply, self._unfinished = self._unfinished, None
             self._reply(reply())
@@ -144,15 +144,15 @@ class Rank:
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
 
     def _unload(self) -> None:
-        """Releases the model, its pools and its groups, so that the next load finds the process as a new one is."""
+        """Release the model, its pools and its groups: the next load finds the process as if newly started."""
         if self._stage is not None:
             self._stage.close()
         self._stage = None
         self._partition = self._epoch = 0
-        gc.unfreeze()  # else the collection would not look at what `allocate` has frozen
+        gc.unfreeze()  # objects that `allocate` has frozen would not be collected
         gc.collect()
         return_freed_memory()
-        torch.cuda.empty_cache()  # nothing where CUDA is not in use
+        torch.cuda.empty_cache()  # no-op without CUDA
 
     def _progress(self, loaded_bytes: int) -> None:
         now = time.monotonic()
@@ -161,7 +161,7 @@ class Rank:
             self._reply(pb.RankReply(load=pb.LoadProgress(loaded_bytes=loaded_bytes)))
 
     def report(self, error: BaseException) -> None:
-        """Log the error that ends this rank and tell the controller, unless the other thread is stuck in a reply."""
+        """Log the error that ends this rank and send it to the controller, unless the other thread's write blocks."""
         traceback.print_exception(error)
         sys.stderr.flush()
         if not self._writing.acquire(timeout=LOCK_SECONDS):
@@ -192,14 +192,14 @@ class Rank:
 
 
 def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) -> int:
-    """Serve the controller until it is gone or a fault ends this rank; return the exit code.
+    """Serve the controller until it exits or a fault ends this rank; return the exit code.
 
-    `cores`: what the calling thread, and every thread that it starts later, is pinned to; none: not pinned.
+    `cores`: the calling thread, and every thread that it starts later, is pinned to these cores; empty: not pinned.
     """
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
     rank = Rank(connection, tensor_rank)
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
-    if cores:  # after the reader's thread was started: that one waits most of the time, on whichever core is free
+    if cores:  # after the start of the reader thread, which mostly waits and may run on any free core
         os.sched_setaffinity(0, cores)
     while True:
         try:
@@ -207,14 +207,14 @@ def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) 
                 rank.finish()
             rank.handle(commands.get())
         except ConnectionError:
-            return 0  # the controller is gone
+            return 0  # the controller has exited
         except Exception as error:
             rank.report(error)
             return 1
 
 
 def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Command]) -> None:
-    """Run the reader thread: end the process with code 0 when the controller is gone, with code 1 on an error."""
+    """Run the reader thread: end the process with code 0 when the controller has exited, with code 1 on an error."""
     code = 1
     try:
         while (command := _next_command(connection)) is not None:
@@ -230,15 +230,15 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
 
 
 def _next_command(connection: socket.socket) -> pb.RankCommand | None:
-    """Blocks for the next command; None if the controller is gone."""
+    """Wait for the next command; return None if the controller has exited."""
     try:
         return read_command(connection)
     except ConnectionError:
-        return None  # a controller that was killed with results unread resets the connection instead of closing it
+        return None  # the kernel resets the connection if the controller was killed with results unread
 
 
 def run_as_process() -> None:
-    """Parse what the controller passes on, serve it, and end this process."""
+    """Parse the command line, serve the controller, and end this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     parser.add_argument("--tensor-rank", type=int, required=True)
@@ -248,7 +248,7 @@ def run_as_process() -> None:
     cores = [int(core) for core in arguments.cores.split(",") if core]
     code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, cores)
     sys.stderr.flush()
-    os._exit(code)  # threads of gloo or NCCL may wait for a lost neighbour; nothing is left to save
+    os._exit(code)  # threads of gloo or NCCL may still wait for a lost rank
 
 
 if __name__ == "__main__":

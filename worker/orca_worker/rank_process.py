@@ -1,10 +1,10 @@
-"""`RankProcess`: the controller's end of one rank: spawns it, passes commands, notices its death.
+"""`RankProcess`: the controller's handle of one rank process: starts it, sends commands, detects its exit.
 
-The rank is a fresh interpreter (exec, never fork), so no gRPC state is copied. Its standard error is
-passed on, and the last lines are kept for the message of a fault.
+The rank is a new interpreter (exec, never fork), so no gRPC state is copied. Its standard error is copied to this
+process's, and the last lines become part of the message of a fault.
 
-Every cold command gets a number, and the rank's answers echo it. An answer to a number that nobody waits for any longer
-(its call was cancelled, or timed out) is dropped.
+Every cold command has a number, which the rank's replies repeat. Replies to a command that was cancelled or timed out
+are dropped.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from orca_worker.errors import FaultError, ModelError
 from orca_worker.frames import FrameError, encode, read_reply
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
-"""Answers a rank's question to the rendezvous; never raises."""
+"""Answers a rank's rendezvous request; never raises."""
 RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
-"""Without the current folder in the module path (-P): it may be a model's, whose files must not be imported."""
+"""-P: the current folder is not in the module path, so Python files of a model's folder are never imported."""
 LAST_LINES = 5
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""torch asks for huge pages: reading scattered K/V blocks costs a fifth less time on the CPU."""
+"""Makes torch use huge pages: reading scattered K/V blocks takes a fifth less time on the CPU."""
 ANSWERS = {
     "load": "load",
     "prepare": "prepared",
@@ -46,10 +46,10 @@ ANSWERS = {
 
 
 class RankProcess:
-    """One rank, made by `spawn`.
+    """One rank process, created by `spawn`.
 
-    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never one of kind REQUEST),
-    `on_question` the rank's questions to the rendezvous.
+    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never of kind REQUEST),
+    `on_question` answers the rank's rendezvous requests.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class RankProcess:
         on_question: Question,
     ) -> RankProcess:
         """Start a rank process with `environment` on top of this process's; raise OSError if it cannot be started."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
+        controller_end, rank_end = socket.socketpair()
+        with rank_end, contextlib.ExitStack() as undo:
+            undo.callback(controller_end.close)
             process = await asyncio.create_subprocess_exec(
                 *command,
-                *("--fd", str(theirs.fileno()), "--tensor-rank", str(tensor_rank)),
-                pass_fds=(theirs.fileno(),),
+                *("--fd", str(rank_end.fileno()), "--tensor-rank", str(tensor_rank)),
+                pass_fds=(rank_end.fileno(),),
                 stderr=asyncio.subprocess.PIPE,
                 env={**HUGE_PAGES, **os.environ, **environment},
             )
             undo.pop_all()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=controller_end)
         return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault, on_question)
 
     def send(self, command: pb.RankCommand) -> None:
@@ -115,17 +115,17 @@ class RankProcess:
             self._writer.write(encode(command))
 
     async def ask(self, command: pb.RankCommand, timeout: float) -> pb.RankReply:
-        """Send a cold command and return its last answer; see `answers`."""
+        """Send a cold command and return its last reply; see `answers`."""
         async with contextlib.aclosing(self.answers(command, timeout)) as answers:
             async for reply in answers:
                 last = reply
         return last
 
     async def answers(self, command: pb.RankCommand, timeout: float) -> AsyncGenerator[pb.RankReply, None]:
-        """Send a cold command and yield its answers: progress if it is a load, and the last one.
+        """Send a cold command and yield its replies: the progress of a load, and the last reply.
 
-        Raises ModelError if the rank refuses the command, FaultError if the rank fails. A rank that stays silent for
-        `timeout` seconds, or gives an answer of another kind, has failed: it is killed.
+        Raises ModelError if the rank refuses the command, FaultError if the rank fails. A rank without a reply for
+        `timeout` seconds, or with a reply of the wrong kind, is killed.
         """
         kind = command.WhichOneof("command")
         if kind == "load":
@@ -148,13 +148,13 @@ class RankProcess:
                 try:
                     reply = await asyncio.wait_for(queue.get(), timeout)
                 except TimeoutError:
-                    reply = self._kill(f"gave no answer to {kind} within {timeout:.0f} s")
+                    reply = self._kill(f"did not reply to {kind} within {timeout:.0f} s")
                 if reply.WhichOneof("reply") == "fault":
                     if reply.fault.kind == pb.FAULT_KIND_REQUEST:
                         raise ModelError(reply.fault.message)
                     raise FaultError(reply.fault)
                 if reply.WhichOneof("reply") != ANSWERS[kind]:
-                    raise FaultError(self._kill(f"answered {kind} with {reply.WhichOneof('reply')}").fault)
+                    raise FaultError(self._kill(f"replied to {kind} with {reply.WhichOneof('reply')}").fault)
                 yield reply
                 if kind != "load" or reply.load.HasField("facts"):
                     return
@@ -162,7 +162,7 @@ class RankProcess:
             del self._waiting[number]
 
     async def end(self) -> None:
-        """End the process within a bound and wait for it. Its end is no fault, but ends every question."""
+        """End the process within EXIT_SECONDS and fail all pending commands; `on_fault` is not called."""
         self._ending = True
         self._fail(self._own_fault("was ended by its controller"))
         self._writer.close()
@@ -186,14 +186,14 @@ class RankProcess:
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
-        if self._process.returncode is None:  # its socket is closed, so it is of no use
+        if self._process.returncode is None:  # a rank with a closed socket is unusable
             self._process.kill()
         code = await self._process.wait()
         died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
         if out_of_memory:
             died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
-        await asyncio.wait(self._tasks[1:], timeout=1.0)  # let the last lines arrive
+        await asyncio.wait(self._tasks[1:], timeout=1.0)  # for the last lines of standard error
         self._fail(self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory))
 
     def _take(self, reply: pb.RankReply) -> None:
@@ -207,7 +207,7 @@ class RankProcess:
         elif kind == "fault" and reply.fault.kind != pb.FAULT_KIND_REQUEST:
             self._fail(reply.fault)
         elif reply.number == 0 or kind is None:
-            self._kill(f"sent {kind or 'a reply of an unknown kind'} without a question")
+            self._kill(f"sent {kind or 'a reply of an unknown kind'} without a command")
         elif reply.number in self._waiting:
             self._waiting[reply.number].put_nowait(reply)
 
@@ -220,7 +220,7 @@ class RankProcess:
         while True:
             try:
                 line = await self._process.stderr.readline()
-            except ValueError:  # a line longer than the buffer: dropped, or the full pipe would block the rank
+            except ValueError:  # drop a line longer than the buffer: a full pipe would block the rank
                 continue
             if not line:
                 return
@@ -229,8 +229,8 @@ class RankProcess:
             print(text, file=sys.stderr, flush=True)
 
     def _own_fault(self, message: str, out_of_memory: bool = False) -> pb.Fault:
-        """Return a fault of this rank that the controller itself noticed."""
-        # A rank that its controller ends, because of another rank or another model, is not what went wrong.
+        """Return a fault of this rank that the controller detected."""
+        # A rank that its controller ends, because of another rank or another model, is not the cause.
         kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
         return pb.Fault(
             message=cut(f"rank {self._tensor_rank} {message}", MAX_MESSAGE_BYTES),
@@ -242,14 +242,14 @@ class RankProcess:
         )
 
     def _kill(self, message: str) -> pb.RankReply:
-        """Kills a rank that cannot be trusted any longer; returns the fault as its reply."""
+        """Kill a rank that violates the protocol; return the fault as a reply."""
         self._fail(self._own_fault(message))
         if self._process.returncode is None:
             self._process.kill()
         return pb.RankReply(fault=self._fault)
 
     def _fail(self, fault: pb.Fault) -> None:
-        """Take the fault that ends this rank; the first stands, and fails every question."""
+        """Record the fault that ends this rank, unless there is an earlier one, and fail all pending commands."""
         if self._fault is None:
             self._fault = fault
             if not self._ending:

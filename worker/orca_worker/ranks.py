@@ -1,4 +1,4 @@
-"""`Ranks`: the rank processes of one worker, which get every command together and answer it together."""
+"""`Ranks`: the rank processes of one worker. Every command goes to all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What cannot change while a rank process runs: its command line, environment and device."""
+    """Settings that are fixed while a rank process runs: command line, environment and device."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -32,7 +32,7 @@ class RankStart:
 def rank_starts(
     request: pb.LoadRequest, command: Sequence[str] = RANK_COMMAND, may_pin: bool = False
 ) -> list[RankStart]:
-    """Return how each rank of a load is started. `may_pin`: ranks may be pinned to cores (cores.py)."""
+    """Return the start settings of each rank of a load. `may_pin`: ranks may be pinned to cores (cores.py)."""
     environment = dict(request.environment)
     if request.socket_interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -57,7 +57,7 @@ def rank_starts(
 
 
 class Ranks:
-    """The T ranks of a partition, made by `spawn` or `keep`; without any before the first load."""
+    """The T rank processes of a partition, made by `spawn` or `keep`; empty before the first load."""
 
     def __init__(self) -> None:
         self._starts: Sequence[RankStart] = []
@@ -89,7 +89,7 @@ class Ranks:
                         tensor_rank,
                         start.environment,
                         start.command,
-                        # Results and timings are rank 0's to report; the others compute the same iteration.
+                        # Only rank 0 reports results and timings: the other ranks compute the same iteration.
                         on_reply if tensor_rank == 0 else _ignore,
                         on_fault,
                         on_question,
@@ -97,7 +97,7 @@ class Ranks:
                 )
         except OSError as error:
             await ranks.end()
-            message = f"a rank cannot be started: {error}"
+            message = f"cannot start a rank process: {error}"
             fault = pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=partition)
             raise FaultError(fault) from error
         except BaseException:
@@ -106,16 +106,16 @@ class Ranks:
         return ranks
 
     async def keep(self, starts: Sequence[RankStart]) -> Ranks | None:
-        """Unloads the processes and returns them as new Ranks, if they were started like `starts` and none has failed.
+        """Unload the processes and return them as new Ranks, if they were started with `starts` and none has failed.
 
-        Else returns None, and `end` is due.
+        Otherwise return None; the caller must then call `end`.
         """
         if not self._processes or self._starts != starts:
             return None
         try:
             await self.ask(pb.RankCommand(unload=pb.UnloadRequest()), UNLOAD_SECONDS)
         except (ModelError, FaultError) as error:
-            logger.info("new rank processes are started: %s", error)
+            logger.info("starting new rank processes, because the present ones cannot be reused: %s", error)
             return None
         kept = Ranks()
         kept._starts, kept._processes = starts, self._processes
@@ -128,14 +128,15 @@ class Ranks:
             process.send(command)
 
     async def ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        """Asks every rank and returns their answers.
+        """Send a command to every rank and return the replies.
 
-        Raises ModelError, or FaultError: the cause if a rank reports it within COLD_FAULTS_SECONDS of a consequence.
+        Raises ModelError or FaultError; of several errors the cause, if a rank reports it within COLD_FAULTS_SECONDS
+        of a consequence.
         """
         return await _together(process.ask(command, timeout) for process in self._processes)
 
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load the partition; yield the bytes read so far by all ranks, and the facts at the end. Raises as `ask`."""
+        """Load the partition; yield the bytes read so far by all ranks, then the facts. Raises like `ask`."""
         progress: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
         loaded = [0] * len(self._processes)
 
@@ -158,7 +159,7 @@ class Ranks:
             await asyncio.gather(loading, return_exceptions=True)
 
     async def end(self) -> None:
-        """End every rank within a bound."""
+        """End every rank process within a bounded time."""
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.end() for process in processes))
 
@@ -173,7 +174,7 @@ async def _together(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _is_conclusive(error: BaseException) -> bool:
-    """Whether no other error can be the cause of this one."""
+    """Return True if no other error can be the cause of this one."""
     return kind_of(error) != pb.FAULT_KIND_CONSEQUENCE
 
 

@@ -1,9 +1,8 @@
-"""`RecordedIncrements`: iterations of increments only, recorded once for each of a few batch sizes and replayed.
+"""`RecordedIncrements`: decode iterations, recorded once per batch size and replayed. On a GPU they are CUDA graphs.
 
-Between the kernels of a small batch Python takes a tenth of the time, and launching them one by one takes a GPU's host
-longer than they take the device: a recorded iteration is one call (a CUDA graph there). It works on the same memory
-every time, so the inputs are copied into place first. Rows of a recording that a batch does not fill are idle: they
-compute on a block of the pools that no request ever gets.
+On a CPU, Python takes a tenth of the time of a small batch; on a GPU, the host needs longer to launch the kernels than
+the device to run them. A replay is one call. It works on fixed memory, so inputs are copied there first. A batch is
+padded to a recorded size: padding rows compute on a block of the pools that belongs to no request.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ logger = logging.getLogger(__name__)
 
 CUDA_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CPU_SIZES = range(1, 33)
-"""Launch overhead is negligible for larger batches. Every size up to the largest: on a CPU idle rows cost time, too."""
+"""Launch overhead is negligible for larger batches. Every size is recorded, because padding rows cost time on a CPU."""
 WARM_UP_RUNS = 2
-"""Before a capture on CUDA: libraries load code and allocate workspace, which cannot be captured."""
+"""Runs before a CUDA capture, in which libraries load code and allocate workspace: neither can be captured."""
 
 Forward = Callable[[torch.Tensor, RaggedBatch, torch.Tensor | None], torch.Tensor]
-"""Token ids [S], where they stand, and hidden [S, H] from the partition before (None on the first) to hidden [S, H]."""
+"""Returns hidden [S, H] for token ids [S], their batch, and hidden [S, H] of the partition before (None: the first)."""
 Record = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
-"""Records work; returns its output and a function that repeats the work on the same memory. Raises RuntimeError."""
+"""Records a function; returns its output and a replay, which works on the same memory. Raises RuntimeError."""
 
 
 class IdleRows(NamedTuple):
-    """Placeholder contents of the rows of a recording that belong to no request."""
+    """Contents of padding rows."""
 
     block: int
-    """Of the pools; no request has it."""
+    """Block of the pools that belongs to no request."""
     table_width: int
-    """Blocks of the longest sequence."""
+    """Blocks of a sequence of the maximum length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class _Recording:
 
 
 class RecordedIncrements:
-    """Runs batches of increments by replaying `forward`; runs all eagerly once a batch cannot be recorded."""
+    """Runs decode batches by replaying `forward`; after a recording fails, all batches run eagerly."""
 
     def __init__(
         self, forward: Forward, idle: IdleRows, device: torch.device, record: Record, sizes: Sequence[int]
@@ -66,12 +65,12 @@ class RecordedIncrements:
         self._refused = False
 
     def take(self, batch: IterationBatch) -> bool:
-        """Whether `run` can run this batch: one token for every request, and the head reads all or none of them."""
+        """Return True if `run` supports the batch: one token per request, of which the head reads all or none."""
         one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
         return one_each and batch.last is None and not self._refused
 
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Return hidden [S, H], as `forward` does, for the batch's tokens or `hidden` [S, H]."""
+        """Return what `forward` returns for the batch: hidden [S, H]."""
         count = len(batch.tokens)
         recording = self._recording(next(size for size in self._sizes if size >= count), hidden)
         if recording is None:
@@ -85,14 +84,14 @@ class RecordedIncrements:
             assert hidden is not None
             recording.hidden[:count] = hidden
         recording.replay()
-        return recording.output[:count].clone()  # which the next replay overwrites
+        return recording.output[:count].clone()  # the next replay overwrites the output
 
     def _recording(self, size: int, hidden: torch.Tensor | None) -> _Recording | None:
         if size not in self._recordings:
             try:
                 self._recordings[size] = self._make(size, hidden)
             except RuntimeError as error:
-                logger.warning("a batch of %d could not be recorded, kernels are launched one by one: %s", size, error)
+                logger.warning("cannot record a batch of %d, so kernels are launched one by one: %s", size, error)
                 self._refused = True
         return self._recordings.get(size)
 
@@ -101,7 +100,7 @@ class RecordedIncrements:
         tokens, slots = torch.zeros_like(positions), torch.zeros_like(positions)
         ragged = RaggedBatch(
             query_start=torch.arange(size + 1),
-            context_length=positions,  # an increment's token stands behind everything computed
+            context_length=positions,  # a decode token's position is the number of tokens before
             positions=positions,
             slots=slots,
             block_table=torch.zeros((size, self._idle.table_width), dtype=torch.int64, device=self._device),
@@ -112,7 +111,7 @@ class RecordedIncrements:
         return _Recording(tokens, ragged, place, output, replay)
 
     def _leave_idle(self, ragged: RaggedBatch, count: int) -> None:
-        """Lets all rows from `count` on compute on the idle block."""
+        """Turn the rows from `count` on into padding."""
         if count == len(ragged.positions):
             return
         ragged.positions[count:] = 0
@@ -121,7 +120,7 @@ class RecordedIncrements:
 
 
 class CudaGraphRecorder:
-    """A `Record` for the current CUDA device; all its recordings share their memory, as one is replayed at a time."""
+    """A `Record` for the current CUDA device. Its graphs share one memory pool, as only one is replayed at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

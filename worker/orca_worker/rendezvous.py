@@ -1,8 +1,7 @@
-"""`Rendezvous`: where the ranks of one epoch leave and find each other's addresses.
+"""`Rendezvous`: the key-value store of one epoch, over which gloo and NCCL exchange the ranks' addresses.
 
-gloo and NCCL exchange addresses through a store of keys and values. Ours travels where commands do: a rank asks its
-controller over their socket pair, and the controller answers from its own values (partition 0 hosts them) or asks the
-host's controller over gRPC. So no store listens on a port, and who may take part is a matter of certificates.
+A rank sends a request to its controller over their socket pair. The controller of partition 0 hosts the values; other
+controllers forward requests to it over gRPC. So no store listens on a port, and certificates decide who takes part.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from orca_worker.errors import RendezvousError
 
 MAX_KEY_LENGTH = 1024
 MAX_BYTES = 32 << 20
-"""Keys and values of an epoch together. gloo leaves about 200 bytes for every pair of ranks."""
+"""Total size of an epoch's keys and values. gloo stores about 200 bytes for every pair of ranks."""
 MAX_WAITING = 1024
-"""Waits for keys that are not set yet, of all ranks together: each rank waits for one key at a time."""
+"""Requests of all ranks that wait for missing keys: each rank waits for one key at a time."""
 KEY_OVERHEAD_BYTES = 200
 MARGIN_SECONDS = 5.0
-"""How much longer than the host a controller waits, so that the host's error, which names the missing key, arrives."""
+"""Added to the timeout of a forwarded request, so that the host's error, which has the missing key, arrives first."""
 
 
 class Rendezvous:
-    """The values of `epoch` at their host; made anew for every epoch, and closed with it."""
+    """The values of `epoch`, or the way to their host. Each epoch has a new instance, closed at its end."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -38,11 +37,11 @@ class Rendezvous:
         self._host: Any = None
 
     def pass_on(self, host: Any) -> None:
-        """From now on `ask` passes questions on to `host`, the stub of the controller that has the values."""
+        """Let `ask` forward requests to `host`, the stub of the controller that hosts the values."""
         self._host = host
 
     async def ask(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Answers a rank of this worker; an error is returned in the reply's field `error`."""
+        """Answer a rank of this worker; an error is returned in the reply's field `error`."""
         try:
             if self._host is None:
                 return await self.exchange(request)
@@ -53,7 +52,7 @@ class Rendezvous:
             return pb.RendezvousReply(error=f"partition 0: {error.details() or error.code().name}")
 
     async def exchange(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Set the key if the request has a value, else waits for the value. Raises RendezvousError."""
+        """Set the key if the request has a value, otherwise wait for the value. Raises RendezvousError."""
         if request.epoch != self._epoch or self._closed:
             raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:
@@ -64,7 +63,7 @@ class Rendezvous:
         return pb.RendezvousReply(value=await self._get(request.key, request.timeout_ms / 1000))
 
     async def close(self) -> None:
-        """End every wait here. Questions that were passed on end when the caller closes the channel to the host."""
+        """End all local waits. Forwarded requests end when the caller closes the channel to the host."""
         async with self._changed:
             self._closed = True
             self._values.clear()
@@ -77,7 +76,7 @@ class Rendezvous:
         try:
             reply: pb.RendezvousReply = await self._host.Rendezvous(request, timeout=seconds)
         except asyncio.CancelledError as error:
-            # A channel cancels its calls when it is closed. Without an answer the rank would wait on, deaf to Prepare.
+            # A closed channel cancels its calls. The rank needs a reply: it cannot execute Prepare while it waits.
             if self._closed and not _is_cancelled():
                 raise _over(request.epoch) from error
             raise
@@ -100,13 +99,13 @@ class Rendezvous:
         if key in self._values:
             return self._values[key]
         if self._num_waiting >= MAX_WAITING:
-            raise RendezvousError(f"more than {MAX_WAITING} questions wait")
+            raise RendezvousError(f"more than {MAX_WAITING} requests are waiting")
         self._num_waiting += 1
         try:
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: self._closed or key in self._values)
         except TimeoutError as error:
-            raise RendezvousError(f"nobody set {key[:100]!r} within {seconds:.0f} s") from error
+            raise RendezvousError(f"timeout: no rank set {key[:100]!r} within {seconds:.0f} s") from error
         finally:
             self._num_waiting -= 1
         if self._closed:
@@ -119,6 +118,6 @@ def _over(epoch: int) -> RendezvousError:
 
 
 def _is_cancelled() -> bool:
-    """Whether the current task itself is being cancelled, not only the call that it awaits."""
+    """Return True if the current task itself is being cancelled, not only the call that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,6 +1,6 @@
-"""`RendezvousStore`: torch's interface to the values of a rendezvous, for gloo and NCCL in a rank.
+"""`RendezvousStore`: the rendezvous as a torch Store, for gloo and NCCL in a rank.
 
-torch's own stores listen on a port that obeys whoever reaches it; this one asks the rank's controller (rendezvous.py).
+torch's own stores listen on an unauthenticated port; this one uses the rank's controller (rendezvous.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 class RendezvousStore(Store):
     """The values of `epoch`. `ask` sends a request and waits for the reply. Thread-safe.
 
-    torch calls `set`, `get`, `wait` and `check`, also from C++. They raise RuntimeError if the controller refuses or
-    if a value does not come in time. Everything else of torch's interface raises RuntimeError.
+    torch calls `set`, `get`, `wait` and `check`, also from C++. They raise RuntimeError on a timeout or if the
+    controller refuses. All other methods of torch's interface raise RuntimeError.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RendezvousStore(Store):
             self._exchange(key, self._timeout if timeout is None else timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are set."""
+        """Return True if all keys are set."""
         try:
             self.wait(keys, datetime.timedelta(0))
         except RuntimeError:

@@ -1,9 +1,9 @@
 """Rotary position embedding: its parameters in config.json, and the frequencies of each scaling type.
 
 Sources: RoPE (Su et al., 2021); `linear` (Chen et al., 2023); `dynamic`, NTK-aware scaling; `yarn` (Peng et
-al., 2023, sections 3.2 to 3.4); `llama3` (Llama 3.1's model card). Parity is with `transformers`' functions of
-the same names. `dynamic` depends on the longest position seen; here frequencies are fixed from the maximum
-model length, so that a replay sees the same ones (docs/contracts.md, section 7).
+al., 2023, sections 3.2 to 3.4); `llama3` (Llama 3.1's model card). Results equal those of `transformers`' functions
+of the same names. `dynamic` depends there on the longest position so far; here the maximum model length fixes the
+frequencies, so that a recomputation gets the same ones (docs/contracts.md, section 7).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _none_for_false(value: Any) -> Any:
 
 
 class RopeFields(ModelFile):
-    """`rope_parameters`, or `rope_scaling` of older files."""
+    """`rope_parameters`, or `rope_scaling` in older files."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -78,15 +78,15 @@ class Rope:
     truncate: bool = True
 
     def longest(self, max_positions: int) -> int:
-        """Positions that the scaling was made for; `max_positions` is the configuration's."""
+        """Return the number of positions that the scaling supports; `max_positions` is the configuration's."""
         stretches = self.type in ("linear", "dynamic", "yarn") and self.original_max_positions == max_positions
         return int(max_positions * self.factor) if stretches else max_positions
 
 
 def read_rope(file: RotaryFile) -> Rope:
-    """Read both forms: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before).
+    """Read either form: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before).
 
-    Raises ModelError for a type that is not supported, or a parameter that is missing or does not fit.
+    Raises ModelError for an unsupported type, or a missing or invalid parameter.
     """
     parameters = file.rope_parameters or file.rope_scaling or RopeFields()
     kind = parameters.rope_type or parameters.type or "default"
@@ -121,7 +121,7 @@ def read_rope(file: RotaryFile) -> Rope:
 def inverse_frequencies(
     rope: Rope, head_dim: int, max_model_len: int, device: torch.device
 ) -> tuple[torch.Tensor, float]:
-    """Return float32 [head_dim / 2] angles per position, and the factor on cosines and sines."""
+    """Return the angle per position, float32 [head_dim / 2], and the factor of cosines and sines."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
@@ -140,7 +140,7 @@ def inverse_frequencies(
 
 
 def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
-    """Short wavelengths stay, long ones are slowed by the factor, those between are blended."""
+    """Keep short wavelengths, divide the frequency of long ones by the factor, blend those between."""
     import torch
 
     turns = rope.original_max_positions * frequencies / (2 * math.pi)
@@ -151,7 +151,7 @@ def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Dimensions that turn often stay, those that hardly turn are interpolated, with a ramp between."""
+    """Keep dimensions of many turns, interpolate those of few, with a linear ramp between."""
     import torch
 
     def dimension(turns: float) -> float:

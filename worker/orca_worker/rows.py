@@ -1,7 +1,7 @@
-"""`RowTable`: what a rank keeps per request (its blocks and how it samples), and batches made from it.
+"""`RowTable`: a rank's state per request (K/V blocks and sampling parameters), and the batches built from it.
 
-The master grants rows and blocks; a row that begins again forgets what it held before. Every rank of
-every partition keeps the same table, fed by the same iterations.
+The master assigns rows and blocks; an admission resets its row. Every rank of every partition processes the same
+iterations, and so has the same table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LastTokens:
     tokens: torch.Tensor
     """[K] int64 index among the iteration's tokens."""
     ragged: RaggedBatch
-    """Theirs, but for positions and slots, which are the whole iteration's: every token's keys and values are kept."""
+    """Batch of these tokens, but positions and slots of the whole iteration, whose keys and values are all stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class IterationBatch:
     """[S] int64 input tokens."""
     ragged: RaggedBatch
     last: LastTokens | None
-    """None if every token is such a one, or none is."""
+    """None if all tokens sample, or none does."""
     sampling: SamplingRows
     rows: torch.Tensor
-    """[K] int64, those that sample."""
+    """[K] int64 rows that sample."""
 
 
 class RowTable:
-    """State of all rows; grows as rows of higher numbers begin."""
+    """State of all rows; grows when a higher row number is admitted."""
 
     def __init__(self, max_model_len: int, device: torch.device) -> None:
         self._device = device
@@ -61,13 +61,13 @@ class RowTable:
         """Each row's last token."""
 
     def keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
-        """Take the tokens [K] that a batch sampled: a later one may need them before the master knows them."""
+        """Keep the sampled tokens [K] of a batch: a later batch may need them before the master knows them."""
         self._sampled[batch.rows] = tokens
 
     def batch(self, iteration: pb.Iteration) -> IterationBatch:
-        """Apply the grants of an iteration and return its batch, with the tokens that were not known to the sender.
+        """Apply an iteration's admissions and new blocks; return its batch.
 
-        Those are the last ones sampled in their rows.
+        Each PENDING_TOKEN, which the master did not know yet, is replaced by the last token sampled in its row.
         """
         self._admit(iteration)
         row = np.fromiter(iteration.row, np.int64)
@@ -113,18 +113,18 @@ class RowTable:
     def _last(
         self, ragged: RaggedBatch, token: np.ndarray, position: np.ndarray, samples: np.ndarray
     ) -> LastTokens | None:
-        """`token` and `position` [R] are those of each request's last token."""
+        """Return the requests' last tokens; `token`, `position` [R]: index and position of each, `samples` [R] bool."""
         count = int(samples.sum())
         if count in (0, len(ragged.positions)):
             return None
         tokens, requests = self._tensors(token[samples], np.flatnonzero(samples))
-        theirs = replace(
+        last_ragged = replace(
             ragged,
             query_start=torch.arange(count + 1),
             context_length=torch.from_numpy(position[samples]),
             block_table=ragged.block_table[requests],
         )
-        return LastTokens(tokens, theirs)
+        return LastTokens(tokens, last_ragged)
 
     def _admit(self, iteration: pb.Iteration) -> None:
         for admission in iteration.admission:
@@ -147,7 +147,7 @@ class RowTable:
             taken += count
 
     def _tensors(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """Return int64 arrays on the device: one copy, from pinned memory, so that nobody waits for it."""
+        """Return int64 arrays on the device, by one asynchronous copy from pinned memory."""
         sizes = [array.size for array in arrays]
         packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self._device.type == "cuda")
         np.concatenate([array.reshape(-1) for array in arrays], out=packed.numpy())

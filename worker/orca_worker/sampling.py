@@ -1,7 +1,7 @@
-"""Sampling, vectorised over the requests of an iteration; noise is counter-based.
+"""Sampling, vectorised over the requests of an iteration, with counter-based noise.
 
-The noise of a token is a function of (seed, choice, position) and of nothing else: not of the batch,
-the row, the worker or a restart (docs/contracts.md, section 5). So a replay draws the same token.
+The noise of a token depends only on (seed, choice, position), not on the batch, the row, the worker or a restart
+(docs/contracts.md, section 5). So a recomputation samples the same token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from orca_protos import engine_pb2 as pb
 
 FEW = (128, 4096)
-"""Likeliest tokens among which the kept ones are looked for, before all are sorted."""
+"""Numbers of most likely tokens to search for the kept ones, before sorting the whole vocabulary."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -28,30 +28,30 @@ SAMPLING_ROW = np.dtype(
         ("choice", np.uint64),
     ]
 )
-"""What a row keeps from its admission, under the names of `Sampling` in protos/engine.proto."""
+"""Sampling parameters of a row, under the names of `Sampling` in protos/engine.proto."""
 _NAMES = SAMPLING_ROW.names or ()
 _OPTIONAL = {field.name for field in pb.Sampling.DESCRIPTOR.fields if field.has_presence and field.message_type is None}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each sampling request of one iteration draws its token; arrays [K], K = requests that sample."""
+    """Sampling parameters of one iteration; arrays [K], K = requests that sample."""
 
     temperature: np.ndarray
     top_p: np.ndarray
     top_k: np.ndarray
-    """0 for all."""
+    """0: no limit."""
     min_p: np.ndarray
     logprobs: np.ndarray
-    """Log probabilities wanted beside the sampled token's, -1 for none at all."""
+    """Number of log probabilities beside the sampled token's, -1 for none at all."""
     seed: np.ndarray
     choice: np.ndarray
     position: np.ndarray
-    """uint64 position that the sampled token will have."""
+    """uint64 position of the token to sample."""
 
 
 def sampling_row(sampling: pb.Sampling) -> tuple[float, ...]:
-    """Return the values of SAMPLING_ROW in a request's message; an optional number that is absent is -1."""
+    """Return the values of SAMPLING_ROW in a request's message, -1 for an absent optional number."""
     return tuple(getattr(sampling, name) if name not in _OPTIONAL or sampling.HasField(name) else -1 for name in _NAMES)
 
 
@@ -61,7 +61,7 @@ def sampling_rows(rows: np.ndarray, position: np.ndarray) -> SamplingRows:
 
 
 def uniform(seed: np.ndarray, choice: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Return float64 in [0, 1) of the same shape as the three uint64 arrays.
+    """Return float64 noise in [0, 1), of the same shape as the three uint64 arrays.
 
     SplitMix64's finaliser (Steele et al., OOPSLA 2014) over the three counters in turn.
     """
@@ -79,10 +79,10 @@ def _mix(value: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Draws one token per row: int64 [K] for float32 logits [K, vocabulary].
+    """Sample one token per row: int64 [K] for float32 logits [K, vocabulary].
 
-    Temperature 0 takes the largest logit. Otherwise one of the tokens that are kept is drawn, by inverting the
-    cumulative distribution of softmax(logits / temperature) in the order of token ids.
+    Temperature 0 takes the largest logit. Otherwise one of the kept tokens is drawn, by inverting the cumulative
+    distribution of softmax(logits / temperature) in the order of token ids.
     """
     tokens = logits.argmax(dim=-1)
     random = np.flatnonzero(rows.temperature > 0)
@@ -100,16 +100,16 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     noise = _column(uniform(rows.seed[random], rows.choice[random], rows.position[random]), logits.device)
     target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target, right=True)
-    tokens[index] = place.clamp_(max=logits.shape[-1] - 1).squeeze(1)  # beyond only where logits are NaN
+    tokens[index] = place.clamp_(max=logits.shape[-1] - 1).squeeze(1)  # out of range only for NaN logits
     return tokens
 
 
 def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> torch.Tensor:
-    """Return the smallest probability that is kept [K, 1], of [K, vocabulary]; equal ones are all kept.
+    """Return the smallest kept probability [K, 1] of `probabilities` [K, vocabulary]; tokens equal to it are kept.
 
-    Tokens are kept, likeliest first, by `min_p` and `top_k`, then down to the smallest set that holds `top_p` of what
-    is left (Holtzman et al., 2020). Nearly always they are few; sorting a whole vocabulary takes as long as an
-    iteration.
+    `min_p` and `top_k` apply first, then `top_p`: the smallest set of the most likely tokens with that part of the
+    remaining probability (Holtzman et al., 2020). The kept tokens are nearly always few, and sorting a whole
+    vocabulary takes as long as an iteration.
     """
     device, vocabulary = probabilities.device, probabilities.shape[-1]
     top_k = _column(np.minimum(np.where(rows.top_k[which] > 0, rows.top_k[which], vocabulary), vocabulary), device)
@@ -135,16 +135,16 @@ def _column(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[pb.Logprobs]:
-    """Return log probabilities of the rows that want them, for logits as the model gives them."""
-    wanting = np.flatnonzero(rows.logprobs >= 0)
-    if len(wanting) == 0:
+    """Return log probabilities of the model's logits, without penalties, for the rows that request them."""
+    requested = np.flatnonzero(rows.logprobs >= 0)
+    if len(requested) == 0:
         return []
-    index = torch.from_numpy(wanting).to(logits.device)
-    everything = torch.log_softmax(logits[index], dim=-1)
-    sampled = everything.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
+    index = torch.from_numpy(requested).to(logits.device)
+    all_logprobs = torch.log_softmax(logits[index], dim=-1)
+    sampled = all_logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
     most = min(int(rows.logprobs.max()), logits.shape[-1])
-    values, best = (part.tolist() for part in everything.topk(most, dim=-1))
+    values, best = (part.tolist() for part in all_logprobs.topk(most, dim=-1))
     return [
         pb.Logprobs(index=int(place), sampled=own, token=best[i][:count], logprob=values[i][:count])
-        for i, (place, own, count) in enumerate(zip(wanting, sampled, rows.logprobs[wanting], strict=True))
+        for i, (place, own, count) in enumerate(zip(requested, sampled, rows.logprobs[requested], strict=True))
     ]

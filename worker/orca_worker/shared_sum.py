@@ -1,7 +1,7 @@
-"""`SharedSum`: sums over the ranks of one worker through shared memory, on the CPU.
+"""`SharedSum`: all-reduce over the ranks of one worker through shared memory, on the CPU.
 
-gloo's all-reduce goes through sockets and takes a millisecond for a token's activations, and every layer has two. The
-ranks of a worker share a machine, so they can share memory (orca_kernels/cpu/all_reduce.h).
+gloo's all-reduce uses sockets and takes a millisecond for a token's activations, twice per layer. The ranks of a worker
+run on one machine, so they can share memory (orca_kernels/cpu/all_reduce.h).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from orca_kernels.cpu.library import BuildError, load
 from orca_worker.errors import NeighbourError
 
 CAPACITY = 1 << 20
-"""Bytes of a buffer; longer tensors go in several rounds."""
+"""Bytes of a buffer; longer tensors take several rounds."""
 PATH_BYTES = 256
-"""Longest path of shared memory; ours have 20 characters."""
+"""Maximum length of the path of shared memory; `_create` makes paths of 20 characters."""
 LINE = 64
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-LOST = {-1: "did not come", -2: "is gone"}
+LOST = {-1: "timeout", -2: "its process has exited"}
 
 
 class SharedSum:
-    """`rank` of `size` ranks that have mapped the same `path`."""
+    """Rank `rank` of `size` ranks that map the same file `path`. `timeout`: seconds to wait for another rank."""
 
     def __init__(self, library: ctypes.CDLL, path: Path, rank: int, size: int, timeout: float) -> None:
         self._rank, self._size, self._timeout = rank, size, timeout
@@ -51,28 +51,28 @@ class SharedSum:
             self._functions[dtype] = function
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether `sum` can be asked for this tensor."""
+        """Return True if `sum` supports this tensor."""
         return x.dtype in self._functions and x.is_contiguous()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' x, in place; raise NeighbourError if one is lost."""
-        done = self._functions[x.dtype](
+        """All-reduce x in place and return the sum; raise NeighbourError if another rank is lost."""
+        completed = self._functions[x.dtype](
             x.data_ptr(), x.numel(), self._address, self._rank, self._size, CAPACITY, self._round, self._timeout
         )
-        if done < 0:
-            raise NeighbourError(f"rank {self._rank} of this worker lost another: it {LOST[done]}")
-        self._round = done
+        if completed < 0:
+            raise NeighbourError(f"rank {self._rank} of this worker lost another rank: {LOST[completed]}")
+        self._round = completed
         return x
 
 
 def num_bytes(size: int) -> int:
-    """Bytes that `size` ranks share."""
+    """Return the bytes of shared memory for `size` ranks."""
     return size * (LINE + 2 * CAPACITY)
 
 
 def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout: float) -> SharedSum | None:
-    """Make a SharedSum with the other ranks of a gloo group, or None if one of them cannot: all ranks get the same."""
-    path = _same_path(_make(size) if rank == 0 else "", group)
+    """Create a SharedSum with the other ranks of a gloo group; return None on all ranks if one of them cannot."""
+    path = _broadcast_path(_create(size) if rank == 0 else "", group)
     shared = None
     try:
         if path:
@@ -82,20 +82,20 @@ def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout:
     ready = torch.tensor(int(shared is not None))
     dist.all_reduce(ready, op=dist.ReduceOp.MIN, group=group)
     if rank == 0 and path:
-        Path(path).unlink(missing_ok=True)  # the memory lives as long as it is mapped
+        Path(path).unlink(missing_ok=True)  # mappings keep the memory
     return shared if ready.item() else None
 
 
-def _same_path(path: str, group: dist.ProcessGroup | None) -> str:
-    """Return rank 0's path on every rank. Its bytes travel as a tensor: torch would send a string as a pickle."""
+def _broadcast_path(path: str, group: dist.ProcessGroup | None) -> str:
+    """Return rank 0's path on every rank. It is sent as a tensor of bytes: torch would pickle a string."""
     encoded = os.fsencode(path)
     padded = torch.tensor(list(encoded.ljust(PATH_BYTES, b"\0")), dtype=torch.uint8)
     dist.broadcast(padded, group=group, group_src=0)
     return os.fsdecode(bytes(padded.tolist()).rstrip(b"\0"))
 
 
-def _make(size: int) -> str:
-    """Return the path of zeroed memory, empty if there is none to share."""
+def _create(size: int) -> str:
+    """Return the path of new zeroed shared memory, empty if it cannot be created."""
     try:
         handle, path = tempfile.mkstemp(prefix="orca-", dir="/dev/shm")
         with os.fdopen(handle, "wb") as file:

@@ -1,8 +1,7 @@
 """`Stage`: iterations on one rank, over its loaded partition, K/V pools, rows and data plane.
 
-Per iteration: rows → input (embedding, or activations from the partition before) → layers → activations
-to the next partition, or logits and sampled tokens on the last. No stage but the last ever waits for
-its device.
+Per iteration: rows → input (embedding, or activations of the previous partition) → layers → activations to the next
+partition, or logits and sampled tokens on the last one. Only the last stage waits for its device.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
 
 CPU_WARMUP_TOKENS = 64
-"""On the CPU a warm-up only has to wake libraries; its memory is estimated."""
+"""On the CPU a warm-up only initialises libraries; the memory of an iteration is estimated."""
 
 
 class Stage:
@@ -44,7 +43,7 @@ class Stage:
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
-        self._forget_rows()
+        self._reset_rows()
         kv_heads = self._ranks.kv_heads(self._config.num_kv_heads)
         shape = (kv_heads.stop - kv_heads.start, self._config.head_dim)
         self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device)
@@ -58,28 +57,28 @@ class Stage:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the device goes on with the next iteration while the host waits for one."""
+        """True if execution is asynchronous."""
         return self._device.type == "cuda"
 
     def facts(self) -> pb.ModelFacts:
-        """Return what the master learns about the model."""
+        """Return the facts of the model that the master needs."""
         return self._loaded.facts()
 
     def prepare(self, epoch: int) -> None:
-        """Leaves the groups of older epochs."""
+        """Leave the process group of the previous epoch."""
         self.close()
-        self._recorded = None  # they hold the old group
+        self._recorded = None  # the recordings refer to that group
         self._epoch = epoch
-        self._forget_rows()
+        self._reset_rows()
 
     def close(self) -> None:
-        """Leaves the group. The stage's memory is freed when nothing refers to the stage any more."""
+        """Leave the process group. The stage's memory is freed with the last reference to the stage."""
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = None
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
-        """Join the epoch's group, over a rendezvous that `ask` reaches; raise RankError if the others do not come."""
+        """Join the epoch's process group over the rendezvous behind `ask`; raise RankError if another rank is late."""
         if request.world_size == 1:
             return
         self._data_plane = DataPlane(
@@ -93,9 +92,9 @@ class Stage:
         )
 
     def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        """Run the largest iteration once; return how many blocks fit beside it, and the formula.
+        """Run the largest iteration once; return the number of K/V blocks that fit beside it, and the formula.
 
-        The answer to a later formation with the same limits is the same, and the pools stay.
+        Later formations with the same limits get the same numbers and keep the pools.
         """
         limits = (request.max_tokens, request.memory_utilization)
         if limits not in self._fitting:
@@ -103,10 +102,10 @@ class Stage:
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        self._recorded = None  # it holds the pools of other limits, which are not to count as used
+        self._recorded = None  # the recordings refer to pools of other limits, which must not count as used
         self._pools.allocate(0)
         return_freed_memory()
-        torch.cuda.empty_cache()  # nothing where CUDA is not in use
+        torch.cuda.empty_cache()  # no-op without CUDA
         config, element = self._config, self._dtype.itemsize
         on_cpu = self._device.type == "cpu"
         num_tokens = min(request.max_tokens, self._max_model_len)
@@ -121,26 +120,26 @@ class Stage:
         )
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the pools of every layer; the same number again leaves them."""
-        self._recorded = None  # it holds the old pools
-        self._pools.allocate(num_blocks + 1)  # the last block is the idle rows'
+        """Allocate the pools of every layer; pools of the same size are kept."""
+        self._recorded = None  # the recordings refer to the old pools
+        self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
         if self._recorder is not None:
             idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
             self._recorded = RecordedIncrements(self._forward, idle, self._device, *self._recorder)
 
     def expect(self, iteration: pb.Iteration) -> None:
-        """Lets an iteration's activations come while another one is computed.
+        """Post the receive of an iteration's activations while another iteration is computed.
 
-        In the order of `execute`, from any thread.
+        Call in the order of `execute`, from any thread.
         """
         if not self._first and self._plane().posts_ahead:
             self._post(iteration)
 
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
-        """Start one iteration, which `expect` has seen; what it returns waits for it.
+        """Start one iteration after `expect`; return a function that waits for the iteration's reply.
 
-        That is its result on the last partition, else its timing. The next one may be started before (`runs_ahead`).
+        The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
         batch = self._rows.batch(iteration)
         if self._last and self._ranks.rank == 0:
@@ -163,7 +162,7 @@ class Stage:
 
         def reply() -> pb.RankReply:
             fill_in(result)
-            # Started while the device was busy with the one before, it began when that one ended.
+            # An iteration that was queued behind another one on the device began when that one ended.
             timing.started_ns = max(timing.started_ns, self._ended_ns)
             timing.ended_ns = self._ended_ns = time.monotonic_ns()
             result.timing.CopyFrom(timing)
@@ -174,13 +173,13 @@ class Stage:
     def _sample(
         self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
     ) -> Callable[[pb.IterationResult], None]:
-        """Sample a token for each row of `output` [K, H]; return what waits for them and put them into a result."""
+        """Sample a token for each row of `output` [K, H]; return a function that waits and writes them to a result."""
         logits = self._model.logits(output)
         tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device)
-        if self._ranks.rank == 0:  # it has all columns
+        if self._ranks.rank == 0:  # only rank 0 has all columns
             tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
         on_host = self._host_copies.start(tokens)
-        if self._first:  # the next iteration may be on its way already, without these tokens
+        if self._first:  # the next iteration may have been sent already, without these tokens
             self._rows.keep_sampled(batch, self._ranks.from_first(tokens))
 
         def fill_in(result: pb.IterationResult) -> None:
@@ -191,7 +190,7 @@ class Stage:
         return fill_in
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Embeds the tokens on the first partition, then runs the layers: see ModelPartition.forward."""
+        """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
         if self._recorded is not None and self._recorded.take(batch):
             return self._recorded.run(batch, hidden)
         return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)
@@ -207,7 +206,7 @@ class Stage:
             hidden = self._model.embed(tokens, ragged)
         return self._model(hidden, ragged, last)
 
-    def _forget_rows(self) -> None:
+    def _reset_rows(self) -> None:
         self._rows = RowTable(self._max_model_len, self._device)
         self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
 
@@ -222,7 +221,7 @@ class Stage:
 
     @torch.inference_mode()
     def _run_once(self, num_tokens: int) -> None:
-        """One initiation of `num_tokens` tokens in pools of its own, without neighbours."""
+        """Run one prefill of `num_tokens` tokens in temporary pools, without other partitions."""
         num_blocks = -(-num_tokens // BLOCK_SIZE)
         self._pools.allocate(num_blocks)
         iteration = pb.Iteration(

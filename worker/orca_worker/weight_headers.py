@@ -1,8 +1,7 @@
-"""Headers of a model's weight files: which tensor is in which file, of which dtype and shape. Without torch.
+"""Headers of a model's weight files: the file, dtype and shape of each tensor. Imports no torch.
 
-Source: the safetensors format (8 bytes: length of the header, little-endian; the header, JSON; the values). Everything
-in a header is checked: known dtypes, sizes that follow from shapes, values inside the file, no two tensors on the same
-bytes.
+Source: the safetensors format (8 bytes: length of the header, little-endian; the header, JSON; the values). Headers are
+fully checked: known dtypes, sizes that match shapes, values inside the file, no overlapping tensors.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ SUFFIX = ".safetensors"
 LENGTH_BYTES = 8
 MAX_DIMENSIONS = 8
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Dtypes that weights may have → bytes of a value."""
+"""Supported dtypes of weights → bytes of a value."""
 OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8} | {
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
-"""Further dtypes of the format: a file may have such tensors beside the weights."""
+"""Other dtypes of the format: a file may have tensors of them beside the weights."""
 
 
 class IndexFile(ModelFile):
@@ -49,7 +48,7 @@ class IndexFile(ModelFile):
 
 
 class HeaderEntry(ModelFile):
-    """What a header says about one tensor; `data_offsets` count from the end of the header."""
+    """A tensor's entry in a header; `data_offsets` count from the end of the header."""
 
     dtype: str
     shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**48)]], Field(max_length=MAX_DIMENSIONS)]
@@ -58,14 +57,14 @@ class HeaderEntry(ModelFile):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`dtype` is the format's name, as "BF16"."""
+    """Dtype and shape of a tensor; `dtype` is the format's name, such as "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class WeightHeaders:
-    """The weights of one folder; headers are read when they are first asked for. Raises ModelError."""
+    """The weights of one folder; headers are read lazily. Raises ModelError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,7 +92,7 @@ class WeightHeaders:
         return stored
 
     def num_bytes(self) -> int:
-        """Return the size of the weight files that are here."""
+        """Return the total size of the weight files that are present."""
         return sum(
             path.stat().st_size for name in set(self.file_of.values()) if (path := self._folder / name).is_file()
         )
@@ -108,13 +107,13 @@ class WeightHeaders:
         except MissingFileError as error:
             hint = ""
             if any(self._folder.glob("*.bin")) or any(self._folder.glob("*.pt")):
-                hint = "; pickled weights are not read: save the model with safe_serialization"
+                hint = "; pickled weights are not supported: save the model with safe_serialization"
             raise FileError(f"{self._folder}: no weights: {SINGLE} or {INDEX} is expected{hint}") from error
         return dict.fromkeys(self._headers[SINGLE], SINGLE)
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Return tensor → file name from the index; raise FileError, also for names that are no plain weight files."""
+    """Return tensor → file name from the index; raise FileError, also for names that are not plain file names."""
     path = folder / INDEX
     weight_map = checked(IndexFile, read_object(folder, INDEX, INDEX_BYTES), path).weight_map
     for name in set(weight_map.values()):
@@ -141,8 +140,8 @@ def read_header(folder: Path, name: str) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if length > min(INDEX_BYTES, size - LENGTH_BYTES):
                 raise FileError(
-                    f"{path}: not a safetensors file, or cut short: a header of {length} bytes in a file of {size}; "
-                    f"at most {INDEX_BYTES} are read"
+                    f"{path}: not a safetensors file, or truncated: a header of {length} bytes in a file of {size}; "
+                    f"the limit of a header is {INDEX_BYTES}"
                 )
             header = parse_object(file.read(length), path)
     except OSError as error:
@@ -166,7 +165,7 @@ def read_header(folder: Path, name: str) -> dict[str, StoredTensor]:
         tensors[tensor] = StoredTensor(entry.dtype, tuple(entry.shape))
         spans.append((start, end, tensor))
     spans.sort()
-    for (_, end, one), (start, _, other) in itertools.pairwise(spans):
+    for (_, end, tensor), (start, _, next_tensor) in itertools.pairwise(spans):
         if start < end:
-            raise FileError(f"{path}: tensors {quote(one)} and {quote(other)} overlap")
+            raise FileError(f"{path}: tensors {quote(tensor)} and {quote(next_tensor)} overlap")
     return tensors
