@@ -18,7 +18,7 @@ def run(scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(6, "is over: 7 was seen"), (7, "is over"), (HIGHEST_EPOCH + 1, "above")]
+    ("number", "words"), [(6, "is over: the current epoch is 7"), (7, "is over"), (HIGHEST_EPOCH + 1, "exceeds")]
 )
 def test_epochs_only_rise(number, words):
     async def scene(current):

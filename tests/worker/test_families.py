@@ -37,5 +37,7 @@ def test_families_are_read_without_torch():
 def test_one_line_names_what_plain_torch_computes(head_dim, lines, tmp_path, caplog):
     llama_like("llama", 2, head_dim, tied=True).save_pretrained(tmp_path)
     PartitionedModel(tmp_path, 1)
-    expected = f"plain torch computes what the kernels of device cpu do not have: attention with head_dim {head_dim}"
+    expected = (
+        f"plain torch computes the operations that the kernels of device cpu lack: attention with head_dim {head_dim}"
+    )
     assert caplog.messages == [expected] * lines

@@ -85,7 +85,7 @@ def test_load_takes_no_counts_that_cannot_be(count, words):
 @pytest.mark.parametrize("epoch", [HIGHEST_EPOCH + 1, 2**63, 2**64 - 1])
 def test_an_epoch_beyond_the_last_one_is_refused(epoch):
     async def visit(controller: Controller, stub: Any, port: int) -> None:
-        with pytest.raises(grpc.aio.AioRpcError, match=f"epoch {epoch} is above the last one") as error:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"epoch {epoch} exceeds the maximum") as error:
             await stub.Prepare(pb.PrepareRequest(epoch=epoch))
         assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert (await stub.Describe(pb.DescribeRequest())).highest_epoch == 0

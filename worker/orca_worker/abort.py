@@ -12,7 +12,7 @@ from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
 
 
 async def abort(context: Any, error: ModelError | EpochError | FaultError, epoch: int, partition: int) -> NoReturn:
-    """End the call of `context`; `epoch` and `partition` are those of the controller. Raises gRPC's AbortError."""
+    """End the call of `context`; `epoch` and `partition`: the controller's. Raises gRPC's AbortError."""
     fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=epoch, partition=partition)
     code = grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, EpochError):

@@ -1,8 +1,8 @@
-"""`Controller`: the gRPC service of a worker. No torch in this process.
+"""`Controller`: the gRPC service of a worker. Its process imports no torch.
 
-Cold calls go to every rank and wait for all answers. On the hot path an Iteration is put into the
-ranks' local queues and forwarded to the next controller at once, before any kernel has run. An Ack
-goes back when this and every later partition has queued it; nobody waits for Acks but the streams.
+Cold calls send a command to every rank and wait for all replies. On the hot path the controller puts an Iteration into
+the ranks' local queues and forwards it to the next controller at once, before any kernel runs. The Ack is sent when
+this and all later partitions have queued the Iteration; execution does not wait for Acks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LEAVE_POLL_SECONDS = 0.05
 
 
 class Controller(WorkerServicer):
-    """One worker. `rank_command` starts a rank; tests put their own in front of it.
+    """One worker. `rank_command`: the command that starts a rank, replaced by some tests.
 
-    `may_pin`: no other program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
+    `may_pin`: only this program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
     `tls`: certificates for calls to other workers; None: plain text.
     """
 
@@ -65,13 +65,13 @@ class Controller(WorkerServicer):
 
     @property
     def loaded(self) -> bool:
-        """Whether every rank holds its weights."""
+        """True if all ranks have loaded their weights."""
         return self._facts is not None
 
     async def leave(self, seconds: float) -> None:
-        """Take no new master from now on, and end when the present one lets go, at the latest after `seconds`.
+        """Refuse new masters, wait until the present master closes its streams, at most `seconds`, then stop.
 
-        A pod's master and workers get their signal together: the workers must outlast the master's drain.
+        Kubernetes may signal master and workers at the same time: the workers must outlive the master's drain.
         """
         self._leaving = True
         deadline = asyncio.get_running_loop().time() + seconds
@@ -84,7 +84,7 @@ class Controller(WorkerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
         """See engine.proto."""
         if self._leaving:
-            leaving = pb.Fault(message="the worker is about to end", kind=pb.FAULT_KIND_CAUSE)
+            leaving = pb.Fault(message="the worker is shutting down", kind=pb.FAULT_KIND_CAUSE)
             await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
         return pb.Description(
             boot_id=self._boot_id,
@@ -107,7 +107,7 @@ class Controller(WorkerServicer):
             await self._abort(context, error)
         try:
             path = Path(request.model_path)
-            # In a thread: the headers of many weights take seconds, and other calls must not wait for them.
+            # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
             await asyncio.to_thread(
                 check_model,
                 path,
@@ -125,16 +125,16 @@ class Controller(WorkerServicer):
             await self._abort(context, error)
         except EpochError as error:
             await self._abort(context, error)
-        except OSError as error:  # the model's files changed while they were looked at
+        except OSError as error:  # the model's files changed during the check
             await self._abort(context, ModelError(f"{request.model_path}: {error}"))
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load into the present processes or new ones; yield progress.
+        """Load into the present rank processes or new ones; yield progress.
 
-        Raises EpochError if another load has taken the processes over in the meantime.
+        Raises EpochError if another load has taken over the processes meanwhile.
         """
         async with self._replacing_ranks:
-            # Nothing else may reach the processes while they are unloaded: there are none meanwhile.
+            # No other call may use the processes while they are unloaded.
             previous, self._ranks = self._ranks, Ranks()
             try:
                 await self.epoch.leave("another model is being loaded")
@@ -142,7 +142,7 @@ class Controller(WorkerServicer):
                 starts = rank_starts(request, self._rank_command, self._may_pin)
                 kept = await previous.keep(starts)
             finally:
-                await asyncio.shield(previous.end())  # nothing, if `keep` has taken the processes over
+                await asyncio.shield(previous.end())  # no-op if `keep` has taken over the processes
             if kept is None:
                 kept = await Ranks.spawn(
                     starts, request.partition, self.epoch.reply, self._on_fault, self.epoch.ask_rendezvous
@@ -170,8 +170,8 @@ class Controller(WorkerServicer):
         try:
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
         except (ModelError, FaultError, EpochError) as error:
-            if self._ranks is ranks:  # else a newer Load has started others
-                await self._end_ranks()  # a rank is stuck in its old epoch: the next Load starts new ranks
+            if self._ranks is ranks:  # otherwise a newer Load has replaced the ranks
+                await self._end_ranks()  # a rank cannot leave its old epoch: the next Load starts new ranks
             await self._abort(context, error)
         return replies[0].prepared
 
@@ -183,7 +183,7 @@ class Controller(WorkerServicer):
         seconds = deadlines.form(request.group_timeout_ms / 1000).worker
         ranks = self._ranks
         await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
-        await self._check_prepared(request.epoch, context)  # the next epoch may have begun while this one formed
+        await self._check_prepared(request.epoch, context)  # another Prepare may have come while the ranks formed
         if self._ranks is not ranks:
             await self._abort(context, EpochError("another load has begun"))
         next_hop = None
@@ -254,10 +254,10 @@ class Controller(WorkerServicer):
         finally:
             self.num_streams -= 1
 
-    # -- inside --------------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End epoch and ranks."""
+        """End the epoch and the ranks."""
         await self.epoch.leave("the worker ends")
         await self._end_ranks()
 
@@ -266,7 +266,7 @@ class Controller(WorkerServicer):
         return self._load.partition if self._load else 0
 
     async def _check_prepared(self, epoch: int, context: Any) -> None:
-        """Abort a call for another epoch than the one that was prepared last."""
+        """Abort the call if `epoch` is not the epoch prepared last."""
         try:
             self.epoch.check_prepared(epoch)
         except EpochError as error:
@@ -277,7 +277,7 @@ class Controller(WorkerServicer):
         self.epoch.report(fault)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        """Ask every rank; raise ModelError, FaultError, or EpochError if there is none."""
+        """Send a command to every rank and return the replies; raise ModelError, FaultError or EpochError."""
         if not self._ranks:
             raise EpochError("nothing is loaded")
         return await self._ranks.ask(command, timeout)
@@ -292,7 +292,7 @@ class Controller(WorkerServicer):
         await abort(context, error, self.epoch.highest, self._partition)
 
     async def _end_ranks(self) -> None:
-        """End every rank, also if the call that wants it is cancelled."""
+        """End every rank, even if the calling task is cancelled."""
         self._facts = self._load = None
         await asyncio.shield(self._ranks.end())
 

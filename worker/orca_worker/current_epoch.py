@@ -1,4 +1,4 @@
-"""`CurrentEpoch`: the epoch to which a controller belongs: prepared, formed, and left for the next one."""
+"""`CurrentEpoch`: a controller's current epoch, from `prepare` over `begin` to `leave`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orca_worker.rendezvous import Rendezvous
 
 
 class CurrentEpoch:
-    """The highest epoch that was prepared, its rendezvous, its channels and, once formed, its `Epoch`.
+    """The epoch prepared last: its number, rendezvous, channels and, once formed, its `Epoch`.
 
     `tls`: certificates for calls to other workers; None: plain text.
     """
@@ -35,32 +35,32 @@ class CurrentEpoch:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of the last iteration, 0 without one."""
+        """Sequence number of the last iteration, 0 before the first."""
         return self.running.last_sequence if self.running else 0
 
     async def prepare(self, number: int) -> None:
-        """Leave the previous epoch for epoch `number`; raise EpochError if the number is over or too high."""
+        """Leave the previous epoch and prepare epoch `number`; raise EpochError if it is too low or too high."""
         if number <= self.highest:
-            raise EpochError(f"epoch {number} is over: {self.highest} was seen")
+            raise EpochError(f"epoch {number} is over: the current epoch is {self.highest}")
         if number > HIGHEST_EPOCH:
-            raise EpochError(f"epoch {number} is above the last one, {HIGHEST_EPOCH}")
+            raise EpochError(f"epoch {number} exceeds the maximum, {HIGHEST_EPOCH}")
         self.highest = number
         await self.leave(f"epoch {number} is being formed")
         self.rendezvous = Rendezvous(number)
 
     def check_prepared(self, number: int) -> None:
-        """Raise EpochError unless `number` is the epoch that was prepared last."""
+        """Raise EpochError unless `number` is the epoch prepared last."""
         if number != self.highest:
-            raise EpochError(f"epoch {number} was not prepared: {self.highest} is the last")
+            raise EpochError(f"epoch {number} was not prepared: the current epoch is {self.highest}")
 
     async def begin(self, epoch: Epoch) -> None:
-        """Take the formed epoch, and wake the streams that wait for it."""
+        """Set the formed epoch and wake the streams that wait for it."""
         async with self._formed:
             self.running = epoch
             self._formed.notify_all()
 
     async def formed(self, number: str) -> Epoch:
-        """Wait until epoch `number` is formed here: a neighbour may have been faster. Raises EpochError."""
+        """Wait until epoch `number` is formed here: other controllers may be faster. Raises EpochError."""
         if number != str(self.highest):
             raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest}")
         async with self._formed:
@@ -77,16 +77,16 @@ class CurrentEpoch:
         return WorkerStub(self._channels[-1])  # type: ignore[no-untyped-call]
 
     async def ask_rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Answer a rank's question; see Rendezvous.ask."""
+        """Answer a rank's rendezvous request; see Rendezvous.ask."""
         return await self.rendezvous.ask(request)
 
     def reply(self, reply: pb.RankReply) -> None:
-        """Pass on a rank's reply to an iteration; replies after the end of the epoch are dropped."""
+        """Pass a rank's reply to the running epoch; drop it if there is none."""
         if self.running is not None:
             self.running.reply(reply)
 
     def report(self, fault: pb.Fault) -> None:
-        """Pass on a rank's fault; faults of other epochs are dropped."""
+        """Pass a rank's fault to the running epoch; drop faults of other epochs."""
         if self.running is not None and self.running.number == fault.epoch:
             self.running.report(fault)
 

@@ -1,4 +1,4 @@
-"""What a controller refuses of a Load request before it looks at the model's files."""
+"""Checks of a Load request that do not need the model's files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from orca_worker.errors import ModelError
 
 
 def check_request(request: pb.LoadRequest) -> None:
-    """Raise ModelError that names a wrong count, or a variable that ranks may not have.
+    """Raise ModelError for an invalid count or a forbidden environment variable.
 
-    A master of this version sends neither.
+    A master of this version sends valid requests.
     """
     if refusal := rank_environment.refusal(request.environment):
         raise ModelError(f"environment: {refusal}")

@@ -1,4 +1,4 @@
-"""`LoadedPartition`: what a Load request makes on one rank: device, weights and kernels of its partition."""
+"""`LoadedPartition`: the result of a Load request on one rank: device, weights and kernels of its partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, CudaGraphReco
 
 @dataclass(frozen=True, slots=True)
 class LoadedPartition:
-    """The model of one rank, on its device."""
+    """One rank's part of the model, on its device."""
 
     request: pb.LoadRequest
     config: ModelConfig
@@ -35,7 +35,7 @@ class LoadedPartition:
     model: ModelPartition
 
     def facts(self) -> pb.ModelFacts:
-        """Return what the master learns about the model."""
+        """Return the facts of the model that the master needs."""
         return pb.ModelFacts(
             digest=load_digest(self.request),
             vocabulary_size=self.config.vocabulary_size,
@@ -45,12 +45,12 @@ class LoadedPartition:
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
-        """Return what records iterations of increments, and for which batch sizes; None if nothing does."""
+        """Return the recorder of decode iterations and the batch sizes to record; None if all batches run eagerly."""
         if self.request.enforce_eager or any(entry.is_reference for entry in self.model.attentions()):
-            return None  # the reference's attention reads lengths on the host: a replay would keep the recording's
+            return None  # a replay would repeat the lengths that the reference's attention has read on the host
         if self.device.type == "cuda":
             return CudaGraphRecorder(), CUDA_SIZES
-        if isinstance(self.kernels, CpuKernels) and self.ranks.size == 1:  # sums over ranks are no calls of a library
+        if isinstance(self.kernels, CpuKernels) and self.ranks.size == 1:  # sums over ranks cannot be recorded
             return self.kernels.calls, CPU_SIZES
         return None
 
@@ -79,8 +79,8 @@ def _device(name: str, index: int) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, and this worker has none: use the gloo backend on the CPU")
+        raise ModelError("device cuda is requested, but this worker has no GPU: use the gloo backend on the CPU")
     if index >= torch.cuda.device_count():
-        raise ModelError(f"CUDA device {index} was asked for, this machine has {torch.cuda.device_count()}")
+        raise ModelError(f"CUDA device {index} is requested, but this machine has {torch.cuda.device_count()} devices")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

@@ -1,7 +1,7 @@
 """`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
-The reference computes the forms of attention that the C++ does not support (head dimensions that are not a multiple of
-16); oneDNN computes the matrix products that the target leaves to it (cpu/targets.py).
+The reference computes the forms of attention that the C++ does not support (other options, or head dimensions that are
+not a multiple of 16); oneDNN computes some matrix products, depending on the target (cpu/targets.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orca_kernels.reference import ReferenceAttention, ReferenceKernels, Referen
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Element types of the library's functions."""
 ATTENTION_OPTIONS = frozenset({"window"})
-"""Options of `AttentionForm` that the C++ computes."""
+"""Options of `AttentionForm` that the C++ supports."""
 LANES = 16
 """Floats of a C++ vector: head dimensions must be a multiple (cpu/vector.h)."""
 
@@ -36,7 +36,7 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "pack": [POINTER] * 2 + [INTEGER] * 2,
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
-"""Of the element types that the target does not leave to oneDNN."""
+"""Functions for the element types whose products the library computes."""
 PANEL = 32
 """Outputs of a panel (cpu/linear.h)."""
 WORD_BYTES = 4
@@ -86,8 +86,8 @@ class PanelLinear:
 class PackedLinear:
     """A `LinearMap` whose weight is reordered once for oneDNN; the original is released.
 
-    The operators are private to torch (its compiler emits them): tests/kernels checks them, and a torch without them
-    gets `ReferenceLinear`.
+    The operators are internal to torch (its compiler emits them): tests/kernels checks them, and `ReferenceLinear`
+    replaces them if torch lacks them.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -178,7 +178,7 @@ class CpuKernels(ReferenceKernels):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
-        return_freed_memory()  # of the originals of other weights, to bound the peak of loading
+        return_freed_memory()  # memory of the original weights, to bound peak memory
         if "linear" in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
             return PanelLinear(self.calls, self._functions["pack"], self._functions["linear"], weight, bias)
         return PackedLinear(weight, bias) if _packs(self._dtype) else ReferenceLinear(weight, bias)
@@ -221,7 +221,7 @@ class CpuKernels(ReferenceKernels):
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this torch has the packed product, and supports the element type on this processor."""
+    """Return True if torch has the packed product and supports the element type on this processor."""
     operators = torch.ops.mkldnn
     if not hasattr(operators, "_linear_pointwise"):
         return False

@@ -1,4 +1,4 @@
-"""Model families: the one registry, by the architecture that config.json names. Imports no torch."""
+"""Registry of model families, by the architecture in config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ FAMILIES: dict[str, type[ConfigFile]] = {
     "Qwen3ForCausalLM": Qwen3File,
     "Gemma2ForCausalLM": Gemma2File,
 }
-"""Architecture → schema of the family's config.json, from which everything else of the family follows."""
+"""Architecture → schema of the family's config.json, whose `config` gives the family's ModelConfig."""

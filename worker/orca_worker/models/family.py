@@ -1,9 +1,9 @@
-"""What every model family gives: the facts of a model and the partition of it that a rank runs. Imports no torch.
+"""Interface of a model family: the configuration of a model, and the partition that a rank runs. Imports no torch.
 
-A family is one file of this folder: the schema of its config.json (`ConfigFile`), the facts that follow from it and the
-tensors of the checkpoint (`ModelConfig`), and the model (`ModelPartition`). The families' files import no torch either,
-because the controller and `orca serve` check a model with them before they start ranks. So a partition gets its blocks
-from `Parts` (parts.py), and computes with the methods of blocks and tensors.
+A family is one file of this folder: the schema of its config.json (`ConfigFile`), the configuration and the tensors of
+the checkpoint (`ModelConfig`), and the model (`ModelPartition`). The families' files import no torch either, because
+the controller and `orca serve` use them to check a model before they start ranks. So a partition gets its blocks from
+`Parts` (parts.py), and computes only with methods of blocks and tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Named = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ABC):
-    """What the families have in common, under Llama's names. Each family adds its own fields."""
+    """Common fields of all families, under Llama's names. Each family adds its own fields."""
 
     family: str
     num_layers: int
@@ -45,12 +45,12 @@ class ModelConfig(ABC):
     norm_epsilon: float
     tied_head: bool
     rope: Rope | None = None
-    """None if positions have weights."""
+    """None if position embeddings are weights."""
     dtype: str
 
     @abstractmethod
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
-        """Yield the tensors that an inter-layer partition reads from a checkpoint with the `stored` names."""
+        """Yield the tensors that an inter-layer partition reads; `stored`: names of the checkpoint's tensors."""
 
     @abstractmethod
     def build(self, parts: Parts) -> ModelPartition:
@@ -58,20 +58,20 @@ class ModelConfig(ABC):
 
     @property
     def longest(self) -> int:
-        """The longest sequence that `max_model_len` may ask for."""
+        """Upper bound of `max_model_len`."""
         return self.rope.longest(self.max_positions) if self.rope else self.max_positions
 
     def layers_of(self, partition: int, num_partitions: int) -> range:
-        """Layers of one inter-layer partition; the first ones take what is left over.
+        """Return the layers of one inter-layer partition, divided evenly; the first ones get one more.
 
-        The last partition has the head on top, so it is never among the larger ones.
+        The last partition, which also has the head, is never among the larger ones.
         """
-        share, rest = divmod(self.num_layers, num_partitions)
-        first = partition * share + min(partition, rest)
-        return range(first, first + share + (partition < rest))
+        size, rest = divmod(self.num_layers, num_partitions)
+        first = partition * size + min(partition, rest)
+        return range(first, first + size + (partition < rest))
 
     def check_fits(self, pipeline_parallel_size: int, tensor_parallel_size: int) -> None:
-        """Raise ModelError, with the values that would fit."""
+        """Raise ModelError with the possible values if a size does not fit."""
         if pipeline_parallel_size > self.num_layers:
             raise ModelError(
                 f"pipeline-parallel-size {pipeline_parallel_size} does not fit: "
@@ -85,14 +85,14 @@ class ModelConfig(ABC):
             )
 
     def _divides(self, size: int) -> bool:
-        """Return True if all dimensions can be split; K/V heads are copied where there are fewer of them than ranks."""
+        """Return True if all dimensions can be split; K/V heads are replicated if there are fewer heads than ranks."""
         kv_heads_fit = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
         return self.num_heads % size == 0 and self.intermediate_size % size == 0 and kv_heads_fit
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """Which part of a model a rank builds, and with which kernels and ranks beside it."""
+    """The part of a model that a rank builds, its kernels and its tensor-parallel group."""
 
     partition: int
     num_partitions: int
@@ -119,7 +119,7 @@ class ModelPartition(ABC):
         self._attentions = parts.attentions
 
     def attentions(self) -> list[PagedAttention]:
-        """Return the attention of each layer of the partition, in order: each needs pools."""
+        """Return the attentions of the partition's layers, in order; each needs pools."""
         return self._attentions
 
     @abstractmethod
@@ -128,14 +128,14 @@ class ModelPartition(ABC):
 
     @abstractmethod
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
-        """Run the partition's layers over hidden [S, H] and return [S, H]; with `last`, only those rows [K, H].
+        """Run the partition's layers over hidden [S, H]; return [S, H], or [K, H] for the `last` tokens only.
 
-        The last layer then computes only keys and values of the other tokens: nobody reads the rest.
+        With `last`, the last layer computes only keys and values for the other tokens.
         """
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits for hidden [rows, H] of the rows that sample. Last partition only.
 
-        [rows, vocabulary] on rank 0, some of the columns on the others.
+        [rows, vocabulary] on rank 0, some of the columns on other ranks.
         """

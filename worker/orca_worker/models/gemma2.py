@@ -1,7 +1,7 @@
-"""Gemma-2 (Gemma Team, 2024; `Gemma2ForCausalLM` in transformers): Llama's maps, other norms, caps and windows.
+"""Gemma-2 (Gemma Team, 2024; `Gemma2ForCausalLM` in transformers): Llama with other norms, caps and windows.
 
-Norms stand before and after the attention and the MLP, with 1 + weight as their factor; scores of the attention and
-logits are capped by c tanh(x / c); every second layer has a window; embeddings are scaled; the gate is a GeLU.
+There are norms before and after attention and MLP, with the factor 1 + weight; attention scores and logits are capped
+by c tanh(x / c); every second layer has a sliding window; embeddings are scaled; the gate is a GeLU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NORM = "rms_norm_plus_one"
 
 def _not_tiny(cap: float) -> float:
     if 0 < cap < 1e-6:
-        raise ValueError("a cap is at least 1e-6, or 0 for none")
+        raise ValueError("a cap must be at least 1e-6, or 0 to turn it off")
     return cap
 
 
@@ -80,7 +80,7 @@ class Gemma2File(LlamaFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(LlamaConfig):
-    """A Gemma-2."""
+    """Configuration of a Gemma-2."""
 
     attention_scale: float
     score_cap: float | None
@@ -98,7 +98,7 @@ class Gemma2Config(LlamaConfig):
 
 
 class Gemma2Layer:
-    """One Transformer layer, norms before and after the blocks."""
+    """One Transformer layer, with norms before and after the blocks."""
 
     def __init__(self, config: Gemma2Config, layer: int, parts: Parts) -> None:
         hidden, epsilon = config.hidden_size, config.norm_epsilon

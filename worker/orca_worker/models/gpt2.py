@@ -58,11 +58,11 @@ class Gpt2File(ConfigFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config(ModelConfig):
-    """A GPT-2."""
+    """Configuration of a GPT-2."""
 
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """See ModelConfig."""
-        # The first checkpoints of GPT-2 were saved without the prefix.
+        # The first checkpoints of GPT-2 have no prefix.
         root = "transformer." if "transformer.wte.weight" in stored else ""
         first, last = partition == 0, partition == num_partitions - 1
         vocabulary, hidden, inner = self.vocabulary_size, self.hidden_size, self.intermediate_size
@@ -94,13 +94,13 @@ class Gpt2Config(ModelConfig):
 
 
 class Gpt2Layer:
-    """One Transformer layer, norms before the blocks."""
+    """One Transformer layer, with norms before the blocks."""
 
     def __init__(self, config: Gpt2Config, parts: Parts) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         heads = parts.ranks.part(config.num_heads)
-        mine = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
-        query_key_value = [slice(at + mine.start, at + mine.stop) for at in (0, hidden, 2 * hidden)]
+        begin, end = heads.start * config.head_dim, heads.stop * config.head_dim
+        query_key_value = [slice(offset + begin, offset + end) for offset in (0, hidden, 2 * hidden)]
         self.heads = (-1, heads.stop - heads.start, config.head_dim)
         self.norm_1 = parts.layer_norm("ln_1", hidden, config.norm_epsilon)
         self.qkv = parts["attn"].linear_transposed("c_attn", hidden, 3 * hidden, query_key_value)

@@ -1,7 +1,7 @@
 """Llama (Touvron et al., 2023; `LlamaForCausalLM` in transformers), with grouped-query attention.
 
-Its relatives (llama_relatives.py) are the same model with other values of `LlamaConfig`: a window, biases, norms on
-heads.
+Its relatives (llama_relatives.py) are the same model with other values of `LlamaConfig`: sliding windows, biases, norms
+on heads.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     Rotation = tuple[torch.Tensor, torch.Tensor]
     """Cosine and sine [S, D]."""
     Layer = Callable[[torch.Tensor, RaggedBatch, LastTokens | None, Rotation], torch.Tensor]
-    """A Transformer layer. Its arguments are those of ModelPartition's call, and the rotation of each token."""
+    """A Transformer layer. Arguments: those of ModelPartition.__call__, and each token's rotation."""
 
 
 class LlamaFields(RotaryFile):
-    """Fields of config.json that Llama shares with its relatives."""
+    """Fields of config.json that Llama and its relatives have in common."""
 
     hidden_size: Count
     intermediate_size: Count
@@ -46,7 +46,7 @@ class LlamaFields(RotaryFile):
     attention_bias: bool = False
     mlp_bias: bool = False
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
-    """The field that names the activation function, and its only value that is supported."""
+    """The field with the activation function, and its only supported value."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> LlamaFields:
@@ -58,7 +58,7 @@ class LlamaFields(RotaryFile):
         return self
 
     def facts(self, family: str) -> dict[str, Any]:
-        """Return the values of `LlamaConfig` that a relative need not give; raise ModelError."""
+        """Return the values of `LlamaConfig` that are the same for Llama and its relatives; raise ModelError."""
         self.require(*self.activation)
         return {
             "family": family,
@@ -79,7 +79,7 @@ class LlamaFields(RotaryFile):
 
 
 class LlamaFile(LlamaFields):
-    """config.json of Llama itself."""
+    """config.json of Llama."""
 
     def config(self) -> LlamaConfig:
         """See ConfigFile."""
@@ -89,10 +89,10 @@ class LlamaFile(LlamaFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """A Llama or a relative."""
+    """Configuration of a Llama or a relative."""
 
     windows: tuple[int | None, ...]
-    """Per layer: how many positions a token sees, its own included; None for all."""
+    """Sliding window of each layer: positions that a token attends to, its own included; None: no limit."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -141,7 +141,7 @@ class LlamaConfig(ModelConfig):
 
 
 class LlamaAttention:
-    """Queries, keys and values of this rank's heads, and the map back."""
+    """Maps and attention of this rank's heads."""
 
     def __init__(self, config: LlamaConfig, form: AttentionForm, parts: Parts) -> None:
         hidden, size, ranks = config.hidden_size, config.head_dim, parts.ranks
@@ -168,7 +168,7 @@ class LlamaAttention:
     def __call__(
         self, x: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
     ) -> torch.Tensor:
-        """Return this rank's attended heads [S, N x D], or those of the `last` tokens, for `out`."""
+        """Return this rank's heads [S, N x D], or those of the `last` tokens only, as the input of `out`."""
         num_queries, num_keys = self.heads
         heads = self.qkv(x).view(len(x), -1, self.head_dim)
         turned, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
@@ -200,7 +200,7 @@ class LlamaMlp:
 
 
 class LlamaLayer:
-    """One Transformer layer, norms before the blocks."""
+    """One Transformer layer, with norms before the blocks."""
 
     def __init__(self, config: LlamaConfig, layer: int, parts: Parts) -> None:
         hidden, epsilon = config.hidden_size, config.norm_epsilon
@@ -222,7 +222,7 @@ class LlamaLayer:
 class LlamaPartition(ModelPartition):
     """One inter-layer partition.
 
-    `make_layer` reads a layer, given its number and its parts. `norm`: the operation of the kernels for the final norm.
+    `make_layer` builds a layer from its number and its parts. `norm`: the kernels' operation for the final norm.
     """
 
     def __init__(

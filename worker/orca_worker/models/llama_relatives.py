@@ -1,4 +1,4 @@
-"""Mistral, Qwen2 and Qwen3: Llama with other values. Another such relative is one class here and its registry entry.
+"""Mistral, Qwen2 and Qwen3: Llama with other values. To add a relative, add a class here and its registry entry.
 
 Sources: Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2) and 2025 (Qwen3). Names are those of `transformers`.
 """
@@ -17,7 +17,7 @@ LayerTypes = Annotated[list[Literal["full_attention", "sliding_attention"]], Fie
 
 
 class MistralFile(LlamaFields):
-    """config.json of Mistral: every layer has the window, if there is one."""
+    """config.json of Mistral: all layers have the sliding window, if there is one."""
 
     sliding_window: Count | None = None
 
@@ -28,7 +28,7 @@ class MistralFile(LlamaFields):
 
 
 class QwenFields(LlamaFields):
-    """Fields of Qwen2 and Qwen3 that say which layers have a window."""
+    """Fields of Qwen2 and Qwen3 for the sliding windows of layers."""
 
     use_sliding_window: bool = False
     sliding_window: Count | None = None
@@ -38,7 +38,7 @@ class QwenFields(LlamaFields):
     @model_validator(mode="before")
     @classmethod
     def _without_unused_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Drop the fields that a model without windows does not use: they may hold anything."""
+        """Drop fields that a model without windows does not use: their values may be invalid."""
         unused: tuple[str, ...] = ()
         if raw.get("use_sliding_window", False) is False:
             unused = ("sliding_window", "max_window_layers", "layer_types")
@@ -47,7 +47,7 @@ class QwenFields(LlamaFields):
         return {name: value for name, value in raw.items() if name not in unused}
 
     def windows(self) -> tuple[int | None, ...]:
-        """Return the window of each layer; raise ModelError if the fields do not agree."""
+        """Return the window of each layer; raise ModelError if the fields contradict each other."""
         layers, window = self.num_hidden_layers, self.sliding_window
         if window is None:
             return (None,) * layers

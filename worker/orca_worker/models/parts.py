@@ -1,4 +1,4 @@
-"""`Parts`: reads weights below a name of a checkpoint and makes the blocks of a model from them; `build`."""
+"""`Parts`: reads weights of a checkpoint below a name prefix and creates the blocks of a model; `build`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> M
     model = config.build(Parts(Scope(checkpoint), spec, operations, []))
     if operations.missing:
         logger.warning(
-            "plain torch computes what the kernels of device %s do not have: %s",
+            "plain torch computes the operations that the kernels of device %s lack: %s",
             spec.device.type, ", ".join(sorted(operations.missing)),
         )  # fmt: skip
     return model
 
 
 class Parts:
-    """The tensors below a name, `parts["attn"]["c_proj"]`-style, and the blocks that are made of them."""
+    """The tensors below a name prefix, `parts["attn"]["c_proj"]`, and constructors of the blocks that use them."""
 
     def __init__(
         self, scope: Scope, spec: PartitionSpec, operations: Operations, attentions: list[PagedAttention]
@@ -47,7 +47,7 @@ class Parts:
         self.spec = spec
         self.ranks = spec.ranks
         self.attentions = attentions
-        """Of all layers made so far."""
+        """Attentions of all layers created so far."""
         self._scope = scope
         self._operations = operations
 
@@ -75,16 +75,16 @@ class Parts:
         return partial(self.operation("layer_norm"), weight=weight, bias=bias, epsilon=epsilon)
 
     def rms_norm(self, name: str, size: int, epsilon: float, operation: str = "rms_norm") -> Block:
-        """Return a root mean square norm with weight [size], by the `operation` of the kernels."""
+        """Return a root mean square norm with weight [size]; `operation`: name of the kernels' operation."""
         return partial(self.operation(operation), weight=self._scope[name].read("weight", size), epsilon=epsilon)
 
     def linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
-        """Read maps of the same input as one: of each (name, outputs, part) the rows `part` of weight and bias."""
+        """Read maps of the same input as one map; for each (name, outputs, part) the rows `part` of weight and bias."""
         scopes = [(self._scope[name], outputs, part) for name, outputs, part in maps]
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in scopes if bias]
         sizes = [len(range(*part.indices(outputs))) for _, outputs, part in scopes]
         weight = self._scope.empty(sum(sizes), inputs)
-        # One after the other, to bound peak memory.
+        # Map by map, to bound peak memory.
         for (scope, outputs, part), rows in zip(scopes, torch.split(weight, sizes), strict=True):
             rows.copy_(scope.read("weight", outputs, inputs, part=(part,)))
         return self.spec.kernels.linear(weight, torch.cat(biases) if biases else None)
@@ -117,7 +117,7 @@ class Parts:
         return RowParallelLinear(linear_map, None if alone else bias, self.ranks)
 
     def embedding(self, name: str, entries: int, size: int) -> Block:
-        """Return rows [S, size] of a table [entries, size] for indices [S]."""
+        """Return a function of indices [S] that returns their rows [S, size] of a table [entries, size]."""
         return partial(functional.embedding, weight=self._scope[name].read("weight", entries, size))
 
     def vocabulary_table(self, name: str, vocabulary: int, size: int) -> torch.Tensor:
