@@ -25,7 +25,7 @@ from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
 from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PackedLinear, PanelLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker import stage as stage_module
-from orca_worker.recorded_increments import RecordedIncrements
+from orca_worker.decode_graphs import DecodeGraphs
 from orca_worker.rows import RowTable
 from orca_worker.stage import Stage
 
@@ -34,7 +34,7 @@ TIMED: list[tuple[Any, str, str]] = [
     (CpuAttention, "__call__", "attention"), (CpuAttention, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
     (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
     (CpuKernels, "silu_and_multiply", "activation"), (stage_module, "sample", "sampling"),
-    (RowTable, "batch", "Iteration to tensors"), (RecordedIncrements, "run", "recorded layers"),
+    (RowTable, "batch", "Iteration to tensors"), (DecodeGraphs, "run", "recorded layers"),
 ]  # fmt: skip
 
 

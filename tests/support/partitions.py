@@ -1,4 +1,4 @@
-"""The partitions of a model in this process, chained by hand: logits and modules are within reach."""
+"""The partitions of a model in this process, without workers, so that tests can read logits and modules."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from orca_kernels.interface import Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.model_config import read_model_config
 from orca_worker.models.family import ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.rows import RowTable
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 CPU = torch.device("cpu")
 
 
-class ThreadRanks(IntraLayer):
-    """T ranks as threads of this process: sums and gathers meet at a barrier instead of in a process group."""
+class ThreadGroup(TensorParallelGroup):
+    """T ranks as threads of this process, which exchange tensors at a barrier instead of in a process group."""
 
     def __init__(self, rank: int, size: int, meeting: list[torch.Tensor | None], barrier: threading.Barrier):
         super().__init__(rank, size)
@@ -44,7 +44,7 @@ class ThreadRanks(IntraLayer):
 
 
 class PartitionedModel:
-    """P partitions of T ranks, with pools of `num_blocks` blocks that are handed out in a scattered order."""
+    """P partitions of T ranks, with pools of `num_blocks` blocks, allocated in a random order."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PartitionedModel:
         num_blocks: int = 160,
         kernels: Sequence[Kernels] | None = None,
     ):
-        """`kernels`: those of each partition, by default what this CPU gets."""
+        """`kernels`: by partition; default: the best ones for this CPU."""
         self.config = read_model_config(path)
         self.rows = RowTable(self.config.max_positions, CPU)
         self.free_blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
@@ -63,29 +63,29 @@ class PartitionedModel:
         meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
         barrier = threading.Barrier(tensor_parallel_size)
         self.ranks: list[list[ModelPartition]] = []
-        """By intra-layer rank, then by partition."""
+        """By tensor-parallel rank, then by partition."""
         for rank in range(tensor_parallel_size):
-            ranks = ThreadRanks(rank, tensor_parallel_size, meeting, barrier)
+            group = ThreadGroup(rank, tensor_parallel_size, meeting, barrier)
             self.ranks.append(
-                [self._build(path, p, num_partitions, dtype, num_blocks, ranks) for p in range(num_partitions)]
+                [self._build(path, p, num_partitions, dtype, num_blocks, group) for p in range(num_partitions)]
             )
 
-    def _build(self, path, index, num_partitions, dtype, num_blocks, ranks) -> ModelPartition:
+    def _build(self, path, index, num_partitions, dtype, num_blocks, group) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-        spec = PartitionSpec(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, ranks)
+        spec = PartitionSpec(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, group)
         partition = build(self.config, checkpoint, spec)
         for attention in partition.attentions():
-            # NaN shows every read of a slot that nobody wrote.
+            # NaN reveals reads of slots that were not written.
             pools = Pools.zeros(num_blocks, attention.num_kv_heads, attention.head_dim, dtype, CPU)
             attention.allocate(Pools(*(pool.fill_(float("nan")) for pool in pools)))
         return partition
 
     def take_block(self) -> int:
-        """Return a block that nobody else gets."""
+        """Return a free block and remove it from `free_blocks`."""
         return self.free_blocks.pop()
 
     def iteration(self, parts: list[tuple[int, int, list[int]]], max_tokens: int) -> pb.Iteration:
-        """Return an Iteration of (row, context length, tokens); context 0 begins a row with `max_tokens` slots."""
+        """Return an Iteration of (row, context length, tokens); context 0 admits a row with `max_tokens` slots."""
         iteration = pb.Iteration()
         for row, context, tokens in parts:
             blocks = [self.take_block() for _ in range(-(-max_tokens // BLOCK_SIZE))] if context == 0 else []

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.errors import NeighbourError
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.shared_sum import share_memory
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 
 class DataPlane:
@@ -31,7 +31,7 @@ class DataPlane:
         store: Store,
         rank: int,
         world_size: int,
-        ranks: IntraLayer,
+        group: TensorParallelGroup,
         timeout: float,
         max_in_flight: int,
     ) -> None:
@@ -44,14 +44,14 @@ class DataPlane:
         self._timeout = datetime.timedelta(seconds=timeout)
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
-            ranks.group = self._intra_layer_group(world_size, ranks.size)
-            ranks.shared = None
-            if ranks.size > 1 and backend == "gloo":
-                ranks.shared = share_memory(ranks.group, ranks.rank, ranks.size, timeout)
+            group.process_group = self._new_group(world_size, group.size)
+            group.shared = None
+            if group.size > 1 and backend == "gloo":
+                group.shared = share_memory(group.process_group, group.rank, group.size, timeout)
         except (RuntimeError, dist.DistError) as error:
             raise NeighbourError(f"rank {rank} could not join the process group: {error}") from error
 
-    def _intra_layer_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
+    def _new_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
         """Create the group of every partition, as torch requires of each rank, and return this rank's group."""
         own_group = None
         for first in range(0, world_size if size > 1 else 0, size):

@@ -11,59 +11,59 @@ from orca_kernels.interface import Attention, LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceAttention
 from torch.nn import functional
 
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.rope import Rope, inverse_frequencies
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 
 class RowParallelLinear:
     """x W^T + b, split over the ranks by inputs; the ranks' results are summed."""
 
-    def __init__(self, linear_map: LinearMap, bias: torch.Tensor | None, ranks: IntraLayer) -> None:
+    def __init__(self, linear_map: LinearMap, bias: torch.Tensor | None, group: TensorParallelGroup) -> None:
         """`bias` [outputs] is added to the ranks' sum; None if `linear_map` adds the bias (with one rank)."""
         self.map = linear_map
         self.bias = bias
-        self.ranks = ranks
+        self.group = group
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [S, outputs], the same on every rank."""
-        y = self.ranks.sum(self.map(x))
+        y = self.group.sum(self.map(x))
         return y if self.bias is None else y + self.bias
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual [S, outputs] plus the map's output; residual may be overwritten."""
-        return self.map.add(x, residual) if self.ranks.size == 1 else residual + self(x)
+        return self.map.add(x, residual) if self.group.size == 1 else residual + self(x)
 
 
 class VocabularyEmbedding:
     """Token embedding, split over the ranks by rows."""
 
-    def __init__(self, weight: torch.Tensor, first: int, ranks: IntraLayer) -> None:
+    def __init__(self, weight: torch.Tensor, first: int, group: TensorParallelGroup) -> None:
         """`weight`: this rank's rows [entries, H]; the first row is that of token id `first`."""
         self.weight = weight
         self.first = first
-        self.ranks = ranks
+        self.group = group
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return [S, H] for token ids [S], the same on every rank."""
-        if self.ranks.size == 1:
+        if self.group.size == 1:
             return functional.embedding(tokens, self.weight)
         local = tokens - self.first
         elsewhere = (local < 0) | (local >= len(self.weight))
         embedded = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.ranks.sum(embedded.masked_fill(elsewhere.unsqueeze(1), 0))
+        return self.group.sum(embedded.masked_fill(elsewhere.unsqueeze(1), 0))
 
 
 class Head:
     """Map to logits, split over the ranks by vocabulary and gathered to rank 0."""
 
-    def __init__(self, linear_map: LinearMap, vocabulary: int, ranks: IntraLayer) -> None:
+    def __init__(self, linear_map: LinearMap, vocabulary: int, group: TensorParallelGroup) -> None:
         self.map = linear_map
         self.vocabulary = vocabulary
-        self.ranks = ranks
+        self.group = group
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] on rank 0, this rank's columns on other ranks."""
-        return self.ranks.gather_columns(self.map(x), self.vocabulary)
+        return self.group.gather_columns(self.map(x), self.vocabulary)
 
 
 class Rotary:

@@ -13,12 +13,12 @@ from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
+from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.errors import ModelError
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
-from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LoadedPartition:
 
     request: pb.LoadRequest
     config: ModelConfig
-    ranks: IntraLayer
+    group: TensorParallelGroup
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
@@ -50,7 +50,7 @@ class LoadedPartition:
             return None  # a replay would repeat the lengths that the reference's attention has read on the host
         if self.device.type == "cuda":
             return CudaGraphRecorder(), CUDA_SIZES
-        if isinstance(self.kernels, CpuKernels) and self.ranks.size == 1:  # sums over ranks cannot be recorded
+        if isinstance(self.kernels, CpuKernels) and self.group.size == 1:  # sums over ranks cannot be recorded
             return self.kernels.calls, CPU_SIZES
         return None
 
@@ -63,16 +63,16 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     path = Path(request.model_path)
     config = read_model_config(path)
     config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
-    ranks = IntraLayer(tensor_rank, request.tensor_parallel_size)
+    group = TensorParallelGroup(tensor_rank, request.tensor_parallel_size)
     device = _device(request.device, request.first_device + tensor_rank)
     dtype: torch.dtype = getattr(torch, config.dtype if request.dtype == "auto" else request.dtype)
     max_model_len = request.max_model_len or config.max_positions
     if max_model_len > config.longest:
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
     kernels = kernels_for(device, dtype)
-    spec = PartitionSpec(request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, ranks)
+    spec = PartitionSpec(request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, group)
     model = build(config, Checkpoint(path, dtype, device, on_read), spec)
-    return LoadedPartition(request, config, ranks, device, dtype, max_model_len, kernels, model)
+    return LoadedPartition(request, config, group, device, dtype, max_model_len, kernels, model)
 
 
 def _device(name: str, index: int) -> torch.device:

@@ -17,13 +17,13 @@ from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.data_plane import DataPlane
+from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.errors import RankError
 from orca_worker.host_copies import HostCopies
 from orca_worker.kv_pools import KvPools
 from orca_worker.loaded_partition import load_partition
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_memory
-from orca_worker.recorded_increments import IdleRows, RecordedIncrements
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
@@ -39,18 +39,18 @@ class Stage:
         loaded = load_partition(request, tensor_rank, on_read)
         self._loaded = loaded
         self._request = request
-        self._ranks, self._config, self._model = loaded.ranks, loaded.config, loaded.model
+        self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._reset_rows()
-        kv_heads = self._ranks.kv_heads(self._config.num_kv_heads)
+        kv_heads = self._group.kv_heads(self._config.num_kv_heads)
         shape = (kv_heads.stop - kv_heads.start, self._config.head_dim)
         self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
         self._recorder = loaded.recorder()
-        self._recorded: RecordedIncrements | None = None
+        self._decode_graphs: DecodeGraphs | None = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
         self._ended_ns = 0
@@ -67,7 +67,7 @@ class Stage:
     def prepare(self, epoch: int) -> None:
         """Leave the process group of the previous epoch."""
         self.close()
-        self._recorded = None  # the recordings refer to that group
+        self._decode_graphs = None  # the graphs refer to that group
         self._epoch = epoch
         self._reset_rows()
 
@@ -84,9 +84,9 @@ class Stage:
         self._data_plane = DataPlane(
             self._request.communication_backend,
             RendezvousStore(request.epoch, ask, datetime.timedelta(milliseconds=request.group_timeout_ms)),
-            request.first_rank + self._ranks.rank,
+            request.first_rank + self._group.rank,
             request.world_size,
-            self._ranks,
+            self._group,
             request.group_timeout_ms / 1000,
             request.max_in_flight,
         )
@@ -102,7 +102,7 @@ class Stage:
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        self._recorded = None  # the recordings refer to pools of other limits, which must not count as used
+        self._decode_graphs = None  # the graphs refer to pools of other limits, which must not count as used
         self._pools.allocate(0)
         return_freed_memory()
         torch.cuda.empty_cache()  # no-op without CUDA
@@ -121,11 +121,11 @@ class Stage:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the pools of every layer; pools of the same size are kept."""
-        self._recorded = None  # the recordings refer to the old pools
+        self._decode_graphs = None  # the graphs refer to the old pools
         self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
         if self._recorder is not None:
-            idle = IdleRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
-            self._recorded = RecordedIncrements(self._forward, idle, self._device, *self._recorder)
+            padding = PaddingRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
+            self._decode_graphs = DecodeGraphs(self._forward, padding, self._device, *self._recorder)
 
     def expect(self, iteration: pb.Iteration) -> None:
         """Post the receive of an iteration's activations while another iteration is computed.
@@ -142,7 +142,7 @@ class Stage:
         The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
         batch = self._rows.batch(iteration)
-        if self._last and self._ranks.rank == 0:
+        if self._last and self._group.rank == 0:
             self._processors.observe(iteration, batch.tokens)
         hidden = None
         if not self._first:
@@ -176,14 +176,14 @@ class Stage:
         """Sample a token for each row of `output` [K, H]; return a function that waits and writes them to a result."""
         logits = self._model.logits(output)
         tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device)
-        if self._ranks.rank == 0:  # only rank 0 has all columns
+        if self._group.rank == 0:  # only rank 0 has all columns
             tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
         on_host = self._host_copies.start(tokens)
         if self._first:  # the next iteration may have been sent already, without these tokens
-            self._rows.keep_sampled(batch, self._ranks.from_first(tokens))
+            self._rows.keep_sampled(batch, self._group.from_first(tokens))
 
         def fill_in(result: pb.IterationResult) -> None:
-            if self._ranks.rank == 0:
+            if self._group.rank == 0:
                 result.token.extend(on_host().tolist())
                 result.logprobs.extend(logprobs(logits, tokens, batch.sampling))
 
@@ -191,8 +191,8 @@ class Stage:
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
-        if self._recorded is not None and self._recorded.take(batch):
-            return self._recorded.run(batch, hidden)
+        if self._decode_graphs is not None and self._decode_graphs.accepts(batch):
+            return self._decode_graphs.run(batch, hidden)
         return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)
 
     def _forward(

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import torch
     from orca_kernels.interface import Kernels, RaggedBatch
 
-    from orca_worker.intra_layer import IntraLayer
     from orca_worker.layers import PagedAttention
     from orca_worker.models.parts import Parts
     from orca_worker.rows import LastTokens
+    from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 Named = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
@@ -99,7 +99,7 @@ class PartitionSpec:
     max_model_len: int
     kernels: Kernels
     device: torch.device
-    ranks: IntraLayer
+    group: TensorParallelGroup
 
     @property
     def first(self) -> bool:

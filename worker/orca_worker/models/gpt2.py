@@ -98,7 +98,7 @@ class Gpt2Layer:
 
     def __init__(self, config: Gpt2Config, parts: Parts) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        heads = parts.ranks.part(config.num_heads)
+        heads = parts.group.part(config.num_heads)
         begin, end = heads.start * config.head_dim, heads.stop * config.head_dim
         query_key_value = [slice(offset + begin, offset + end) for offset in (0, hidden, 2 * hidden)]
         self.heads = (-1, heads.stop - heads.start, config.head_dim)
@@ -108,7 +108,7 @@ class Gpt2Layer:
         self.attention = parts.attention(heads.stop - heads.start, form)
         self.attention_out = parts["attn"].row_parallel_transposed("c_proj", hidden, hidden)
         self.norm_2 = parts.layer_norm("ln_2", hidden, config.norm_epsilon)
-        self.mlp_in = parts["mlp"].linear_transposed("c_fc", hidden, inner, [parts.ranks.part(inner)])
+        self.mlp_in = parts["mlp"].linear_transposed("c_fc", hidden, inner, [parts.group.part(inner)])
         self.mlp_out = parts["mlp"].row_parallel_transposed("c_proj", inner, hidden)
 
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:

@@ -144,8 +144,8 @@ class LlamaAttention:
     """Maps and attention of this rank's heads."""
 
     def __init__(self, config: LlamaConfig, form: AttentionForm, parts: Parts) -> None:
-        hidden, size, ranks = config.hidden_size, config.head_dim, parts.ranks
-        heads, kv_heads = ranks.part(config.num_heads), ranks.kv_heads(config.num_kv_heads)
+        hidden, size, group = config.hidden_size, config.head_dim, parts.group
+        heads, kv_heads = group.part(config.num_heads), group.kv_heads(config.num_kv_heads)
         query_part = slice(heads.start * size, heads.stop * size)
         kv_part = slice(kv_heads.start * size, kv_heads.stop * size)
         queries, keys = config.num_heads * size, config.num_kv_heads * size
@@ -189,7 +189,7 @@ class LlamaMlp:
     def __init__(self, config: LlamaConfig, parts: Parts, activation: str = "silu_and_multiply") -> None:
         """`activation`: the operation of the kernels on gates and ups."""
         hidden, inner = config.hidden_size, config.intermediate_size
-        part = parts.ranks.part(inner)
+        part = parts.group.part(inner)
         self.gate_up = parts.linear(hidden, config.mlp_bias, ("gate_proj", inner, part), ("up_proj", inner, part))
         self.activate = parts.operation(activation)
         self.down = parts.row_parallel("down_proj", inner, hidden, config.mlp_bias)

@@ -45,7 +45,7 @@ class Parts:
         self, scope: Scope, spec: PartitionSpec, operations: Operations, attentions: list[PagedAttention]
     ) -> None:
         self.spec = spec
-        self.ranks = spec.ranks
+        self.group = spec.group
         self.attentions = attentions
         """Attentions of all layers created so far."""
         self._scope = scope
@@ -102,19 +102,19 @@ class Parts:
     def row_parallel(self, name: str, inputs: int, outputs: int, bias: bool) -> RowParallelLinear:
         """Read this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
         scope = self._scope[name]
-        weight = scope.read("weight", outputs, inputs, part=(ALL, self.ranks.part(inputs))).contiguous()
+        weight = scope.read("weight", outputs, inputs, part=(ALL, self.group.part(inputs))).contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs) if bias else None)
 
     def row_parallel_transposed(self, name: str, inputs: int, outputs: int) -> RowParallelLinear:
         """Read this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
         scope = self._scope[name]
-        weight = scope.read("weight", inputs, outputs, part=(self.ranks.part(inputs),)).t().contiguous()
+        weight = scope.read("weight", inputs, outputs, part=(self.group.part(inputs),)).t().contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs))
 
     def _row_parallel(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowParallelLinear:
-        alone = self.ranks.size == 1
+        alone = self.group.size == 1
         linear_map = self.spec.kernels.linear(weight, bias if alone else None)
-        return RowParallelLinear(linear_map, None if alone else bias, self.ranks)
+        return RowParallelLinear(linear_map, None if alone else bias, self.group)
 
     def embedding(self, name: str, entries: int, size: int) -> Block:
         """Return a function of indices [S] that returns their rows [S, size] of a table [entries, size]."""
@@ -122,15 +122,15 @@ class Parts:
 
     def vocabulary_table(self, name: str, vocabulary: int, size: int) -> torch.Tensor:
         """Return this rank's rows of a table [vocabulary, size], for `vocabulary_embedding` and `head`."""
-        return self._scope[name].read("weight", vocabulary, size, part=(self.ranks.part(vocabulary),))
+        return self._scope[name].read("weight", vocabulary, size, part=(self.group.part(vocabulary),))
 
     def vocabulary_embedding(self, table: torch.Tensor, vocabulary: int) -> VocabularyEmbedding:
         """Return the embedding of token ids."""
-        return VocabularyEmbedding(table, self.ranks.part(vocabulary).start, self.ranks)
+        return VocabularyEmbedding(table, self.group.part(vocabulary).start, self.group)
 
     def head(self, table: torch.Tensor, vocabulary: int) -> Head:
         """Return the map to logits."""
-        return Head(self.spec.kernels.linear(table, None), vocabulary, self.ranks)
+        return Head(self.spec.kernels.linear(table, None), vocabulary, self.group)
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
         """Return cosines and sines for every position of the longest sequence."""

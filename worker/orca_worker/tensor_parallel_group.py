@@ -1,4 +1,4 @@
-"""`IntraLayer`: the tensor-parallel group, the ranks that split every layer of one inter-layer partition.
+"""`TensorParallelGroup`: the ranks that split every layer of one inter-layer partition.
 
 Gives the slice of a dimension that this rank holds, and the collectives: all-reduce after row-parallel maps, broadcast
 of sampled tokens, gather of the logits' columns to rank 0. With one rank each collective is the identity.
@@ -17,13 +17,13 @@ from orca_worker.errors import NeighbourError
 from orca_worker.shared_sum import SharedSum
 
 
-class IntraLayer:
-    """Rank `rank` of `size`. Each formation sets `group` and `shared` if `size` is above 1."""
+class TensorParallelGroup:
+    """Rank `rank` of `size`. Each formation sets `process_group` and `shared` if `size` is above 1."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
-        self.group: dist.ProcessGroup | None = None
+        self.process_group: dist.ProcessGroup | None = None
         self.shared: SharedSum | None = None
 
     def part(self, total: int) -> slice:
@@ -43,7 +43,7 @@ class IntraLayer:
             return self.shared.sum(x)
         if self.size > 1:
             with self._raise_neighbour_error():
-                dist.all_reduce(x, group=self.group)
+                dist.all_reduce(x, group=self.process_group)
         return x
 
     def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ class IntraLayer:
             return self.shared.sum(tokens.float()).long()
         if self.size > 1:
             with self._raise_neighbour_error():
-                dist.broadcast(tokens, group=self.group, group_src=0)
+                dist.broadcast(tokens, group=self.process_group, group_src=0)
         return tokens
 
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ class IntraLayer:
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         with self._raise_neighbour_error():
-            dist.gather(padded, parts, group=self.group, group_dst=0)
+            dist.gather(padded, parts, group=self.process_group, group_dst=0)
         if parts is None:
             return x
         starts = [total * rank // self.size for rank in range(self.size + 1)]

@@ -1,4 +1,4 @@
-"""Recorded increments: logits equal transformers' for every batch size and CPU target; other blocks stay untouched."""
+"""Decode graphs: logits equal transformers' for every batch size and CPU target; other blocks stay untouched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
-from orca_worker.recorded_increments import CPU_SIZES, CUDA_SIZES, IdleRows, RecordedIncrements
+from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, DecodeGraphs, PaddingRows
 from support.checkpoints import VARIANTS
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
@@ -37,14 +37,14 @@ def target(request) -> CpuTarget:
 
 
 class Recorded:
-    """A model whose increments are recorded, with separate kernels for each partition."""
+    """A model whose decode iterations are recorded, with separate kernels for each partition."""
 
     def __init__(self, path, kernels, records, sizes, dtype=torch.float32):
         self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype)
         (self.partitions,) = self.model.ranks
-        self.idle = self.model.take_block()
+        self.padding = self.model.take_block()
         self.recorded = [
-            RecordedIncrements(self._forward(part), IdleRows(self.idle, 44), CPU, record, sizes)
+            DecodeGraphs(self._forward(part), PaddingRows(self.padding, 44), CPU, record, sizes)
             for part, record in zip(self.partitions, records, strict=True)
         ]
 
@@ -70,7 +70,7 @@ class Recorded:
         batch = self.model.rows.batch(self.model.iteration(parts, max_tokens=96))
         hidden = None
         for recorded in self.recorded:
-            assert recorded.take(batch)
+            assert recorded.accepts(batch)
             hidden = recorded.run(batch, hidden)
         return self.partitions[-1].logits(hidden)
 
@@ -136,7 +136,7 @@ def test_every_model_is_recorded_and_a_replay_equals_its_recording(
             assert torch.equal(first, model.partitions[0].logits(plain))
         assert torch.equal(first, model.increments(parts))
     assert not caplog.records, "every batch is recorded"
-    assert model.recorded[0].take(batch), "recording was not given up"
+    assert model.recorded[0].accepts(batch), "recording was not given up"
 
 
 def test_attention_of_the_reference_is_run_as_it_is(checkpoint, references, caplog):
@@ -165,7 +165,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(checkpoint, references, caplog)
         "operation not permitted when stream is capturing"
     ]
     batch = model.model.rows.batch(model.model.iteration([(2, 34, [1])], max_tokens=96))
-    assert not model.recorded[0].take(batch), "it is not tried again"
+    assert not model.recorded[0].accepts(batch), "it is not tried again"
 
 
 @pytest.mark.parametrize("sizes", [CPU_SIZES, CUDA_SIZES])
@@ -174,15 +174,15 @@ def test_only_increments_are_taken(checkpoint, sizes):
     recorded = Recorded(checkpoint("gpt2-head64-tied"), [kernels], [kernels.calls], sizes)
     model = recorded.model
 
-    def takes(parts, sample=True):
+    def accepts(parts, sample=True):
         iteration = model.iteration(parts, max_tokens=16)
         iteration.sample[0] = sample
-        return recorded.recorded[0].take(model.rows.batch(iteration))
+        return recorded.recorded[0].accepts(model.rows.batch(iteration))
 
-    assert takes([(0, 5, [1]), (1, 9, [2])])
-    assert not takes([(0, 5, [1]), (1, 9, [2, 3])]), "a chunk of a prompt"
-    assert not takes([(0, 5, [1]), (1, 9, [2])], sample=False), "the head reads only some of the tokens"
+    assert accepts([(0, 5, [1]), (1, 9, [2])])
+    assert not accepts([(0, 5, [1]), (1, 9, [2, 3])]), "a chunk of a prompt"
+    assert not accepts([(0, 5, [1]), (1, 9, [2])], sample=False), "the head reads only some of the tokens"
     full = sizes[-1]
     model.logits(model.iteration([(full, 0, [1])], max_tokens=16))  # the table grows to hold that row
-    assert takes([(row, 5, [1]) for row in range(full)])
-    assert not takes([(row, 5, [1]) for row in range(full + 1)])
+    assert accepts([(row, 5, [1]) for row in range(full)])
+    assert not accepts([(row, 5, [1]) for row in range(full + 1)])

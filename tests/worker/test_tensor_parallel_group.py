@@ -1,4 +1,4 @@
-"""What ranks of one partition give each other: rank 0's tokens, with shared memory and without."""
+"""Collectives of the ranks of one partition: rank 0's tokens, with shared memory and without."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from orca_kernels.cpu.library import load
-from orca_worker.intra_layer import IntraLayer
 from orca_worker.shared_sum import SharedSum, num_bytes
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 TOKENS = [0, 1, 50_256, 2**24 - 1]
 GLOO = """
 import sys, torch
 import torch.distributed as dist
-from orca_worker.intra_layer import IntraLayer
+from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 path, rank, *tokens = sys.argv[1], *map(int, sys.argv[2:])
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
 mine = torch.tensor(tokens if rank == 0 else [0] * len(tokens))
-print(IntraLayer(rank, 3).from_first(mine).tolist())
+print(TensorParallelGroup(rank, 3).from_first(mine).tolist())
 dist.barrier()
 """
 
@@ -28,16 +28,16 @@ dist.barrier()
 def test_tokens_through_shared_memory(tmp_path):
     path = tmp_path / "memory"
     path.write_bytes(bytes(num_bytes(3)))
-    ranks = [IntraLayer(rank, 3) for rank in range(3)]
-    for ranked in ranks:
-        ranked.shared = SharedSum(load(), path, ranked.rank, 3, 30.0)
+    groups = [TensorParallelGroup(rank, 3) for rank in range(3)]
+    for group in groups:
+        group.shared = SharedSum(load(), path, group.rank, 3, 30.0)
 
-    def take(ranked: IntraLayer) -> list[int]:
-        tokens = torch.tensor(TOKENS) if ranked.rank == 0 else torch.zeros(len(TOKENS), dtype=torch.int64)
-        return ranked.from_first(tokens).tolist()
+    def broadcast(group: TensorParallelGroup) -> list[int]:
+        tokens = torch.tensor(TOKENS) if group.rank == 0 else torch.zeros(len(TOKENS), dtype=torch.int64)
+        return group.from_first(tokens).tolist()
 
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(take, ranks)) == [TOKENS] * 3
+        assert list(pool.map(broadcast, groups)) == [TOKENS] * 3
 
 
 def test_tokens_through_gloo(tmp_path):
@@ -50,4 +50,4 @@ def test_tokens_through_gloo(tmp_path):
 
 
 def test_one_rank_keeps_its_tokens():
-    assert IntraLayer().from_first(torch.tensor(TOKENS)).tolist() == TOKENS
+    assert TensorParallelGroup().from_first(torch.tensor(TOKENS)).tolist() == TOKENS

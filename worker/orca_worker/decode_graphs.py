@@ -1,4 +1,4 @@
-"""`RecordedIncrements`: decode iterations, recorded once per batch size and replayed. On a GPU they are CUDA graphs.
+"""`DecodeGraphs`: decode iterations, recorded once per batch size and replayed. On a GPU they are CUDA graphs.
 
 On a CPU, Python takes a tenth of the time of a small batch; on a GPU, the host needs longer to launch the kernels than
 the device to run them. A replay is one call. It works on fixed memory, so inputs are copied there first. A batch is
@@ -32,7 +32,7 @@ Record = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[],
 """Records a function; returns its output and a replay, which works on the same memory. Raises RuntimeError."""
 
 
-class IdleRows(NamedTuple):
+class PaddingRows(NamedTuple):
     """Contents of padding rows."""
 
     block: int
@@ -42,7 +42,7 @@ class IdleRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
+class _DecodeGraph:
     tokens: torch.Tensor
     ragged: RaggedBatch
     hidden: torch.Tensor | None
@@ -50,52 +50,52 @@ class _Recording:
     replay: Callable[[], None]
 
 
-class RecordedIncrements:
+class DecodeGraphs:
     """Runs decode batches by replaying `forward`; after a recording fails, all batches run eagerly."""
 
     def __init__(
-        self, forward: Forward, idle: IdleRows, device: torch.device, record: Record, sizes: Sequence[int]
+        self, forward: Forward, padding: PaddingRows, device: torch.device, record: Record, sizes: Sequence[int]
     ) -> None:
         self._forward = forward
-        self._idle = idle
+        self._padding = padding
         self._device = device
         self._record = record
         self._sizes = sizes
-        self._recordings: dict[int, _Recording] = {}
-        self._refused = False
+        self._graphs: dict[int, _DecodeGraph] = {}
+        self._disabled = False
 
-    def take(self, batch: IterationBatch) -> bool:
+    def accepts(self, batch: IterationBatch) -> bool:
         """Return True if `run` supports the batch: one token per request, of which the head reads all or none."""
         one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
-        return one_each and batch.last is None and not self._refused
+        return one_each and batch.last is None and not self._disabled
 
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Return what `forward` returns for the batch: hidden [S, H]."""
         count = len(batch.tokens)
-        recording = self._recording(next(size for size in self._sizes if size >= count), hidden)
-        if recording is None:
+        graph = self._graph(next(size for size in self._sizes if size >= count), hidden)
+        if graph is None:
             return self._forward(batch.tokens, batch.ragged, hidden)
-        self._leave_idle(recording.ragged, count)
-        recording.tokens[:count] = batch.tokens
-        recording.ragged.positions[:count] = batch.ragged.positions
-        recording.ragged.slots[:count] = batch.ragged.slots
-        recording.ragged.block_table[:count, : batch.ragged.block_table.shape[1]] = batch.ragged.block_table
-        if recording.hidden is not None:
+        self._pad(graph.ragged, count)
+        graph.tokens[:count] = batch.tokens
+        graph.ragged.positions[:count] = batch.ragged.positions
+        graph.ragged.slots[:count] = batch.ragged.slots
+        graph.ragged.block_table[:count, : batch.ragged.block_table.shape[1]] = batch.ragged.block_table
+        if graph.hidden is not None:
             assert hidden is not None
-            recording.hidden[:count] = hidden
-        recording.replay()
-        return recording.output[:count].clone()  # the next replay overwrites the output
+            graph.hidden[:count] = hidden
+        graph.replay()
+        return graph.output[:count].clone()  # the next replay overwrites the output
 
-    def _recording(self, size: int, hidden: torch.Tensor | None) -> _Recording | None:
-        if size not in self._recordings:
+    def _graph(self, size: int, hidden: torch.Tensor | None) -> _DecodeGraph | None:
+        if size not in self._graphs:
             try:
-                self._recordings[size] = self._make(size, hidden)
+                self._graphs[size] = self._capture(size, hidden)
             except RuntimeError as error:
                 logger.warning("cannot record a batch of %d, so kernels are launched one by one: %s", size, error)
-                self._refused = True
-        return self._recordings.get(size)
+                self._disabled = True
+        return self._graphs.get(size)
 
-    def _make(self, size: int, hidden: torch.Tensor | None) -> _Recording:
+    def _capture(self, size: int, hidden: torch.Tensor | None) -> _DecodeGraph:
         positions = torch.zeros(size, dtype=torch.int64, device=self._device)
         tokens, slots = torch.zeros_like(positions), torch.zeros_like(positions)
         ragged = RaggedBatch(
@@ -103,20 +103,20 @@ class RecordedIncrements:
             context_length=positions,  # a decode token's position is the number of tokens before
             positions=positions,
             slots=slots,
-            block_table=torch.zeros((size, self._idle.table_width), dtype=torch.int64, device=self._device),
+            block_table=torch.zeros((size, self._padding.table_width), dtype=torch.int64, device=self._device),
         )
-        self._leave_idle(ragged, 0)
+        self._pad(ragged, 0)
         place = None if hidden is None else hidden.new_zeros((size, hidden.shape[1]))
         output, replay = self._record(lambda: self._forward(tokens, ragged, place))
-        return _Recording(tokens, ragged, place, output, replay)
+        return _DecodeGraph(tokens, ragged, place, output, replay)
 
-    def _leave_idle(self, ragged: RaggedBatch, count: int) -> None:
+    def _pad(self, ragged: RaggedBatch, count: int) -> None:
         """Turn the rows from `count` on into padding."""
         if count == len(ragged.positions):
             return
         ragged.positions[count:] = 0
-        ragged.slots[count:] = self._idle.block * BLOCK_SIZE
-        ragged.block_table[count:, 0] = self._idle.block
+        ragged.slots[count:] = self._padding.block * BLOCK_SIZE
+        ragged.block_table[count:, 0] = self._padding.block
 
 
 class CudaGraphRecorder:
