@@ -1,7 +1,7 @@
-// Runs CUDA sources on a CPU: every thread of a thread block is a fiber. Fibers switch at barriers and shuffles; between
-// those they run in a random order, so that a missing barrier changes the result. Slow and exact: for tests of the
-// kernels' logic on machines without a GPU. A fault of a kernel (division by zero, invalid address, undefined behaviour,
-// deadlock) ends the launch and is returned as text: it fails one test and leaves the process alive.
+// Runs CUDA sources on a CPU: every thread of a thread block is a fiber. Fibers switch at barriers and shuffles, and
+// run in random order in between, so that a missing barrier changes the result. Slow but exact: for tests of kernels on
+// machines without a GPU. A fault of a kernel (division by zero, invalid address, undefined behaviour,
+// deadlock) ends the launch and is returned as text, so it fails one test, not the process.
 #pragma once
 
 #include <pthread.h>
@@ -34,8 +34,8 @@ namespace emulation {
 constexpr int kWarp = 32;
 constexpr size_t kStack = 64 << 10;
 
-// A fiber is entered once by its context and goes on by longjmp, which asks nothing of the operating system. It runs one
-// thread of each thread block, until a fault leaves it in the middle of a kernel: then it is entered anew.
+// A fiber is started once by its context and resumed by longjmp, which needs no system call. It runs one thread of each
+// thread block. After a fault, which stops it in the middle of a kernel, it is restarted.
 struct Fiber {
   ucontext_t context;
   jmp_buf here;
@@ -43,10 +43,10 @@ struct Fiber {
   bool begun = false;
 };
 
-// Where a fiber stands; apart from its context, because barriers look at the states of all fibers.
+// State of a fiber; separate from its context, because barriers read the states of all fibers.
 struct State {
   bool done = false, waits = false;
-  short first = 0, last = 0;  // the fibers of the barrier at which this one waits
+  short first = 0, last = 0;  // range of fibers of the barrier at which this fiber waits
 };
 
 static std::vector<Fiber> fibers;
@@ -61,7 +61,7 @@ static sigjmp_buf before_launch;
 static pthread_t launching;
 static char fault[200];
 
-// Leaves the launch from any of its fibers.
+// Ends the launch from any of its fibers.
 [[noreturn]] inline void fail(const char *cause) {
   std::snprintf(fault, sizeof fault, "%s in thread %d of block (%d, %d, %d)", cause, current, blockIdx.x, blockIdx.y,
                 blockIdx.z);
@@ -69,7 +69,7 @@ static char fault[200];
 }
 
 inline void on_signal(int number) {
-  if (!pthread_equal(pthread_self(), launching)) {  // the fault of another thread of the process
+  if (!pthread_equal(pthread_self(), launching)) {  // a fault of another thread of the process
     signal(number, SIG_DFL);
     return;
   }
@@ -78,7 +78,7 @@ inline void on_signal(int number) {
                           : "invalid address");
 }
 
-// Opens the barrier of [first, last) if every fiber of it waits there or has ended.
+// Opens the barrier of fibers [first, last) if each of them waits there or has ended.
 inline bool open(int first, int last) {
   for (int i = first; i < last; ++i) {
     const State &state = states[i];
@@ -196,13 +196,13 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return found;
 }
 
-// A product of tensor cores by a warp, c [16, 8] += a [16, 16] b [16, 8], each lane with its part as the PTX ISA has it
-// under "Matrix Fragments for mma.m16n8k16 with floating point type": a word is two neighbours of a row of a, or of a
-// column of b, the first in its low half.
+// Tensor-core product by a warp, c [16, 8] += a [16, 16] b [16, 8]. Each lane has its part as defined by the PTX ISA
+// ("Matrix Fragments for mma.m16n8k16 with floating point type"): a word is two adjacent elements of a row of a, or
+// of a column of b, the first in its low half.
 template <typename Widen>
 __attribute__((no_sanitize("undefined"))) inline void emulated_multiply(float (&c)[4], const unsigned (&a)[4],
                                                                         const unsigned (&b)[2], Widen widen) {
-  static float rows[1024 / 32][16][16], columns[1024 / 32][8][16];  // of each warp: a, and b transposed
+  static float rows[1024 / 32][16][16], columns[1024 / 32][8][16];  // per warp: a, and b transposed
   const int first = emulation::warp_begin(), lane = emulation::current - first;
   float(&own_rows)[16][16] = rows[first / 32];
   float(&own_columns)[8][16] = columns[first / 32];

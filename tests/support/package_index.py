@@ -1,4 +1,4 @@
-"""Empty wheels, an index on 127.0.0.1 that serves them, and the environment of a user without pip settings."""
+"""Empty wheels, a package index on 127.0.0.1, and the environment of a user without pip settings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ KEPT = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
-"""Environment variables that a network may demand: certificates and proxies."""
+"""Environment variables that a network may require: certificates and proxies."""
 
 
 def bare_environment(home: Path) -> dict[str, str]:
-    """Return the environment of a user whose pip and uv have no settings: public registry, empty home and cache."""
+    """Return the environment of a user without settings of pip and uv: public registry, empty home and cache."""
     kept = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     settings = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
     return {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), **settings, **kept}
 
 
 def make_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """Write a wheel for every Python and platform; it holds an empty module and the metadata."""
+    """Write a wheel for every Python and platform, with an empty module and metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     path = folder / f"{module}-{version}-py3-none-any.whl"

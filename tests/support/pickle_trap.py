@@ -1,10 +1,10 @@
-"""A trap for pickles: every Python process that starts with `environment(folder)` raises where a pickle would be read.
+"""Detects reads of pickles: in Python processes with `environment(folder)`, reading a pickle raises and is recorded.
 
     monkeypatch.setenv(...) for each item of environment(folder), start the processes, then:
-    trapped(folder) == [] and processes(folder) has every process that was meant
+    trapped(folder) == [] and processes(folder) has every expected process
 
-`environment` puts a `sitecustomize` module first on the path, which Python imports before anything else, so that
-modules which keep `pickle.Unpickler` or derive from it get the trap as well. Trapped are `pickle.loads`, `pickle.load`,
+`environment` puts a `sitecustomize` module first on the path. Python imports it before other modules, so modules that
+keep or subclass `pickle.Unpickler` get the trap, too. Trapped functions: `pickle.loads`, `pickle.load`,
 `pickle.Unpickler` in both implementations, `torch.load`, and torch's collective calls on objects.
 """
 
@@ -40,11 +40,11 @@ TORCH = {
 
 
 class PickleTrappedError(Exception):
-    """A pickle would have been read."""
+    """A process tried to read a pickle."""
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return variables for the processes to watch. `folder` must exist; it takes the module and what is recorded."""
+    """Return variables for the processes to watch. `folder` must exist; it gets the module and the records."""
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(source=__file__, folder=str(folder)))
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": str(folder) if not others else f"{folder}{os.pathsep}{others}"}
@@ -56,7 +56,7 @@ def trapped(folder: Path) -> list[str]:
 
 
 def processes(folder: Path) -> list[list[str]]:
-    """Return the command line of every process that has installed the trap, as Python was given it."""
+    """Return the original command line of every Python process that has installed the trap."""
     return [entry["command"] for entry in _entries(folder / PROCESSES)]
 
 
@@ -74,7 +74,7 @@ def install(folder: Path) -> None:
         return lambda *_, **__: spring(name)
 
     class Unpickler(_pickle.Unpickler):
-        """Others may derive from it; none may read."""
+        """Modules may subclass it, but not read pickles."""
 
         load = trap("pickle.Unpickler.load")
 
@@ -88,7 +88,7 @@ def install(folder: Path) -> None:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Sets the trap in torch's modules once they are imported."""
+    """Installs the trap in torch's modules when they are imported."""
 
     def __init__(self, trap: Callable[[str], Any]) -> None:
         self._trap = trap
@@ -113,7 +113,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
-    with path.open("a") as file:  # one write of one line: processes do not mix theirs
+    with path.open("a") as file:  # one write per line, so that lines of several processes do not mix
         file.write(json.dumps(entry) + "\n")
 
 

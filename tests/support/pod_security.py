@@ -1,4 +1,4 @@
-"""The pod security level "restricted" as a pure check: one entry per control of the standard.
+"""Check of pod specs against the pod security level "restricted": one entry per control of the standard.
 
 Source: Kubernetes documentation, "Pod Security Standards", profiles Baseline and Restricted.
 """
@@ -34,7 +34,7 @@ def of_pod(pod: Pod) -> dict[str, Any]:
 
 
 def hosts(pod: Pod) -> Iterator[str | None]:
-    """Hosts of probes and lifecycle hooks."""
+    """Yield the hosts of probes and lifecycle hooks."""
     for container in containers(pod):
         hooks = [container.get(probe) or {} for probe in PROBES] + list((container.get("lifecycle") or {}).values())
         for hook in hooks:
@@ -43,7 +43,7 @@ def hosts(pod: Pod) -> Iterator[str | None]:
 
 
 def either(pod: Pod, holds: Callable[[dict[str, Any]], bool | None]) -> bool:
-    """Every container says so, or the pod does and no container says otherwise."""
+    """Return True if each container's setting holds; the pod's setting is the default of containers without one."""
     answers = [holds(context) for context in contexts(pod)]
     return all(answer is True or (answer is None and holds(of_pod(pod)) is True) for answer in answers)
 
@@ -98,5 +98,5 @@ CONTROLS: dict[str, Callable[[Pod], bool]] = {
 
 
 def violations(pod: Pod) -> list[str]:
-    """Names of the controls that a pod spec does not meet."""
+    """Return the names of the controls that a pod spec violates."""
     return [name for name, holds in CONTROLS.items() if not holds(pod)]

@@ -1,4 +1,4 @@
-"""Pods in an `Api`: made and removed as Kubernetes' controllers do, in states that a kubelet would report."""
+"""Pods in an `Api`: created and deleted like by Kubernetes' controllers, with statuses like a kubelet's."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ STATES: dict[str, dict[str, Any]] = {
     "Restarted": {"container": _container({"running": {}}, 1, CRASH)},
     "NodeLost": {"container": _container({"running": {}}), "reason": "NodeStatusUnknown"},
 }
-"""What `set_state` knows; Deleted and Terminating are the other two."""
+"""States of `set_state`, beside Deleted and Terminating."""
 
 
 def follow_workloads(api: Api) -> None:
-    """Make the pods that StatefulSets and Deployments ask for, and remove those of workloads that ask for fewer."""
-    wanted: dict[str, dict[str, Any]] = {}
+    """Create and delete pods to match the replicas of StatefulSets and Deployments."""
+    owners: dict[str, dict[str, Any]] = {}
     for kind, prefix in (("StatefulSet", ""), ("Deployment", "5c9f8-")):
         for workload in [body for (of, _), body in api.objects.items() if of == kind]:
             for index in range(workload["spec"]["replicas"]):
-                wanted[f"{workload['metadata']['name']}-{prefix}{index}"] = workload
-    for name in [name for kind, name in api.objects if kind == "Pod" and name not in wanted]:
+                owners[f"{workload['metadata']['name']}-{prefix}{index}"] = workload
+    for name in [name for kind, name in api.objects if kind == "Pod" and name not in owners]:
         api.remove("Pod", name)
-    for name, workload in wanted.items():
+    for name, workload in owners.items():
         if ("Pod", name) not in api.objects:
             template = workload["spec"]["template"]
             reference = {"kind": workload["kind"], "uid": workload["metadata"]["uid"], "controller": True}
@@ -57,7 +57,7 @@ def follow_workloads(api: Api) -> None:
 
 
 def set_state(api: Api, name: str, state: str) -> None:
-    """Give a pod one of STATES, or mark a pod for deletion (Terminating), or remove a pod (Deleted)."""
+    """Set a pod's state of STATES, mark the pod for deletion (Terminating), or delete it (Deleted)."""
     pod = api.objects["Pod", name]
     if state == "Deleted":
         api.remove("Pod", name)
@@ -88,18 +88,18 @@ def _status(
 
 
 def address(pod: dict[str, Any]) -> str:
-    """Return an IP address of the pod's own: a pod that is made again gets another."""
+    """Return the pod's IP address; a recreated pod has another address."""
     number = int(pod["metadata"]["uid"].removeprefix("uid-"))
     return f"10.0.{number // 256}.{number % 256}"
 
 
 def state_of(pod: dict[str, Any]) -> str:
-    """Return the state that `set_state` gave the pod."""
+    """Return the pod's state, as set by `set_state`."""
     return "Terminating" if is_ending(pod) else str(pod.get("state", "Pending"))
 
 
 def serves(api: Api, addresses: list[str]) -> bool:
-    """Whether the pods behind these worker addresses are ready."""
+    """Return True if the pods of these worker addresses are ready."""
     pods = [api.objects.get(("Pod", entry.partition(".")[0])) for entry in addresses]
     return all(pod is not None and is_ready(pod) for pod in pods)
 

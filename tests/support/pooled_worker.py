@@ -1,4 +1,4 @@
-"""`orca worker --listen ADDR` that ends when the test process that holds its standard input has ended."""
+"""`orca worker --listen ADDR` that exits with the test process, which holds its standard input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orca_worker import cli
 
 
 def end_with_the_test_process() -> None:
-    """Wait for the end of standard input; ranks end with this process."""
+    """Wait for the end of standard input and exit; the ranks exit with this process."""
     sys.stdin.buffer.read()
     os._exit(0)
 

@@ -10,7 +10,7 @@ from orca_kernels.interface import RaggedBatch
 
 
 def ragged(contexts: Sequence[int], counts: Sequence[int], num_blocks: int, generator: torch.Generator) -> RaggedBatch:
-    """Return a batch whose requests hold scattered blocks."""
+    """Return a batch whose requests have randomly ordered blocks."""
     order = torch.randperm(num_blocks, generator=generator).tolist()
     tables, slots, positions, starts = [], [], [], [0]
     for context, count in zip(contexts, counts, strict=True):

@@ -1,4 +1,4 @@
-"""A `Record` for emulated CUDA kernels, which keeps what a CUDA graph keeps: launches, their memory and numbers."""
+"""A `Record` for emulated CUDA kernels, which records launches and their arguments like a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from orca_kernels.recorder import OperationRecorder, Step
 
 
 class LaunchRecorder(OperationRecorder):
-    """Records torch's operations, and the kernels that are launched through it."""
+    """Records torch's operations and the kernels launched through it."""
 
     def __init__(self, launcher: Launcher) -> None:
         super().__init__()
         self._launcher = launcher
         self.sizes: list[int] = []
-        """Rows of each recording."""
+        """Number of rows of each recording."""
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Step]:
         output, replay = super().__call__(work)

@@ -1,4 +1,4 @@
-"""Stands in for an API process that breaks the protocol of its link, and ends neither with the link nor on SIGTERM.
+"""Fake API process that violates the protocol of its link, and exits neither with the link nor on SIGTERM.
 
 python rogue_api_process.py --engine SOCKET --listener FD
 """

@@ -1,25 +1,25 @@
-"""`Scenario`: an OrcaDeployment, what happens to it step by step, and what one pass of the operator makes of each step.
+"""`Scenario`: an OrcaDeployment, a sequence of events, and the result of one pass of the operator after each step.
 
 A scenario is a YAML file:
 
-    about: what the scenario shows
+    about: summary of the scenario
     deployment: the OrcaDeployment
-    begin: serving                      every pod is ready before the first step (else nothing is there)
-    notServed: [PodMonitor]             kinds that the cluster does not know
+    begin: serving                      all pods are ready before the first step (default: the deployment is new)
+    notServed: [PodMonitor]             kinds that the cluster does not serve
     steps:
-    - what: a sentence                  then any of the following, in the order in which they happen
+    - what: a sentence                  then any of the following events, in order
       edit: {replicas: 2}               JSON merge patch of the spec
-      pods: {all: Running, p0-1: Ready} Kubernetes makes and removes pods, which then get a state (support/pods.py)
+      pods: {all: Running, p0-1: Ready} Kubernetes creates and deletes pods, then sets states (support/pods.py)
       masters: {silent: true}           attributes of support/masters.py
       refuse: {apply Service: [403, x]} calls that the API server refuses from now on
-      remove: [Service demo]            somebody deletes children, by the ends of their names
-      change: {StatefulSet p0: {spec: {}}}  somebody changes a child: JSON merge patch
-      seconds: 600                      time that goes by before the pass (5)
-      operator: restarts                the operator forgets everything
+      remove: [Service demo]            another client deletes children, by the ends of their names
+      change: {StatefulSet p0: {spec: {}}}  another client changes a child: JSON merge patch
+      seconds: 600                      time before the pass (5)
+      operator: restarts                the operator restarts without its in-memory state
       deployment: deleted               or `recreated` under the same name, or `ending` (foreground deletion)
 
-`play` returns one entry for each step, see `Player.play`. Revisions are written <rev1>, <rev2> … in their order; the
-content of Secrets and addresses of pods do not occur.
+`play` returns one entry per step, see `Player.play`. Revisions are replaced by <rev1>, <rev2> … in order of creation;
+contents of Secrets and addresses of pods are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEY = ("default", "demo")
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 STEP_SECONDS = 5
 ABSENT = None
-"""In the golden files: an object, a field or a condition that the pass before still had."""
+"""Marks an object, a field or a condition in a golden file that existed before the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Scenario:
 
 
 def merge_patch(value: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(value) if isinstance(value, dict) else {}
@@ -99,7 +99,7 @@ class Player:
         self._start_operator()
 
     async def play(self) -> str:
-        """Return YAML: for each step what the operator wrote, and what changed in the children and in the status."""
+        """Return YAML: for each step the operator's writes, and the changes of children and status."""
         entries = []
         if self.scenario.begin == "serving":
             await self._step({"what": "creation"})
@@ -120,7 +120,7 @@ class Player:
         return self._text(entries)
 
     async def _step(self, step: dict[str, Any]) -> str:
-        """Lets a step happen and runs one pass; returns how it ended, "" if the OrcaDeployment is still there."""
+        """Apply a step's events and run one pass; return its result, "" if the OrcaDeployment still exists."""
         self.api.calls.clear()
         for event, value in step.items():
             if event not in ("what", "seconds"):
@@ -129,12 +129,12 @@ class Player:
         try:
             exists = await self.reconciler.run_pass(KEY)
         except ClusterError as error:
-            return f"failed, is tried again: {error.status} {error}"
+            return f"failed, will be retried: {error.status} {error}"
         finally:
             revision = ((self.api.resource or {}).get("status") or {}).get("updateRevision")
             if revision is not None and revision not in self.revisions:
                 self.revisions.append(revision)
-        return "" if exists else "the OrcaDeployment is gone: the last pass"
+        return "" if exists else "the OrcaDeployment is deleted: last pass"
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -198,13 +198,13 @@ class Player:
             return
         assert event == "deleted"
         self.api.resource = None
-        gone = {resource["metadata"]["uid"]}
-        while found := [key for key, child in self.api.objects.items() if owner_uid(child) in gone]:
-            for key in found:
-                gone.add(self.api.objects[key]["metadata"]["uid"])
+        deleted = {resource["metadata"]["uid"]}
+        while orphans := [key for key, child in self.api.objects.items() if owner_uid(child) in deleted]:
+            for key in orphans:
+                deleted.add(self.api.objects[key]["metadata"]["uid"])
                 self.api.remove(*key)
 
-    # -- what a golden file shows --------------------------------------------------------------------------------------
+    # -- content of a golden file --------------------------------------------------------------------------------------
 
     def _children(self) -> dict[str, Any]:
         return {f"{kind} {name}": _summary(kind, child) for (kind, name), child in self.api.objects.items()}
@@ -237,12 +237,12 @@ class Player:
         return text
 
     def _short(self, pod: str) -> str:
-        """`p0-1` or `master`: a pod's name without those of the OrcaDeployment and the revision."""
+        """Return `p0-1` or `master`: a pod's name without the names of the OrcaDeployment and the revision."""
         return pod.removeprefix(f"demo-{pods.revision_of(self.api.objects['Pod', pod])}-").partition("-5c9f8")[0]
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs; ABSENT for what is gone."""
+    """Return the entries that differ, with ABSENT for removed ones."""
     if not after:
         return {"everything": ABSENT} if before else {}
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
@@ -258,7 +258,7 @@ def _pipeline(pipeline: dict[str, Any]) -> str:
 
 
 def _summary(kind: str, child: dict[str, Any]) -> str:
-    """Return the fields of a child by which a reader follows the scenario; test_manifests.py checks whole objects."""
+    """Return the fields of a child that matter to scenarios; test_manifests.py checks whole objects."""
     match kind:
         case "StatefulSet" | "Deployment":
             replicas, template = child["spec"]["replicas"], child["spec"]["template"]

@@ -1,4 +1,4 @@
-"""schemathesis against a running server, and what became of each of its calls."""
+"""Runs schemathesis against a server and returns the result of each call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: "POST /v1/completions", whether its body follows the schema, and the status of the answer."""
+    """One call: "POST /v1/completions", True if its body follows the schema, and the status of the answer."""
 
     route: str
     follows_schema: bool
@@ -20,7 +20,7 @@ class Call:
 
 
 def run_schemathesis(url: str, folder: Path, options: list[str], timeout: float) -> tuple[list[Call], str]:
-    """Fuzzes all routes in mixed mode; returns the calls, and schemathesis' report ("" if it found nothing).
+    """Fuzz all routes in mixed mode; return the calls, and schemathesis' report ("" without findings).
 
     Raises subprocess.TimeoutExpired after `timeout` seconds. Files are written below `folder`.
     """
@@ -31,6 +31,6 @@ def run_schemathesis(url: str, folder: Path, options: list[str], timeout: float)
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "CALLS": str(calls), "SCHEMATHESIS_HOOKS": str(HOOKS)},
         cwd=folder, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
-    made = [line.rsplit(" ", 2) for line in calls.read_text().splitlines()] if calls.is_file() else []
-    found = [Call(route, mode == "positive", int(status)) for route, mode, status in made]
-    return found, (done.stdout + done.stderr)[-4000:] if done.returncode else ""
+    lines = [line.rsplit(" ", 2) for line in calls.read_text().splitlines()] if calls.is_file() else []
+    results = [Call(route, mode == "positive", int(status)) for route, mode, status in lines]
+    return results, (done.stdout + done.stderr)[-4000:] if done.returncode else ""

@@ -1,13 +1,13 @@
-"""A rank without a model, for tests of the controller: answers cold commands as the JSON that comes first says.
+"""A rank without a model, for tests of the controller. The first argument, JSON, sets its replies to cold commands.
 
-    silent: KIND    gives no answer to commands of this kind
-    wrong: KIND     answers commands of this kind with `allocated`, or `formed` for an allocate
-    hold: COUNT     answers only when COUNT commands have come, in an order drawn with `seed`
-    writes: COUNT   writes COUNT bytes to standard error, without a line break, before it reads a command
-    asks: KEY       waits for the value of this key before it forms epoch 1, and answers with the error if there is none
-    complains: I    rank I answers an iteration with the loss of a neighbour, and ends
+    silent: KIND    does not reply to commands of this kind
+    wrong: KIND     replies to commands of this kind with `allocated`, or `formed` to an allocate
+    hold: COUNT     replies only after COUNT commands, in a random order given by `seed`
+    writes: COUNT   writes COUNT bytes without a line break to standard error before reading a command
+    asks: KEY       waits for the value of this rendezvous key before it forms epoch 1; replies with the error, if any
+    complains: I    rank I replies to an iteration with the loss of another rank, and exits
 
-The answers show whose they are: Prepared names its epoch, WarmedUp has as many blocks as it was asked for tokens.
+Replies identify their command: Prepared has its epoch, WarmedUp has as many blocks as the command has tokens.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ connection = socket.socket(fileno=arguments.fd)
 
 
 def value_of(key):
-    """Asks the rendezvous; commands that come before the answer are kept for later."""
-    question = pb.RendezvousRequest(epoch=epoch, key=key, timeout_ms=100_000)
-    connection.sendall(encode(pb.RankReply(rendezvous=question, number=1)))
+    """Send a rendezvous request; keep commands that arrive before the reply for later."""
+    request = pb.RendezvousRequest(epoch=epoch, key=key, timeout_ms=100_000)
+    connection.sendall(encode(pb.RankReply(rendezvous=request, number=1)))
     while (command := read_command(connection)) is not None:
         if command.WhichOneof("command") == "rendezvous":
             return command.rendezvous

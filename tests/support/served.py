@@ -1,4 +1,4 @@
-"""`orca serve` as a process, as users start it."""
+"""`orca serve` as a process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ORCA = (sys.executable, "-P", "-m", "orca_master.cli")
-"""As the console script: the current folder is not in the module path."""
+"""-P, like the console script: the current folder is not in the module path."""
 START_SECONDS = 120
 READY = re.compile(r"ready: \S+ on (http://\S+)")
 
 
 class Served:
-    """A running server: `url` once it is ready, `log` so far."""
+    """A running server: `url` is set when the server is ready, `log` has the lines so far."""
 
     def __init__(self, arguments: list[str], cwd: Path | None = None) -> None:
         self.process = subprocess.Popen(
@@ -38,8 +38,8 @@ class Served:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line.rstrip())
-            if found := READY.search(line):
-                self.url = found[1]
+            if ready := READY.search(line):
+                self.url = ready[1]
                 self._ready.set()
         self._ready.set()
 
@@ -57,7 +57,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Served]:
-    """Yield a ready server, started in the folder `cwd`; ended when the block is left."""
+    """Yield a ready server, started in the folder `cwd` and stopped at the end of the block."""
     served = Served([str(model), *options], cwd)
     try:
         served.wait_ready()
@@ -68,22 +68,22 @@ def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Serve
 
 
 def value(metrics: str, name: str) -> float:
-    """Return the value of the one metric `orca:name` without labels beside the model's."""
-    (found,) = re.findall(rf'^orca:{name}{{model_name="[^"]+"}} (\S+)$', metrics, re.MULTILINE)
-    return float(found)
+    """Return the value of the metric `orca:name`, which has only the model's label."""
+    (text,) = re.findall(rf'^orca:{name}{{model_name="[^"]+"}} (\S+)$', metrics, re.MULTILINE)
+    return float(text)
 
 
 def descendants(pid: int) -> set[int]:
-    """Process ids of all children, their children, and so on."""
-    found: set[int] = set()
+    """Return the process ids of all descendants."""
+    pids: set[int] = set()
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
-            found |= {child} | descendants(child)
-    return found
+            pids |= {child} | descendants(child)
+    return pids
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs (a zombie does not)."""
+    """Return True if a process is running and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -91,7 +91,7 @@ def alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
-    """Whether `condition` comes true within a bound."""
+    """Return True as soon as `condition()` holds, False after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -1,4 +1,4 @@
-"""A rank whose layers take at least a given time, whatever else the machine does: `SECONDS` comes first."""
+"""A rank whose layers take at least the SECONDS of the first argument, on any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs that an API server and the operator must judge alike: (name, spec, the field that is wrong or None)."""
+"""Specs for which API server and operator must agree: (name, spec, the invalid field or None)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LONG = "a" * 64
 
 
 def demo(field: str | None = None, **changes: Any) -> Row:
-    """Return a row that adds fields to the smallest spec."""
+    """Return a row with fields added to the smallest spec."""
     return "demo", merged(MINIMAL, **changes), field
 
 
 def worker(field: str | None = None, **settings: Any) -> Row:
-    """Return a row about pod settings; `field` is below spec.worker."""
+    """Return a row with worker settings; `field` is relative to spec.worker."""
     return demo(field and f"spec.worker.{field}", worker=settings)
 
 
@@ -56,7 +56,7 @@ FIELDS: list[Row] = [
     demo("spec.imagePullSecrets[0]", imagePullSecrets=[None]),
     worker("sharedMemorySize", sharedMemorySize="much"),
     demo("spec.tls.mode", tls={"mode": "on"}),
-    demo("spec.tls.mode", tls={"mode": False}),  # what YAML makes of off without quotes
+    demo("spec.tls.mode", tls={"mode": False}),  # YAML's value of off without quotes
     demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "Mine"}),
     demo("spec.tls.issuerRef.name", tls={"mode": "certManager", "issuerRef": {}}),
 ]
@@ -197,7 +197,7 @@ BAD_KEYS = ("", "a b", "-a", "a/b/c", "/a", "a/", f"{LONG}", "a" * 254 + "/b", "
 
 
 def map_rows(path: str, value: Any, bad: tuple[str, ...]) -> list[Row]:
-    """Rows that break the rule on the keys of one map, each alone."""
+    """Return rows that each break only the rule on the keys of one map."""
     *parents, last = path.split(".")
     rows = []
     for key in bad:
@@ -264,6 +264,6 @@ RULES: list[Row] = [
     *map_rows("master.resources.limits", "1Gi", ("mem",)),
     *map_rows("master.resources.requests", 2, ("CPU",)),
 ]
-"""Rules beyond a schema: every one has a row that breaks it alone."""
+"""Rules beyond a schema: each has a row that breaks only this rule."""
 
 TABLE: list[Row] = RULES + FIELDS + PODS

@@ -20,11 +20,11 @@ OTHER_VALUES: dict[str, Any] = {
     "tls.enabled": True,
     "tls.issuer_ref": IssuerReference(name="other"),
 }
-"""Of leaves whose present value does not say their type."""
+"""Values for leaves whose current value does not reveal their type."""
 
 
 def changed(spec: Spec, leaf: Leaf) -> Spec:
-    """Return the spec with another value of one field, whatever its rules say about the value."""
+    """Return the spec with another value of one field, which need not be valid."""
     value = functools.reduce(getattr, leaf.path, spec)
     return _replaced(spec, leaf.path, OTHER_VALUES.get(".".join(leaf.path)) or _another(value))
 

@@ -1,8 +1,8 @@
-"""A small OpenAI-compatible server that is not ORCA's: known delays, and a record of what it did when.
+"""A minimal OpenAI-compatible server, independent of ORCA, with fixed delays and a record of arrival and send times.
 
     python -m support.stub_server FIRST_TOKEN_SECONDS TOKEN_SECONDS      prints its port
 
-Model `broken` is answered with 500, `cut` with a stream that ends early, `silent` never.
+Model `broken` gets status 500, `cut` a stream that ends early, `silent` no answer.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def make_app(first: float, gap: float) -> web.Application:
         return response
 
     async def recorded(_: web.Request) -> web.Response:
-        found = list(record)
+        entries = list(record)
         record.clear()
-        return web.json_response(found)
+        return web.json_response(entries)
 
     app = web.Application()
     app.router.add_get("/v1/models", models)

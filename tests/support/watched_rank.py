@@ -1,6 +1,6 @@
-"""A rank that records its torch.distributed calls, and whose kernel waits while a file `armed` lies there.
+"""A rank that records its torch.distributed calls, and whose layers wait while a file `armed` exists.
 
-The folder comes first on the command line. `release` lets the kernel go on; a minute is the bound.
+The first argument is the folder of the files. A file `release` ends the wait, which is limited to a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def blocked(self, batch, hidden):
         deadline = time.monotonic() + 60
         while not (folder / "release").exists():
             if time.monotonic() > deadline:
-                raise TimeoutError("nobody released the kernel")
+                raise TimeoutError("the test did not release the rank")
             time.sleep(0.01)
     return run_layers(self, batch, hidden)
 

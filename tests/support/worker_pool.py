@@ -1,7 +1,7 @@
-"""`WorkerPool`: workers that outlive the engines of many tests, as they outlive their masters in a cluster.
+"""`WorkerPool`: workers shared by many tests; they outlive a test's engine, like workers of a cluster their master.
 
-A new master takes a higher epoch and loads its own model; the rank processes stay (docs/contracts.md, section 4), so
-torch is imported once for each of them. For tests that leave the workers alive; a test that kills, stops or replaces a
+A new master uses a higher epoch and loads its own model, but the rank processes are reused (docs/contracts.md, section
+4), so each imports torch only once. For tests that leave the workers alive; a test that kills, stops or replaces a
 worker starts its own (`engines.worker_processes`).
 """
 
@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parent / "pooled_worker.py"
 
 
 class WorkerPool:
-    """Workers on Unix sockets, started when they are first asked for. One test at a time uses them.
+    """Workers on Unix sockets, started on first use. One test at a time may use them.
 
-    `log` gets what they and their ranks log; None: this process's standard error.
+    `log`: file for the logs of workers and ranks; None: this process's standard error.
     """
 
     def __init__(self, log: TextIO | None = None) -> None:
@@ -29,7 +29,7 @@ class WorkerPool:
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def addresses(self, count: int, tensor_parallel_size: int = 1) -> list[str]:
-        """Return the addresses of `count` workers, which are kept for this tensor-parallel size."""
+        """Return the addresses of `count` workers; each tensor-parallel size has its own workers."""
         addresses = [f"unix:{self._folder.name}/{tensor_parallel_size}-{index}.sock" for index in range(count)]
         for address in addresses:
             if address not in self._workers or self._workers[address].poll() is not None:
