@@ -1,7 +1,7 @@
-"""Checks that tests catch faults: makes each of tests/mutations/mutations.yaml in a copy, and runs the area's tests.
+"""Mutation tests: applies each fault of tests/mutations/mutations.yaml to a copy of the code and runs the area's tests.
 
-Prints a line for each fault. Exit code 1 if the tests of an area pass with a fault, or fail without one; 2 if a fault's
-text does not occur exactly once in its file.
+Prints a line per fault. Exit code 1 if the tests of an area pass with a fault, or fail without one; 2 if a fault's text
+does not occur exactly once in its file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutations" / "mutations.yaml"
 PACKAGES = ("master", "worker", "operator", "kernels", "protos", "benchmarks")
 SECONDS = 300
-"""Bound of one run of an area's tests: a fault may make them wait for ever."""
+"""Timeout of one run of an area's tests: with a fault, tests may hang."""
 
 
 class TableError(Exception):
-    """A fault that does not fit the code."""
+    """A fault cannot be applied to the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A change of one file that the tests must notice. `breaks`: the property that does not hold any more."""
+    """A change of one file that the tests must detect. `breaks`: the property that the change breaks."""
 
     file: str
     tests: tuple[str, ...]
@@ -63,7 +63,7 @@ def copy(root: Path, folder: Path) -> None:
 
 
 def passes(folder: Path, tests: tuple[str, ...]) -> bool:
-    """Return whether tests pass in a copy; a run that does not end in time does not pass."""
+    """Return True if the tests pass in a copy; a run that times out does not pass."""
     path = os.pathsep.join(str(folder / package) for package in PACKAGES)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests]
     environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -73,13 +73,13 @@ def passes(folder: Path, tests: tuple[str, ...]) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-    if done.returncode not in (0, 1):  # 1: tests have failed; everything else is no verdict
+    if done.returncode not in (0, 1):  # 1: tests have failed; other codes are errors of the run
         raise TableError(done.stdout[-2000:] + done.stderr[-2000:])
     return done.returncode == 0
 
 
 def missed(folder: Path, faults: list[Fault]) -> list[str]:
-    """Print and return the verdicts that are wrong: a fault that passes, or tests that fail without a fault."""
+    """Print all verdicts; return the wrong ones: an undetected fault, or tests that fail without a fault."""
     wrong = [
         f"without a fault: {', '.join(tests)}"
         for tests in sorted({f.tests for f in faults})
@@ -87,10 +87,10 @@ def missed(folder: Path, faults: list[Fault]) -> list[str]:
     ]
     for fault in faults:
         path = folder / fault.file
-        sound = path.read_text(encoding="utf-8")
-        path.write_text(fault.applied(sound), encoding="utf-8")
+        original = path.read_text(encoding="utf-8")
+        path.write_text(fault.applied(original), encoding="utf-8")
         survived = passes(folder, fault.tests)
-        path.write_text(sound, encoding="utf-8")
+        path.write_text(original, encoding="utf-8")
         print(f"{'MISSED' if survived else 'caught'}  {fault.file}: {fault.breaks}", flush=True)
         if survived:
             wrong.append(fault.breaks)
@@ -98,10 +98,10 @@ def missed(folder: Path, faults: list[Fault]) -> list[str]:
 
 
 def main() -> int:
-    """Run the table over the files that git tracks, and return the exit code."""
+    """Apply all faults of the table and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout")
-    parser.add_argument("--table", type=Path, default=TABLE, help="the faults of that checkout")
+    parser.add_argument("--table", type=Path, default=TABLE, help="table of faults for that checkout")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -115,7 +115,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 2
     for line in wrong:
-        print(f"not as it should be: {line}")
+        print(f"wrong verdict: {line}")
     print(f"{len(faults)} faults, {len(wrong)} wrong verdicts")
     return 1 if wrong else 0
 
