@@ -124,7 +124,7 @@ def test_only_iterations_of_this_epoch_are_accepted_without_a_gap():
             with pytest.raises(EpochError, match=f"iteration of epoch {number} in epoch 7"):
                 epoch.accept(pb.Iteration(epoch=number, sequence=2))
         for sequence in (1, 3):
-            with pytest.raises(FaultError, match=f"iteration {sequence} came where 2 was due"):
+            with pytest.raises(FaultError, match=f"iteration {sequence} arrived, 2 is expected"):
                 epoch.accept(pb.Iteration(epoch=7, sequence=sequence))
         epoch.accept(pb.Iteration(epoch=7, sequence=2))
         assert epoch.last_sequence == 2
