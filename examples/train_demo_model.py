@@ -89,7 +89,7 @@ def collect() -> list[Document]:
 
 
 def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer of VOCABULARY entries."""
+    """Train a byte-level BPE tokenizer of VOCABULARY entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
