@@ -6,11 +6,14 @@ an exception may contain newlines from a client.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
 
 LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""Most lines first."""
 _CONTINUATION = "\n    | "
 
 
@@ -53,8 +56,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logging(log_format: str = "text") -> None:
-    """Send every logger's lines to standard error, in one of LOG_FORMATS."""
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the log; `configure_logging` takes their values."""
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="info", help="least severe lines that are logged (info)"
+    )
+
+
+def configure_logging(log_format: str = "text", log_level: str = "info") -> None:
+    """Send every logger's lines of a level or above, of LOG_LEVELS, to standard error, in one of LOG_FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)

@@ -110,6 +110,7 @@ configs = build(
     num_processes=uint32,
     http=http_limits,
     log_format=texts,
+    log_level=texts,
     allowed_hosts=st.lists(texts, max_size=3).map(tuple),
 )
 statuses = build(

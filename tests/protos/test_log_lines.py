@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
 
 import pytest
-from orca_protos.log_lines import JsonFormatter, TextFormatter, escaped
+from orca_protos.log_lines import (
+    LOG_LEVELS,
+    JsonFormatter,
+    TextFormatter,
+    add_log_options,
+    configure_logging,
+    escaped,
+)
 
 FORGED = "x\n2026-11-21 00:00:00,000 CRITICAL forged\x1b[2J\r\u2028\u202e\ud800"
 
@@ -53,3 +61,37 @@ def test_a_traceback_is_marked():
     fields = json.loads(JsonFormatter().format(event))
     assert (fields["level"], fields["logger"], fields["message"]) == ("INFO", "a.logger", "failed")
     assert "ValueError" in fields["exception"]
+
+
+@pytest.fixture
+def root_logger():
+    """Give the handlers and the level of all loggers back after a test that replaces them."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []  # `configure_logging` closes those that it finds
+    yield root
+    root.handlers, root.level = handlers, level
+
+
+@pytest.mark.parametrize("level", LOG_LEVELS)
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_level_hides_the_lines_below(root_logger, capsys, level, log_format):
+    parser = argparse.ArgumentParser()
+    add_log_options(parser)
+    arguments = parser.parse_args(["--log-level", level, "--log-format", log_format])
+    configure_logging(arguments.log_format, arguments.log_level)
+    for name in LOG_LEVELS:
+        getattr(logging.getLogger("orca"), name)("line of level %s", name)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rstrip('"}').split()[-1] for line in lines] == list(LOG_LEVELS[LOG_LEVELS.index(level) :])
+
+
+def test_the_default_is_text_of_level_info(root_logger, capsys):
+    parser = argparse.ArgumentParser()
+    add_log_options(parser)
+    arguments = parser.parse_args([])
+    configure_logging(arguments.log_format, arguments.log_level)
+    logging.getLogger("orca").debug("a detail")
+    logging.getLogger("orca").info("ready")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO orca: ready")

@@ -18,7 +18,7 @@ import grpc.aio
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.http import listen, serving_apart
-from orca_protos.log_lines import LOG_FORMATS, configure_logging
+from orca_protos.log_lines import add_log_options, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
 
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     security.add_argument(
         "--insecure", action="store_true", help="host:port without TLS: all who can reach the port control the worker"
     )
-    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
+    add_log_options(parser)
     arguments = parser.parse_args(argv)
     on_unix = arguments.listen.startswith(UNIX)
     host, _, number = arguments.listen.rpartition(":")
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--tls-dir {arguments.tls_dir}: --listen {arguments.listen} is a Unix socket, which has no TLS")
     if not on_unix and not (host and number.isdecimal() and 0 < int(number) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
-    configure_logging(arguments.log_format)
+    configure_logging(arguments.log_format, arguments.log_level)
     tls = None
     if not on_unix:
         if not arguments.tls_dir and not arguments.insecure:

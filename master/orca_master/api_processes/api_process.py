@@ -38,7 +38,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine, hello = await connect(engine_path)
     config, path = hello.config, hello.model_path
-    configure_logging(config.log_format)
+    configure_logging(config.log_format, config.log_level)
     config = replace(config, drain_timeout=config.drain_timeout + LAST_SECONDS)
     endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
     listening = asyncio.create_task(engine.listen())

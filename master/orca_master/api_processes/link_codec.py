@@ -178,6 +178,7 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.vllm_metrics = config.vllm_metrics
     message.num_processes = config.num_processes
     message.log_format = config.log_format
+    message.log_level = config.log_level
     message.allowed_hosts.extend(config.allowed_hosts)
     for field in _HTTP_LIMITS:
         setattr(message.http, field, getattr(config.http, field))
@@ -198,6 +199,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
         log_format=message.log_format,
+        log_level=message.log_level,
         allowed_hosts=tuple(message.allowed_hosts),
         http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
     )

@@ -158,7 +158,7 @@ def main(argv: list[str]) -> int:
     _add_cluster_options(parser)
     try:
         arguments = parser.parse_args(with_config_file(argv))
-        configure_logging(arguments.log_format)
+        configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)

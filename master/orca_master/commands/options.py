@@ -11,7 +11,7 @@ from typing import get_args
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Dtype
 from orca_protos.command_line import port
-from orca_protos.log_lines import LOG_FORMATS
+from orca_protos.log_lines import add_log_options
 
 from orca_master.commands.argument_types import count, fraction, positive, slots, stall_seconds
 from orca_master.commands.http_options import add_http_limits, http_limits
@@ -158,7 +158,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="allowed origins of browsers (CORS), repeatable (any; none if API keys are given)",
     )
-    parser.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (text)")
+    add_log_options(parser)
     parser.add_argument(
         "--request-timeout", type=positive, metavar="SECONDS", help="timeout of a request; 408 if exceeded (no limit)"
     )
@@ -234,6 +234,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         allowed_origins=("*",) if origins is None else tuple(origins),
         allowed_hosts=() if "*" in hosts else tuple(hosts),
         log_format=arguments.log_format,
+        log_level=arguments.log_level,
         log_requests=not arguments.disable_log_requests,
         vllm_metrics=arguments.vllm_metrics,
         num_processes=arguments.api_processes,

@@ -46,7 +46,7 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
+def local_workers(count: int, log_format: str = "text", log_level: str = "warning") -> Iterator[list[str]]:
     """Start `count` workers and yield their addresses; end them at the exit of the context.
 
     Must be entered on the main thread while no other thread exists: PR_SET_PDEATHSIG applies to the
@@ -54,9 +54,10 @@ def local_workers(count: int, log_format: str = "text") -> Iterator[list[str]]:
     """
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
+        log_options = ("--log-format", log_format, "--log-level", log_level)
         workers = [
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "orca_worker", "--listen", address, "--log-format", log_format],
+                [sys.executable, "-P", "-m", "orca_worker", "--listen", address, *log_options],
                 # No other thread exists yet, so preexec_fn is safe.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
                 start_new_session=True,  # Ctrl-C reaches only this process, which then ends the workers in order
@@ -101,7 +102,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, _leave)
     try:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
-        configure_logging(arguments.log_format)
+        configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
         names = endpoint_config(arguments, model.name)
         check(
@@ -113,7 +114,10 @@ def main(argv: list[str]) -> int:
         listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
     except ConfigurationError as error:
         parser.error(str(error))
-    with local_workers(arguments.replicas * arguments.pipeline_parallel_size, arguments.log_format) as addresses:
+    # The report of the start says what a worker's lines would.
+    worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
+    num_workers = arguments.replicas * arguments.pipeline_parallel_size
+    with local_workers(num_workers, arguments.log_format, worker_level) as addresses:
         # The import takes a second: do it after the model check, while the workers start.
         # Block signals meanwhile, because any of the imported modules could catch the exception of _leave.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

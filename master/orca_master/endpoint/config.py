@@ -42,5 +42,6 @@ class EndpointConfig:
     vllm_metrics: bool = False
     num_processes: int = 0
     log_format: str = "text"
+    log_level: str = "info"
     allowed_hosts: tuple[str, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
