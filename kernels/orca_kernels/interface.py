@@ -104,6 +104,9 @@ class Attention(Protocol):
 class Kernels(Protocol):
     """One implementation of every operation."""
 
+    name: str
+    """For people, as "C++ x86-64-v3"."""
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
 

@@ -96,6 +96,8 @@ class ReferenceAttention:
 class ReferenceKernels:
     """Implements `orca_kernels.interface.Kernels`."""
 
+    name = "plain torch"
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return ReferenceLinear(weight, bias)

@@ -30,11 +30,12 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
         from orca_kernels.cuda.kernels import CudaKernels
         from orca_kernels.cuda.modules import CupyLauncher
 
-        if torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
             logger.warning("no fused kernels for a GPU older than Ampere, using plain torch")
             return ReferenceKernels()
         try:
-            return CudaKernels(CupyLauncher())
+            return CudaKernels(CupyLauncher(), f"CUDA sm_{major}{minor}")
         except ImportError as error:
             logger.warning("no fused kernels on this GPU, using plain torch: %s", error)
     return ReferenceKernels()

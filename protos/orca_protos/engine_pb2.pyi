@@ -92,18 +92,22 @@ class LoadProgress(_message.Message):
     def __init__(self, loaded_bytes: _Optional[int] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ...) -> None: ...
 
 class ModelFacts(_message.Message):
-    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype")
+    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     vocabulary_size: int
     max_model_len: int
     num_layers: int
     dtype: str
-    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    family: str
+    kernels: str
+    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("epoch",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -61,6 +62,21 @@ def test_requests_of_a_lost_pipeline_continue_on_another():
         assert made.cluster.formed["a"][0].calls == ["close"], "the workers are not the engine's to end"
 
     play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_a_pipeline_that_serves_again_is_logged_beside_its_loss(caplog):
+    """Of the first formation the report of the start says more, so its line is a detail."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").lose(KILLED)
+        await made.until(lambda: len(made.cluster.formed["a"]) == 2 and made.phase("a") is PipelinePhase.SERVING)
+
+    with caplog.at_level(logging.DEBUG):
+        play(lambda: Engine(topology("a"), RESTARTED), scene)
+    lines = [(entry.levelname, entry.getMessage()) for entry in caplog.records if entry.getMessage().startswith("pipe")]
+    serves = "pipeline a serves: epoch 1, 1 partitions, 1024 K/V slots"
+    assert lines == [("DEBUG", serves), ("ERROR", f"pipeline a is lost: {KILLED}"), ("INFO", serves)]
 
 
 def test_requests_wait_for_the_only_pipeline_to_be_formed_again():

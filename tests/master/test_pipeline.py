@@ -25,13 +25,13 @@ LOST = pb.Fault(message="lost", kind=pb.FAULT_KIND_CONSEQUENCE, epoch=5, partiti
 OLD = pb.Fault(message="old", kind=pb.FAULT_KIND_CAUSE, epoch=4, partition=0, tensor_rank=0)
 
 
-def pipeline() -> Pipeline:
+def pipeline(config: EngineConfig | None = None) -> Pipeline:
     topology = Topology(
         model=ModelSpec(path="m", served_name="m"),
         pipeline_parallel_size=3,
         pipelines=[PipelineSpec(id="p", workers=WORKERS)],
     )
-    made = Pipeline(topology.pipelines[0], topology, EngineConfig(kv_slots=None))
+    made = Pipeline(topology.pipelines[0], topology, config or EngineConfig(kv_slots=None))
     made._connections = [WorkerConnection(address) for address in WORKERS]
     made.epoch = 5
     return made
@@ -93,6 +93,42 @@ def test_a_lack_of_memory_is_for_the_user_to_mend():
         made.facts = pb.ModelFacts(max_model_len=64)
         with pytest.raises(ConfigurationError, match=r"0 blocks of 16 slots do not fit: \(10 MiB free"):
             await made._allocate()
+        await made.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kv_slots", "fitting", "num_blocks", "why"),
+    [
+        (64, 100, 4, "as --kv-slots says"),
+        (None, 100, 24, "as 6 requests of 64 tokens can use"),
+        (None, 20, 20, "as the memory holds"),
+        (None, 24, 24, "as the memory holds"),
+    ],
+    ids=["by hand", "what can be used", "what fits", "both"],
+)
+def test_the_smallest_number_of_blocks_decides_and_is_explained(kv_slots, fitting, num_blocks, why):
+    """Three workers of which the second has least memory."""
+
+    async def run() -> None:
+        made = pipeline(EngineConfig(kv_slots=kv_slots, max_batch_size=2))
+        allocated = []
+        for index, connection in enumerate(made._connections):
+            blocks = fitting + 7 * (index != 1)
+
+            async def warmup(_: pb.WarmupRequest, blocks: int = blocks) -> pb.WarmedUp:
+                return pb.WarmedUp(num_blocks=blocks, formula=f"10 MiB = {blocks} blocks")
+
+            async def allocate(request: pb.AllocateRequest) -> pb.Allocated:
+                allocated.append(request.num_blocks)
+                return pb.Allocated()
+
+            connection.warmup, connection.allocate = warmup, allocate
+        made.facts = pb.ModelFacts(max_model_len=64)
+        await made._allocate()
+        assert (made.num_blocks, allocated) == (num_blocks, [num_blocks] * 3)
+        assert made.sizing == f"{why}; the memory holds 10 MiB = {fitting} blocks"
         await made.close()
 
     asyncio.run(run())

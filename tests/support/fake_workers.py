@@ -39,6 +39,7 @@ class FakeWorkers:
         self.spec = spec
         self.facts = pb.ModelFacts(max_model_len=MAX_MODEL_LEN, vocabulary_size=VOCABULARY)
         self.num_blocks = num_blocks
+        self.sizing = "as the test wants"
         self.epoch = 0
         self.num_loaded = 0
         self.hangs = False

@@ -16,6 +16,8 @@ ORCA = (sys.executable, "-P", "-m", "orca_master.cli")
 """-P, like the console script: the current folder is not in the module path."""
 START_SECONDS = 120
 READY = re.compile(r"ready: \S+ on (http://\S+)")
+START_DETAILS = ("worker listens on unix:", "rank 0: ", "pipeline local-0 has ", "pipeline local-0 serves: epoch 1")
+"""In lines of a start that need `--log-level debug`."""
 
 
 class Served:

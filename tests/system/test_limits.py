@@ -13,7 +13,7 @@ import pytest
 import yaml
 from openai.types import Completion
 from support.checkpoints import with_long_context, with_tokenizer
-from support.served import ORCA, Served, eventually, serve, value
+from support.served import ORCA, START_DETAILS, Served, eventually, serve, value
 
 NAME = "llama-gqa-tied"
 
@@ -39,6 +39,7 @@ def test_config_file_keys_and_root_path(model, tmp_path):
                 "root-path": "/llm/",
                 "allowed-origins": ["http://a.example"],
                 "disable-log-requests": True,
+                "log-level": "debug",
                 "pipeline-parallel-size": 3,
             }
         )
@@ -64,6 +65,8 @@ def test_config_file_keys_and_root_path(model, tmp_path):
         origin = {"Origin": "http://b.example", "Authorization": "Bearer first"}
         assert "access-control-allow-origin" not in ask("/v1/completions", **origin).headers
         assert not any("POST /v1" in line for line in served.log)
+        for detail in START_DETAILS:
+            assert any(detail in line for line in served.log), detail
     finally:
         served.stop()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import openai
 import pytest
+from orca_contract.kv_blocks import BLOCK_SIZE
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
-from support.served import serve, value
+from support.served import READY, START_DETAILS, serve, value
 
 NAME = "llama-head80-untied"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -33,6 +35,19 @@ def complete(client, prompt="Once", max_tokens=24, temperature=0, **options):
     return client.completions.create(
         model=NAME, prompt=prompt, max_tokens=max_tokens, temperature=temperature, extra_body=extensions, **options
     )
+
+
+def test_the_log_begins_with_the_report_of_the_start(served):
+    report, ready = served.log[:4], served.log[4]
+    lines = [line.split(" INFO orca_master.commands.master: ")[1] for line in report]
+    assert lines[0] == f"model: llama, 5 layers, float32, sequences of at most {MAX_POSITIONS} tokens"
+    assert lines[1] == "engine: 1 pipeline of 2 partitions (P) x 1 rank (T) on cpu (gloo)"
+    assert re.fullmatch(r"kernels: (C\+\+ x86-64\S*|plain torch)", lines[2])
+    blocks = 2 * 32 * -(-MAX_POSITIONS // BLOCK_SIZE)
+    sizing = f"K/V slots: {blocks * BLOCK_SIZE} ({blocks} blocks of 16), as 64 requests of {MAX_POSITIONS} tokens can "
+    assert lines[3].startswith(f"{sizing}use; the memory holds (")
+    assert READY.search(ready)
+    assert not any(detail in line for detail in START_DETAILS for line in served.log)
 
 
 def test_chat_is_the_completion_of_its_template(client, served):

@@ -42,6 +42,8 @@ class LoadedPartition:
             max_model_len=self.max_model_len,
             num_layers=self.config.num_layers,
             dtype=str(self.dtype).removeprefix("torch."),
+            family=self.config.family,
+            kernels=self.kernels.name,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:

@@ -168,6 +168,7 @@ class CpuKernels(ReferenceKernels):
     """
 
     def __init__(self, library: CpuLibrary, dtype: torch.dtype) -> None:
+        self.name = f"C++ {library.target.name}"
         self.calls = Calls(library)
         """Recorder shared by all calls of these kernels."""
         self._dtype = dtype

@@ -120,7 +120,8 @@ class CudaAttention:
 class CudaKernels(ReferenceKernels):
     """Implements `orca_kernels.interface.Kernels`."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, name: str = "CUDA") -> None:
+        self.name = name
         self._launcher = launcher
         self._of_batch: WeakKeyDictionary[RaggedBatch, _Requests] = WeakKeyDictionary()
 

@@ -38,6 +38,7 @@ from orca_master.commands.options import (
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, text_command
+from orca_master.commands.start_report import start_report
 from orca_master.commands.topology_file import read_topology
 from orca_master.endpoint.admin import create_admin_app, create_probes
 from orca_master.endpoint.application import create_app
@@ -89,6 +90,8 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
                 await started
                 gc.freeze()  # the objects so far are permanent, and a full collection over them takes 100 ms
                 address = ports.api[0].getsockname()
+                for line in start_report(engine.engine.snapshot):
+                    logger.info("%s", line)
                 logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
                 await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 engine.draining = True

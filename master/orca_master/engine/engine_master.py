@@ -34,7 +34,7 @@ from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.request_limits import check_fits, check_values
-from orca_master.engine.snapshot import EngineSnapshot
+from orca_master.engine.snapshot import EngineSnapshot, FormedPipeline
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
@@ -79,6 +79,7 @@ class EngineMaster:
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
         self._facts = pb.ModelFacts()
+        self._formed: FormedPipeline | None = None
         self._serving: dict[str, PipelineSupervisor] = {}
         self._started: asyncio.Future[None] | None = None
         self._recovery_timer: asyncio.TimerHandle | None = None
@@ -175,6 +176,7 @@ class EngineMaster:
             len(self.pool),
             self._num_iterations,
             self._progressed_at,
+            self._formed,
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -183,6 +185,15 @@ class EngineMaster:
         self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
         self._serving[supervisor.id] = supervisor
         assert self._started is not None
+        self._formed = _formed_pipeline(supervisor)
+        logger.log(
+            logging.INFO if self._started.done() else logging.DEBUG,  # the report of the start covers the first ones
+            "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
+            supervisor.id,
+            supervisor.workers.epoch,
+            self._topology.pipeline_parallel_size,
+            self._formed.num_slots,
+        )
         complete = len(self._serving) == len(self.supervisors) or self._started.done()
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
@@ -311,3 +322,17 @@ class EngineMaster:
         if self._state is not EngineState.STOPPED:
             self._state, self._failure = state, failure
         self.on_change()
+
+
+def _formed_pipeline(supervisor: PipelineSupervisor) -> FormedPipeline:
+    workers, facts = supervisor.workers, supervisor.workers.facts
+    return FormedPipeline(
+        supervisor.id,
+        facts.family,
+        facts.num_layers,
+        facts.dtype,
+        facts.max_model_len,
+        facts.kernels,
+        workers.num_blocks * BLOCK_SIZE,
+        workers.sizing,
+    )

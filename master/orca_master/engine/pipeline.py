@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """One formation of a pipeline. `facts` and `num_blocks` are valid after `form` has returned.
+    """One formation of a pipeline. `facts`, `num_blocks` and its reason `sizing` are valid after `form` has returned.
 
     `num_loaded` is the number of workers that have loaded their weights.
     """
@@ -43,6 +43,7 @@ class Pipeline:
         self.id = spec.id
         self.facts = pb.ModelFacts()
         self.num_blocks = 0
+        self.sizing = ""
         self.num_loaded = 0
         self.epoch = 0
         self._spec = spec
@@ -112,13 +113,6 @@ class Pipeline:
         await self._allocate()
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
-        logger.info(
-            "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
-            self.id,
-            self.epoch,
-            len(workers),
-            self.num_blocks * BLOCK_SIZE,
-        )
 
     async def _end_exhausted(self, described: list[pb.Description]) -> None:
         """Shut down a worker at the highest epoch (a restart resets its epoch) and raise WorkerLostError."""
@@ -169,12 +163,16 @@ class Pipeline:
         )
         warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
         scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
+        num_requests = config.max_batch_size * len(self._connections)
+        usable = num_requests * blocks_for(max_model_len)
         if config.kv_slots is not None:
-            self.num_blocks = config.kv_slots // BLOCK_SIZE
+            self.num_blocks, self.sizing = config.kv_slots // BLOCK_SIZE, "as --kv-slots says"
+        elif usable < scarcest.num_blocks:
+            self.num_blocks, self.sizing = usable, f"as {num_requests} requests of {max_model_len} tokens can use"
         else:
-            usable = config.max_batch_size * len(self._connections) * blocks_for(max_model_len)
-            self.num_blocks = min(scarcest.num_blocks, usable)
-            logger.info("K/V blocks: min(%s; %d usable by --max-batch-size requests)", scarcest.formula, usable)
+            self.num_blocks, self.sizing = scarcest.num_blocks, "as the memory holds"
+        self.sizing += f"; the memory holds {scarcest.formula}"
+        logger.debug("pipeline %s has %d K/V blocks, %s", self.id, self.num_blocks, self.sizing)
         if not 0 < self.num_blocks <= scarcest.num_blocks:
             raise ConfigurationError(
                 f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"

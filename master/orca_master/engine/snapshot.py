@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from orca_contract.state import EngineState, PipelineReport
 from orca_contract.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class FormedPipeline:
+    """What the workers of a pipeline reported while it was formed. `family`, `kernels`: "" from older workers."""
+
+    id: str
+    family: str
+    num_layers: int
+    dtype: str
+    max_model_len: int
+    kernels: str
+    num_slots: int
+    sizing: str
+    """Why the pipeline has so many K/V slots, for people."""
 
 
 class EngineSnapshot(NamedTuple):
@@ -31,3 +47,5 @@ class EngineSnapshot(NamedTuple):
     """Iterations that have returned."""
     progressed_at: float = 0.0
     """Time of the last returned iteration or pipeline start, in seconds of the monotonic clock."""
+    formed: FormedPipeline | None = None
+    """The pipeline that began to serve last."""

@@ -19,6 +19,7 @@ class PipelineWorkers(Protocol):
 
     facts: pb.ModelFacts
     num_blocks: int
+    sizing: str
     epoch: int
     num_loaded: int
 

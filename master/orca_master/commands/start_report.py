@@ -1,0 +1,38 @@
+"""The report of a start: what was loaded, how it is split, and why it has so many K/V slots, as lines for a person."""
+
+from __future__ import annotations
+
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.state import PipelinePhase
+
+from orca_master.engine.snapshot import EngineSnapshot
+
+
+def start_report(engine: EngineSnapshot) -> list[str]:
+    """Return the lines about an engine that serves; a line leaves out what older workers do not report."""
+    formed, topology = engine.formed, engine.topology
+    if formed is None:
+        return []
+    family = f"{formed.family}, " if formed.family else ""
+    num_pipelines = len(topology.pipelines)
+    serving = sum(pipeline.phase is PipelinePhase.SERVING for pipeline in engine.pipelines)
+    pipelines = _counted(num_pipelines, "pipeline") + (f" ({serving} so far)" if serving < num_pipelines else "")
+    partitions = _counted(topology.pipeline_parallel_size, "partition")
+    ranks = _counted(topology.tensor_parallel_size, "rank")
+    backend = topology.communication.backend
+    device = "cuda" if backend == "nccl" else "cpu"
+    in_pipeline = f" in pipeline {formed.id}" if num_pipelines > 1 else ""
+    lines = [
+        f"model: {family}{_counted(formed.num_layers, 'layer')}, {formed.dtype}, "
+        f"sequences of at most {formed.max_model_len} tokens",
+        f"engine: {pipelines} of {partitions} (P) x {ranks} (T) on {device} ({backend})",
+        f"K/V slots{in_pipeline}: {formed.num_slots} ({formed.num_slots // BLOCK_SIZE} blocks of {BLOCK_SIZE}), "
+        f"{formed.sizing}",
+    ]
+    if formed.kernels:
+        lines.insert(2, f"kernels: {formed.kernels}")
+    return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
