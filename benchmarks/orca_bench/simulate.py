@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from orca_protos.command_line import OneLineParser
+from orca_protos.progress_display import progress_display
 
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.calibration import CalibrationError, calibrate
@@ -29,17 +33,21 @@ def main(argv: list[str]) -> int:
     try:
         partitions, ranks, cost, slots = _system(arguments)
         requests, own_arrivals = read_requests(arguments)
+        rates = [None] if own_arrivals else arguments.request_rate
         results = []
-        for offered in [None] if own_arrivals else arguments.request_rate:
-            trace = requests
-            if offered is not None:
-                trace = with_arrivals(requests, offered, arguments.burstiness, arguments.seed)
-            for size in arguments.max_batch_size:
-                begin = time.perf_counter()
-                run = _run(trace, arguments, partitions, size, slots, cost)
-                result = figures(run)
-                result["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
-                results.append({"max_batch_size": size, "request_rate": offered, **result})
+        total = len(requests) * len(rates) * len(arguments.max_batch_size)
+        with progress_display("simulating", "requests", sys.stderr, _print_error) as show:
+            finished = itertools.count(1)
+            for offered in rates:
+                trace = requests
+                if offered is not None:
+                    trace = with_arrivals(requests, offered, arguments.burstiness, arguments.seed)
+                for size in arguments.max_batch_size:
+                    begin = time.perf_counter()
+                    run = _run(trace, arguments, partitions, size, slots, cost, lambda: show(next(finished), total))
+                    result = figures(run)
+                    result["iterations_per_second"] = run.num_iterations / (time.perf_counter() - begin)
+                    results.append({"max_batch_size": size, "request_rate": offered, **result})
     except (TraceError, MisfitError, CalibrationError) as error:
         parser.error(str(error))
     _show(results, f"{partitions} x {ranks} x {arguments.replicas} on {arguments.hardware}, {slots} slots")
@@ -130,7 +138,13 @@ def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
 
 
 def _run(
-    trace: list[TracedRequest], arguments: argparse.Namespace, partitions: int, size: int, slots: int, cost: CostModel
+    trace: list[TracedRequest],
+    arguments: argparse.Namespace,
+    partitions: int,
+    size: int,
+    slots: int,
+    cost: CostModel,
+    on_finish: Callable[[], None],
 ) -> Run:
     scheduling: Scheduling
     if arguments.request_level:
@@ -146,7 +160,11 @@ def _run(
             not arguments.no_balanced_batches,
         )
         scheduling = OrcaScheduling(setup)
-    return simulate(trace, scheduling, cost, partitions)
+    return simulate(trace, scheduling, cost, partitions, on_finish)
+
+
+def _print_error(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _show(results: list[dict[str, Any]], title: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import Request
@@ -19,8 +19,17 @@ from orca_bench.scheduling import Scheduling
 from orca_bench.traces import TracedRequest
 
 
-def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostModel, num_partitions: int = 1) -> Run:
-    """Run the trace to its end over pipelines of `num_partitions` stages; raise MisfitError."""
+def simulate(
+    trace: Sequence[TracedRequest],
+    scheduling: Scheduling,
+    cost: CostModel,
+    num_partitions: int = 1,
+    on_finish: Callable[[], None] = lambda: None,
+) -> Run:
+    """Run the trace to its end over pipelines of `num_partitions` stages; raise MisfitError.
+
+    `on_finish` is called whenever a request is complete.
+    """
     fates = [Fate(traced.arrival) for traced in trace]
     free_at: dict[str, list[float]] = {}
     spans: list[Span] = []
@@ -37,7 +46,10 @@ def simulate(trace: Sequence[TracedRequest], scheduling: Scheduling, cost: CostM
         else:
             zeros = [0] * sum(scheduled.samples for scheduled in event.requests)
             for request in scheduling.commit(event, zeros):
-                fates[request.arrival].tokens.append(now)
+                tokens = fates[request.arrival].tokens
+                tokens.append(now)
+                if len(tokens) == request.max_gen_tokens:
+                    on_finish()
         if events and events[0][0] == now:
             continue  # process all events of the same time before dispatching
         while batch := scheduling.next_batch():

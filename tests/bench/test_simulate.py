@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
+from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.calibration import Measured, calibrate
-from orca_bench.cost import Work
+from orca_bench.cost import HARDWARE, TABLE_1, Roofline, Work
 from orca_bench.outcome import figures
 from orca_bench.scheduling import OrcaScheduling, OrcaSetup
 from orca_bench.simulate import main
 from orca_bench.simulator import simulate
 from orca_bench.traces import synthetic, with_arrivals
+from support.terminal import Terminal
 
 
 def test_a_sweep_can_be_repeated(tmp_path, capsys):
@@ -37,6 +40,27 @@ def test_a_sweep_can_be_repeated(tmp_path, capsys):
     one, eight = results[0][2:]
     assert eight["request_throughput"] > one["request_throughput"]
     assert "2 x 8 x 1 on a100-40g" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_how_many_requests_are_simulated(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["--num-requests", "40", "--max-batch-size", "1", "8", "--request-rate", "0.5", "2"]) == 0
+    assert "simulating" in terminal.getvalue()
+    assert "/160" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("scheduling", ["orca", "request level"])
+def test_every_request_is_counted_once_when_it_is_complete(scheduling):
+    trace = with_arrivals(synthetic("homogeneous", 30, 1, (5, 8)), 1.0, 1.0, seed=1)
+    made = (
+        OrcaScheduling(OrcaSetup(2, 4, 8192))
+        if scheduling == "orca"
+        else RequestLevel(RequestLevelSetup(2, 4, 2, 8192))
+    )
+    counted: list[int] = []
+    simulate(trace, made, Roofline(HARDWARE["a100-40g"], TABLE_1["13b"][0], 2, 1), 2, lambda: counted.append(1))
+    assert len(counted) == 30
 
 
 def write_log(path: Path) -> None:

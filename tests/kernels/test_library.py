@@ -61,7 +61,9 @@ def test_a_library_has_the_products_that_its_target_does_not_leave_to_onednn(nam
         assert hasattr(loaded, f"orca_linear_{dtype}") == (dtype not in target.onednn_products)
 
 
-def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path):
+def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, caplog):
+    """And logs what takes so long."""
+    caplog.set_level(logging.INFO)
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\necho started >> {tmp_path}/log\nexec c++ "$@"\n')
     compiler.chmod(0o755)
@@ -73,6 +75,9 @@ def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path):
     assert only.name.startswith("orca-x86-64")
     library.load()
     assert (tmp_path / "log").read_text() == "started\n"
+    begun, ended = [record.getMessage() for record in caplog.records if record.name == library.__name__]
+    assert begun.startswith("compiling the CPU kernels for x86-64")
+    assert ended.startswith("compiled the CPU kernels in ")
     assert isinstance(kernels_for(CPU, torch.float32), CpuKernels)
 
 

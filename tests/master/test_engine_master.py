@@ -15,7 +15,7 @@ from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from support.fake_engine import Engine, play, topology
-from support.fake_workers import MAX_MODEL_LEN, continuation
+from support.fake_workers import BYTES, MAX_MODEL_LEN, continuation
 
 RESTARTED = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0)
 KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
@@ -62,6 +62,23 @@ def test_requests_of_a_lost_pipeline_continue_on_another():
         assert made.cluster.formed["a"][0].calls == ["close"], "the workers are not the engine's to end"
 
     play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_while_the_engine_loads_the_snapshot_has_what_all_pipelines_have_read():
+    async def scene(made: Engine) -> None:
+        publish, readings = made.engine.on_change, []
+
+        def record() -> None:
+            publish()
+            readings.append(made.engine.snapshot.loaded_bytes)
+
+        made.engine.on_change = record
+        await made.engine.start()
+        assert max(readings) == (4 * BYTES, 4 * BYTES)
+        assert (BYTES, 2 * BYTES) in readings, "of one pipeline, when the other one has not begun"
+        assert readings[-1] == (0, 0)
+
+    play(lambda: Engine(topology("a", "b")), scene)
 
 
 def test_a_pipeline_that_serves_again_is_logged_beside_its_loss(caplog):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
 from orca_contract.message import VERSION
+from orca_contract.state import PipelinePhase
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError, closest
@@ -129,6 +131,36 @@ def test_the_smallest_number_of_blocks_decides_and_is_explained(kv_slots, fittin
         await made._allocate()
         assert (made.num_blocks, allocated) == (num_blocks, [num_blocks] * 3)
         assert made.sizing == f"{why}; the memory holds 10 MiB = {fitting} blocks"
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_what_all_workers_have_read():
+    """A worker that had the weights already, or is of an older version, reports nothing and is not counted."""
+
+    async def run() -> None:
+        made = pipeline()
+        seen = []
+
+        def worker(address: str, *readings: tuple[int, int]) -> SimpleNamespace:
+            async def load(_: pb.LoadRequest, on_progress: Callable[[int, int], None]) -> pb.ModelFacts:
+                for reading in readings:
+                    on_progress(*reading)
+                return pb.ModelFacts()
+
+            return SimpleNamespace(address=address, load=load)
+
+        def enter(phase: PipelinePhase) -> None:
+            seen.append((phase, made.loaded_bytes, made.num_loaded))
+
+        for one in (worker("a:1", (10, 100), (70, 100)), worker("b:1", (20, 50)), worker("c:1")):
+            await made._load(one, enter, pb.LoadRequest())
+        assert {phase for phase, *_ in seen} == {PipelinePhase.LOADING}
+        assert list(dict.fromkeys(reading for _, reading, _ in seen)) == [
+            (10, 100), (70, 100), (100, 100), (120, 150), (150, 150)
+        ]  # fmt: skip
+        assert seen[-1] == (PipelinePhase.LOADING, (150, 150), 3)
         await made.close()
 
     asyncio.run(run())

@@ -12,11 +12,14 @@ from orca_contract.state import PipelinePhase
 from orca_contract.topology import PipelineSpec, Topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.snapshot import LoadedBytes
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 
 VOCABULARY = 997
 MAX_MODEL_LEN = 64
+BYTES = 3 << 20
+"""Half of the weights of a pipeline."""
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -42,6 +45,7 @@ class FakeWorkers:
         self.sizing = "as the test wants"
         self.epoch = 0
         self.num_loaded = 0
+        self.loaded_bytes = LoadedBytes()
         self.hangs = False
         self.calls: list[str] = []
         self._refusal = refusal
@@ -55,6 +59,9 @@ class FakeWorkers:
         await asyncio.sleep(0)
         if self._refusal is not None:
             raise self._refusal
+        for done in (1, 2):
+            self.loaded_bytes = LoadedBytes(done * BYTES, 2 * BYTES)
+            enter(PipelinePhase.LOADING)
         self.epoch, self.num_loaded = 1, len(self.spec.workers)
         enter(PipelinePhase.LOADING)
         enter(PipelinePhase.FORMING)

@@ -5,6 +5,7 @@
     hold: COUNT     replies only after COUNT commands, in a random order given by `seed`
     writes: COUNT   writes COUNT bytes without a line break to standard error before reading a command
     asks: KEY       waits for the value of this rendezvous key before it forms epoch 1; replies with the error, if any
+    reads: [B, …]   rank I reports B[I] bytes of weights as read before it replies to a load
     complains: I    rank I replies to an iteration with the loss of another rank, and exits
 
 Replies identify their command: Prepared has its epoch, WarmedUp has as many blocks as the command has tokens.
@@ -87,6 +88,9 @@ while (command := later.pop(0) if later else read_command(connection)) is not No
         continue
     if kind == script.get("silent"):
         continue
+    if kind == "load" and "reads" in script:
+        read = pb.LoadProgress(loaded_bytes=script["reads"][arguments.tensor_rank])
+        connection.sendall(encode(pb.RankReply(load=read, number=command.number)))
     reply = answer(command)
     reply.number = command.number
     held.append(reply)

@@ -23,6 +23,7 @@ from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from orca_protos.wire import EPOCH_KEY
 from orca_worker import ranks as ranks_module
 from orca_worker.controller import Controller
+from orca_worker.model_check import check_model
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "scripted_rank.py"
@@ -202,6 +203,18 @@ def test_a_load_of_another_model_ends_the_epoch_of_the_one_before(tmp_path):
             assert (await fault_at_end(acks)).message == "another model is being loaded"
             assert rank_pids(controllers[0]) == pids
             assert (await stub.Prepare(pb.PrepareRequest(epoch=5))).epoch == 5
+
+    asyncio.run(run())
+
+
+def test_a_load_reports_the_mean_of_its_ranks_beside_the_bytes_of_the_partition(tmp_path):
+    async def run() -> None:
+        async with workers(tmp_path, {"reads": [1000, 3000]}) as (_, (stub,)):
+            *progress, last = [message async for message in stub.Load(load_request(1, 2, ranks=2))]
+            assert [message.loaded_bytes for message in progress][-1] == 2000
+            expected = check_model(MODEL, 2, 2, 0, range(1, 2)).num_bytes
+            assert {message.total_bytes for message in progress} == {expected}
+            assert last.HasField("facts")
 
     asyncio.run(run())
 

@@ -20,7 +20,7 @@ def test_a_relative_of_llama_is_one_entry(checkpoint, tmp_path, monkeypatch):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "architectures": ["RelativeForCausalLM"]}))
     monkeypatch.setitem(models.FAMILIES, "RelativeForCausalLM", LlamaFile)
-    assert check_model(path, 1, 1, 0, range(1)).num_layers == 5
+    assert check_model(path, 1, 1, 0, range(1)).config.num_layers == 5
     model = PartitionedModel(path, 1)
     assert model.logits(model.iteration([(0, 0, [3, 4])], 16)).shape == (2, 211)
 

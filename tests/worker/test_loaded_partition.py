@@ -1,16 +1,18 @@
-"""`LoadedPartition`: which partitions record their decode iterations."""
+"""`LoadedPartition`: what is read for a partition, and which partitions record their decode iterations."""
 
 from __future__ import annotations
 
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker.loaded_partition import load_partition
+from orca_worker.model_check import check_model
+from support.checkpoints import VARIANTS
 
 
 def request(path, **fields) -> pb.LoadRequest:
     return pb.LoadRequest(
-        model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32", device="cpu",
-        workers_on_host=1, **fields,
+        **{"model_path": str(path), "pipeline_parallel_size": 1, "tensor_parallel_size": 1, "dtype": "float32",
+           "device": "cpu", "workers_on_host": 1, **fields},
     )  # fmt: skip
 
 
@@ -29,3 +31,18 @@ def test_increments_are_recorded_by_the_kernels_that_compute_them(checkpoint):
 def test_nothing_is_recorded(variant, fields, checkpoint):
     """The reference's attention reads lengths on the host: a replay would attend over the lengths of the recording."""
     assert load_partition(request(checkpoint(variant), **fields), 0, lambda _: None).recorder() is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_read_adds_up_to_the_partition(variant, ranks, checkpoint):
+    """Also where a rank reads parts of tensors only, or several parts of one."""
+    path = checkpoint(variant)
+    for partition in range(2):
+        read: list[int] = []
+        wanted = request(path, partition=partition, pipeline_parallel_size=2, tensor_parallel_size=ranks)
+        facts = load_partition(wanted, ranks - 1, read.append).facts()
+        assert read == sorted(read)
+        assert read[-1] == check_model(path, 2, ranks, 0, range(partition, partition + 1)).num_bytes
+        assert facts.family == variant.partition("-")[0]
+        assert facts.kernels == "plain torch" or facts.kernels.startswith("C++ x86-64")

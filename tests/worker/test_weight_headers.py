@@ -38,7 +38,7 @@ def test_the_tensors_that_are_checked_are_those_that_are_read(checkpoint, name, 
         checked = set()
         for partition in range(num_partitions):
             checked |= set(config.tensors(partition, num_partitions, stored))
-            assert check_model(path, num_partitions, 1, 0, range(partition, partition + 1)) == config
+            assert check_model(path, num_partitions, 1, 0, range(partition, partition + 1)).config == config
         assert read == checked
 
 

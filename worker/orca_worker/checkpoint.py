@@ -26,7 +26,8 @@ CHUNK_VALUES = 1 << 20
 class Checkpoint:
     """Weights of one folder, cast to `dtype` on `device` while they are read.
 
-    `on_read` gets the number of bytes read so far. Raises ModelError if there are no weights or a file is damaged.
+    `on_read` gets the bytes of the tensors read so far, each counted as a whole and once. Raises ModelError if there
+    are no weights or a file is damaged.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Checkpoint:
         self._device = device
         self._on_read = on_read
         self._bytes_read = 0
+        self._tensors_read: set[str] = set()
         self._files: dict[str, Any] = {}
         self._headers = WeightHeaders(model_path)
 
@@ -55,6 +57,8 @@ class Checkpoint:
         cuts = (*part, *[slice(None)] * (len(shape) - len(part)))
         tensor = self.empty(*(len(range(*cut.indices(size))) for cut, size in zip(cuts, shape, strict=True)))
         first, _, _ = cuts[0].indices(shape[0])
+        uncounted = 0 if name in self._tensors_read else header.num_bytes
+        num_rows = 0
         # Chunk by chunk, to bound peak memory: stored values may be wider than `dtype`.
         for rows in torch.split(tensor, max(1, CHUNK_VALUES // max(1, math.prod(shape[1:])))):
             chunk = stored[(slice(first, first + len(rows)), *cuts[1:])]
@@ -63,8 +67,10 @@ class Checkpoint:
                 raise ModelError(f"{self._path}: tensor {name} has values that are NaN or infinite")
             rows.copy_(chunk)
             first += len(rows)
-            self._bytes_read += chunk.nbytes
-            self._on_read(self._bytes_read)
+            num_rows += len(rows)
+            self._on_read(self._bytes_read + uncounted * num_rows // max(1, len(tensor)))
+        self._bytes_read += uncounted
+        self._tensors_read.add(name)
         return tensor
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -108,7 +108,7 @@ class Controller(WorkerServicer):
         try:
             path = Path(request.model_path)
             # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
-            await asyncio.to_thread(
+            model = await asyncio.to_thread(
                 check_model,
                 path,
                 request.pipeline_parallel_size,
@@ -118,6 +118,7 @@ class Controller(WorkerServicer):
             )
             if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
                 async for progress in self._load_ranks(request):
+                    progress.total_bytes = model.num_bytes
                     yield progress
             yield pb.LoadProgress(facts=self._facts)
         except (ModelError, FaultError) as error:

@@ -58,7 +58,7 @@ class LoadedPartition:
 
 
 def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> LoadedPartition:
-    """Read the weights of a rank; `on_read` gets the number of bytes read so far.
+    """Read the weights of a rank; `on_read`: see Checkpoint.
 
     Raises ModelError for a model that does not fit.
     """

@@ -15,6 +15,7 @@ import re
 import resource
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
@@ -29,10 +30,17 @@ MEMORY_BYTES = 512 << 20
 CPU_SECONDS = 15
 
 
+class CheckedModel(NamedTuple):
+    """The configuration of a model, and the bytes of the tensors of the checked partitions, tensor by tensor."""
+
+    config: ModelConfig
+    num_bytes: int
+
+
 def check_model(
     folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int, partitions: range
-) -> ModelConfig:
-    """Check the weights of `partitions` and return the model's configuration; raise ModelError.
+) -> CheckedModel:
+    """Check the weights of `partitions`; raise ModelError.
 
     `max_model_len` 0: the configuration's. Weight files that have only tensors of other partitions may be missing.
     """
@@ -45,13 +53,15 @@ def check_model(
             f"{folder / 'config.json'}: {config.num_layers} layers, but the weights have no layer {missing[0]}"
         )
     config.check_fits(pipeline_parallel_size, tensor_parallel_size)
+    sizes = {}
     for partition in partitions:
         for name, shape in config.tensors(partition, pipeline_parallel_size, weights.file_of):
             stored = weights.tensor(name)
             if stored.shape != shape:
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
+            sizes[name] = stored.num_bytes
     _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
-    return config
+    return CheckedModel(config, sum(sizes.values()))
 
 
 def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:

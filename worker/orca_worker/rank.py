@@ -245,6 +245,7 @@ def run_as_process() -> None:
     parser.add_argument("--cores", default="", help="cores to compute on, separated by commas (not pinned)")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("orca_kernels").setLevel(logging.INFO)  # a first build takes long: say so at every level
     cores = [int(core) for core in arguments.cores.split(",") if core]
     code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, cores)
     sys.stderr.flush()

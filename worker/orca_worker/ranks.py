@@ -136,7 +136,10 @@ class Ranks:
         return await _together(process.ask(command, timeout) for process in self._processes)
 
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load the partition; yield the bytes read so far by all ranks, then the facts. Raises like `ask`."""
+        """Load the partition; yield the bytes read so far, the mean of all ranks, and the facts at the end.
+
+        Raises like `ask`.
+        """
         progress: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
         loaded = [0] * len(self._processes)
 
@@ -145,7 +148,7 @@ class Ranks:
             async for reply in process.answers(command, LOAD_SILENCE.worker):
                 if not reply.load.HasField("facts"):
                     loaded[tensor_rank] = reply.load.loaded_bytes
-                    progress.put_nowait(pb.LoadProgress(loaded_bytes=sum(loaded)))
+                    progress.put_nowait(pb.LoadProgress(loaded_bytes=sum(loaded) // len(loaded)))
             return reply.load.facts
 
         loading = asyncio.create_task(_together(follow(*entry) for entry in enumerate(self._processes)))

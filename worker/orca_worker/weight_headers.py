@@ -62,6 +62,11 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the values."""
+        return math.prod(self.shape) * (FLOATS | OTHERS)[self.dtype]
+
 
 class WeightHeaders:
     """The weights of one folder; headers are read lazily. Raises ModelError."""

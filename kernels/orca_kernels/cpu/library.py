@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
@@ -94,6 +97,8 @@ def build(level: str, path: Path) -> None:
 def _compile(compiler: str, level: str, path: Path) -> None:
     architecture, *extensions = level.split("+")
     options = [f"-march={architecture}", *(f"-m{extension}" for extension in extensions)]
+    logger.info("compiling the CPU kernels for %s into %s: once, later starts find them there", level, path.parent)
+    begin = time.monotonic()
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
     os.close(handle)
     try:
@@ -104,6 +109,7 @@ def _compile(compiler: str, level: str, path: Path) -> None:
             raise BuildError(f"{compiler}: {error}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, path)
+        logger.info("compiled the CPU kernels in %.0f s", time.monotonic() - begin)
     finally:
         Path(temporary).unlink(missing_ok=True)
 

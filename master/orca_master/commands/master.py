@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from orca_master.api_processes.pool import ApiProcesses, api_processes
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
+from orca_master.commands.load_progress import load_progress
 from orca_master.commands.options import (
     add_engine_options,
     add_model_options,
@@ -106,7 +107,8 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
 
 async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
     """Start the engine and return when requests can be served."""
-    await engine.start()
+    async with load_progress(lambda: engine.engine.snapshot.loaded_bytes, sys.stderr):
+        await engine.start()
     if isinstance(front, ApiProcesses):
         await front.joined()
 

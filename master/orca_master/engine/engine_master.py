@@ -34,7 +34,7 @@ from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.request_limits import check_fits, check_values
-from orca_master.engine.snapshot import EngineSnapshot, FormedPipeline
+from orca_master.engine.snapshot import EngineSnapshot, FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
@@ -177,6 +177,7 @@ class EngineMaster:
             self._num_iterations,
             self._progressed_at,
             self._formed,
+            self._loaded_bytes() if self._state is EngineState.LOADING else LoadedBytes(),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -298,6 +299,10 @@ class EngineMaster:
             supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
             return False
         return bool(proposal)
+
+    def _loaded_bytes(self) -> LoadedBytes:
+        loaded = [supervisor.workers.loaded_bytes for supervisor in self.supervisors.values()]
+        return LoadedBytes(sum(entry.done for entry in loaded), sum(entry.total for entry in loaded))
 
     @property
     def _num_slots(self) -> int:

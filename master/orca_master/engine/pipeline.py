@@ -25,6 +25,7 @@ from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
+from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """One formation of a pipeline. `facts`, `num_blocks` and its reason `sizing` are valid after `form` has returned.
 
-    `num_loaded` is the number of workers that have loaded their weights.
+    `num_loaded` is the number of workers that have loaded their weights, `loaded_bytes` the sum of their progress.
     """
 
     def __init__(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> None:
@@ -45,6 +46,8 @@ class Pipeline:
         self.num_blocks = 0
         self.sizing = ""
         self.num_loaded = 0
+        self.loaded_bytes = LoadedBytes()
+        self._loaded_by_worker: dict[str, LoadedBytes] = {}
         self.epoch = 0
         self._spec = spec
         self._topology = topology
@@ -60,7 +63,7 @@ class Pipeline:
     async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
         """Form the pipeline; raise ConfigurationError or WorkerLostError.
 
-        Calls `enter` when loading starts, when a worker has loaded, and when forming starts.
+        Calls `enter` when loading starts, at each progress of a worker, and when forming starts.
         """
         topology, config = self._topology, self._config
         self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
@@ -148,8 +151,15 @@ class Pipeline:
     async def _load(
         self, worker: WorkerConnection, enter: Callable[[PipelinePhase], None], request: pb.LoadRequest
     ) -> pb.ModelFacts:
-        facts = await worker.load(request)
+        def on_progress(done: int, total: int) -> None:
+            self._loaded_by_worker[worker.address] = LoadedBytes(done, total)
+            self.loaded_bytes = LoadedBytes(*map(sum, zip(*self._loaded_by_worker.values(), strict=True)))
+            enter(PipelinePhase.LOADING)
+
+        facts = await worker.load(request, on_progress)
         self.num_loaded += 1
+        if (loaded := self._loaded_by_worker.get(worker.address)) is not None:
+            on_progress(loaded.total, loaded.total)
         enter(PipelinePhase.LOADING)
         return facts
 

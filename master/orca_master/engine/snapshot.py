@@ -9,6 +9,13 @@ from orca_contract.state import EngineState, PipelineReport
 from orca_contract.topology import Topology
 
 
+class LoadedBytes(NamedTuple):
+    """Bytes of weights that workers have read, and have to read in all; only of workers that have begun."""
+
+    done: int = 0
+    total: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FormedPipeline:
     """What the workers of a pipeline reported while it was formed. `family`, `kernels`: "" from older workers."""
@@ -49,3 +56,5 @@ class EngineSnapshot(NamedTuple):
     """Time of the last returned iteration or pipeline start, in seconds of the monotonic clock."""
     formed: FormedPipeline | None = None
     """The pipeline that began to serve last."""
+    loaded_bytes: LoadedBytes = LoadedBytes()
+    """Of all workers, while the engine is loading."""

@@ -3,7 +3,7 @@
 | state | meaning | next states |
 |---|---|---|
 | Connecting | Describe is called on all workers | Loading, Recovering |
-| Loading | the workers load their weights; entered again for each loaded worker | Loading, Forming, Recovering |
+| Loading | the workers load their weights; entered again at each progress | Loading, Forming, Recovering |
 | Forming | communicators, K/V blocks and streams are created | Serving, Recovering |
 | Serving | iterations are sent and results received | Recovering |
 | Recovering | the cause is determined; then RETRY_SECONDS until the next attempt | Connecting |

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -50,8 +50,11 @@ class WorkerConnection:
             description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
         return description
 
-    async def load(self, request: pb.LoadRequest) -> pb.ModelFacts:
-        """Load a partition; raise ConfigurationError for an unsuitable model, WorkerLostError without progress."""
+    async def load(self, request: pb.LoadRequest, on_progress: Callable[[int, int], None]) -> pb.ModelFacts:
+        """Load a partition; raise ConfigurationError for an unsuitable model, WorkerLostError without progress.
+
+        `on_progress` gets the bytes of weights read so far, and the bytes of the partition.
+        """
         stream = self._stub.Load(request)
         while True:
             try:
@@ -66,6 +69,8 @@ class WorkerConnection:
             if progress.HasField("facts"):
                 facts: pb.ModelFacts = progress.facts
                 return facts
+            if progress.total_bytes:  # else the worker is of an older version
+                on_progress(progress.loaded_bytes, progress.total_bytes)
 
     async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
         """Discard older epochs on the worker."""

@@ -11,6 +11,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.snapshot import LoadedBytes
 from orca_master.scheduling.batch import Batch
 
 
@@ -22,6 +23,7 @@ class PipelineWorkers(Protocol):
     sizing: str
     epoch: int
     num_loaded: int
+    loaded_bytes: LoadedBytes
 
     async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
         """See Pipeline.form."""
