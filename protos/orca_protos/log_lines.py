@@ -69,3 +69,5 @@ def configure_logging(log_format: str = "text", log_level: str = "info") -> None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    for library in ("asyncio", "grpc"):  # their debug lines say nothing about ORCA
+        logging.getLogger(library).setLevel(max(logging.INFO, logging.getLogger().level))

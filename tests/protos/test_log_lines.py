@@ -95,3 +95,11 @@ def test_the_default_is_text_of_level_info(root_logger, capsys):
     logging.getLogger("orca").info("ready")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("INFO orca: ready")
+
+
+def test_debug_shows_no_details_of_libraries(root_logger, capsys):
+    configure_logging("text", "debug")
+    for name in ("asyncio", "grpc", "orca"):
+        logging.getLogger(name).debug("a detail")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("DEBUG orca: a detail")

@@ -23,6 +23,7 @@ def cluster(checkpoint, tmp_path):
     made.stop()
 
 
+@pytest.mark.long
 def test_a_master_waits_for_its_workers_and_forms_a_lost_pipeline_again(cluster):
     cluster.start_master()
     assert eventually(lambda: cluster.probe(cluster.master_probe, "/livez") == 200)
@@ -65,6 +66,7 @@ def test_a_master_waits_for_its_workers_and_forms_a_lost_pipeline_again(cluster)
     assert cluster.probe(cluster.probes[0], "/readyz") == 200, "and keep their weights"
 
 
+@pytest.mark.long
 def test_pipelines_come_and_go(cluster):
     for index in range(4):
         cluster.start_worker(index)
@@ -89,7 +91,7 @@ def test_pipelines_come_and_go(cluster):
     assert (refused.status_code, "only `pipelines` can change" in refused.text) == (409, True)
 
 
-@pytest.mark.parametrize("api_processes", ["0", "2"])
+@pytest.mark.parametrize("api_processes", ["0", pytest.param("2", marks=pytest.mark.long)])
 def test_knobs_tokens_and_the_drain(cluster, api_processes):
     for index in range(2):
         cluster.start_worker(index)
@@ -123,6 +125,7 @@ def test_knobs_tokens_and_the_drain(cluster, api_processes):
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
 
 
+@pytest.mark.long
 def test_a_worker_outlasts_its_masters_drain_and_takes_no_new_master(cluster):
     """All get their signal together; a new master of the same addresses waits for new workers."""
     for index in range(2):

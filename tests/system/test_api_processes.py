@@ -99,6 +99,7 @@ def test_all_processes_serve_and_any_of_them_knows_the_metrics(served, reference
     assert not metrics, "every process says the same"
 
 
+@pytest.mark.long
 def test_ends_are_counted_as_what_they_were(served):
     """A stop string is found in the API process, a client that leaves is seen there: the metrics are the master's."""
     first = httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 40}, timeout=60).json()
@@ -136,6 +137,7 @@ def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
     assert any("exit code -9 and is restarted" in line for line in served.log)
 
 
+@pytest.mark.long
 def test_no_process_reads_a_pickle(model, tmp_path, monkeypatch):
     """Neither the master nor an API process, for completions, log probabilities, refusals, metrics and ends."""
     for name, setting in pickle_trap.environment(tmp_path).items():
@@ -179,6 +181,7 @@ def test_what_breaks_the_protocol_ends_alone(served):
     assert not any("Traceback" in line for line in served.log)
 
 
+@pytest.mark.long
 def test_limits_reach_the_processes(model):
     with serve(model, "--api-processes", "1", "--max-body-bytes", "10000") as served:
         refused = httpx.post(f"{served.url}/v1/completions", content=b" " * 10_001)
@@ -186,7 +189,7 @@ def test_limits_reach_the_processes(model):
         assert "the body exceeds 10000 bytes" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("min_tokens", [2**32, 10**30])
+@pytest.mark.parametrize("min_tokens", [2**32, pytest.param(10**30, marks=pytest.mark.long)])
 def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
     """The request alone: the next one is served."""
     body = {**LONG, "max_tokens": 4}
@@ -247,6 +250,7 @@ def test_a_stream_outlasts_sigterm(served):
     assert eventually(lambda: not any(map(alive, processes)))
 
 
+@pytest.mark.long
 def test_what_outlasts_the_drain_ends_with_an_error(model):
     options = ("--api-processes", "2", "--drain-timeout", "1", "--max-batch-size", "1")
     with serve(model, *options) as served, ThreadPoolExecutor(40) as pool:
@@ -260,7 +264,7 @@ def test_what_outlasts_the_drain_ends_with_an_error(model):
     assert {answer.status_code for answer in errors} <= {200, 503}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_no_process_stays_behind(served, number):
     processes = descendants(served.process.pid)
     assert len(processes) == 8, "three of the API, each with one for chat templates, a worker and its rank"
@@ -269,6 +273,7 @@ def test_no_process_stays_behind(served, number):
     assert not any("Traceback" in line for line in served.log), served.log
 
 
+@pytest.mark.long
 def test_a_lost_engine_is_known_everywhere(served):
     (rank,) = processes_of(served, "orca_worker.rank")
     os.kill(rank, signal.SIGKILL)

@@ -22,7 +22,9 @@ from support.served import READY
 NAME = "gpt2-head80-untied"
 
 
-@pytest.mark.parametrize(("source", "has_certificates"), [("--pipeline", True), ("--topology", False)])
+@pytest.mark.parametrize(
+    ("source", "has_certificates"), [pytest.param("--pipeline", True, marks=pytest.mark.long), ("--topology", False)]
+)
 def test_orca_master_over_workers_that_were_started_elsewhere(
     checkpoint, references, tmp_path, source, has_certificates
 ):
@@ -72,6 +74,7 @@ def test_orca_master_over_workers_that_were_started_elsewhere(
             process.wait()
 
 
+@pytest.mark.long
 def test_a_silent_worker_is_given_up_within_the_bound(checkpoint, tmp_path):
     """A kernel that never returns: the iteration's own deadline ends the pipeline and its requests."""
     workers = {0: command("watched_rank.py", str(tmp_path))}

@@ -8,15 +8,16 @@ import random
 import httpx
 import pytest
 from orca_master.engine.config import EngineConfig
-from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
+from support.checkpoints import VOCABULARY, make_prompts
 from support.engines import engine_over, topology
 from support.served import eventually, serve, value
+from support.variants import variant_params
 
 NAME = "llama-gqa-tied"
 
 
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""
     # The first two start alone, one on each partition; from then on 16 of the 17 share a batch.
@@ -43,6 +44,7 @@ def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool)
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_50_requests_of_20_clients_a_third_cancelled(checkpoint):
     """Every finished request equals its solo run; no slot, block or row is held at the end."""
     shuffler = random.Random(5)

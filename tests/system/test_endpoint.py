@@ -22,7 +22,9 @@ def model(checkpoint, references, tmp_path_factory):
     return with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("endpoint"), eos=reference.greedy[END])
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=lambda count: f"{count}-api-processes")
+@pytest.fixture(
+    scope="module", params=["0", pytest.param("2", marks=pytest.mark.long)], ids=lambda count: f"{count}-api-processes"
+)
 def served(request, model):
     options = ("-pp", "2", "--kv-slots", "640", "--max-batch-size", "8", "--api-processes", request.param)
     with serve(model, *options) as server:

@@ -168,7 +168,14 @@ def test_mistakes_on_the_command_line(arguments, message):
     assert message in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGINT, signal.SIGHUP)),
+        signal.SIGKILL,
+    ],
+)
 def test_no_process_stays_behind(checkpoint, number):
     """However the server ends: by request, by Ctrl-C, with its terminal, or killed."""
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
@@ -204,7 +211,7 @@ def test_a_signal_during_start_leaves_nothing(checkpoint):
     assert not any("Traceback" in line for line in served.log), served.log
 
 
-@pytest.mark.parametrize("partition", [0, 1, 2])
+@pytest.mark.parametrize("partition", [*(pytest.param(partition, marks=pytest.mark.long) for partition in (0, 2)), 1])
 @pytest.mark.parametrize("victim", ["controller", "rank"])
 def test_a_worker_that_dies_is_reported_at_once(endless, partition, victim):
     """/readyz turns, running requests end with a clear error, new ones are refused; the server stays."""

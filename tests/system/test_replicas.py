@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import httpx
+import pytest
 from orca_contract.topology import PipelineSpec
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_master import EngineMaster
@@ -77,6 +78,7 @@ def test_requests_move_when_a_pipeline_is_lost(checkpoint):
         asyncio.run(run(served))
 
 
+@pytest.mark.long
 def test_orca_master_with_two_pipelines_by_hand(checkpoint, references, tmp_path):
     (reference,) = references(NAME, (33,), 32)
     with worker_processes(4) as (addresses, _):

@@ -16,6 +16,7 @@ from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
 from support.partitions import CPU, PartitionedModel
 from support.recording import LaunchRecorder
+from support.variants import variant_params
 
 LENGTHS = (1, 2, 33, 50, 17)
 NUM_TOKENS = 32
@@ -107,7 +108,7 @@ def test_cuda_increments_equal_transformers(variant, num_partitions, checkpoint,
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2])
-@pytest.mark.parametrize("variant", RECORDED_VARIANTS)
+@pytest.mark.parametrize("variant", variant_params(RECORDED_VARIANTS))
 def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, references, target):
     """Recordings of several sizes take turns on the memory that they share."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
@@ -118,7 +119,7 @@ def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", RECORDED_VARIANTS)
+@pytest.mark.parametrize("variant", variant_params(RECORDED_VARIANTS))
 def test_every_model_is_recorded_and_a_replay_equals_its_recording(
     variant, dtype, checkpoint, references, target, caplog
 ):

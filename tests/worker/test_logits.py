@@ -6,8 +6,9 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
-from support.checkpoints import VARIANTS, VOCABULARY, llama_like, make_model, make_prompts, randomise
+from support.checkpoints import VOCABULARY, llama_like, make_model, make_prompts, randomise
 from support.partitions import PartitionedModel
+from support.variants import variant_params
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -45,7 +46,7 @@ class CountingKernels(CpuKernels):
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, references):
     """fp32 within 1e-4, after every token: whole prompts, chunks beside increments, increments alone."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
@@ -74,7 +75,7 @@ def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, r
     assert computed == [len(sequence) for sequence in sequences]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
     """A mixed iteration: an initiation of 33 tokens, one of 2 and two increments are one [37, H] tensor."""
     kernels = [CountingKernels() for _ in range(2)]
@@ -90,7 +91,7 @@ def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ranks, checkpoint, references):
     """The same logits for the tokens that sample, and keys and values of all of them for the iterations after."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
@@ -119,7 +120,7 @@ def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ra
     torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_each_partition_reads_only_its_own_tensors(variant, checkpoint, monkeypatch):
     """No tensor is read twice but a tied embedding, and together the partitions read all of them."""
     from orca_worker.checkpoint import Checkpoint
@@ -159,7 +160,7 @@ def test_more_ranks_than_kv_heads_hold_copies(variant, ranks, checkpoint, refere
     torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", variant_params())
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(variant, checkpoint, references):
     """Root mean square error against fp32 logits, at most 1.5 times that of transformers' own bf16."""
     (expected,) = references(variant, (600,), NUM_TOKENS)

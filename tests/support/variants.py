@@ -1,0 +1,20 @@
+"""Which variants of the model families `make test` tries, and which `make test-long`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from support.checkpoints import VARIANTS
+
+ONE_PER_FAMILY = frozenset(
+    {"gpt2-head64-tied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied", "gemma2-gqa-tied"}
+)
+"""Of `make test`."""
+
+
+def variant_params(names: Iterable[str] = VARIANTS) -> list[Any]:
+    """Return parameters for `pytest.mark.parametrize`; all but one variant of each family are marked `long`."""
+    return [name if name in ONE_PER_FAMILY else pytest.param(name, marks=pytest.mark.long) for name in names]
