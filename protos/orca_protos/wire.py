@@ -25,7 +25,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # limit of an attempt: a handshake on a busy machine exceeds 100 ms
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # An idle channel that reconnects would use the certificates of its creation, which may have expired.
     ("grpc.client_idle_timeout_ms", 2**31 - 1),  # INT_MAX: never (grpc/impl/channel_arg_names.h)
