@@ -16,11 +16,11 @@ install: $(VENV)/run-installed
 # Bytecode is written also where the environment forbids it: the tests start hundreds of interpreters.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist worksteal --durations 40
 
 # The tests with the marker `long`, beside those of `make test`.
 test-long: $(VENV)/dev-installed
-	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal --durations 40
 
 # Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.
 moves: $(VENV)/dev-installed
