@@ -13,7 +13,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-OF_THE_PACKAGE = ("protobuf", "grpcio", "uvicorn", "httptools", "pydantic")
+OF_THE_PACKAGE = ("protobuf", "grpcio", "uvicorn", "httptools", "pydantic", "tqdm")
 """What orca_contract and orca_protos import."""
 OF_ITS_TESTS = ("grpcio-tools", "cryptography")
 TESTS = ("tests/protos", "tests/contract/test_message.py", "tests/contract/test_rank_environment.py")
