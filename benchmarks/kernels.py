@@ -20,9 +20,9 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 import torch
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.cpu.kernels import CpuKernels, PackedLinear
+from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import Attention, AttentionForm, Pools, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
@@ -98,24 +98,29 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 
 @torch.inference_mode()
 def linear(dtype: torch.dtype) -> None:
-    """Print a row for each layer and number of rows: the fused kernel, oneDNN with packed weights, and torch."""
+    """Print a row for each layer and number of rows: the worker's product, oneDNN with packed weights, and torch.
+
+    Without oneDNN's packed product of this type on this processor its column is left out.
+    """
+    makers: dict[str, Callable[[torch.Tensor, torch.Tensor], LinearMap]] = {"torch": ReferenceLinear}
+    if packs(dtype):
+        makers = {"oneDNN packed": PackedLinear, **makers}
     for inputs, outputs in MAPS:
         copies = max(1, COPIES * 2304 // outputs) if outputs > 2304 else COPIES
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(copies)]
         bias = torch.randn(outputs, dtype=dtype)
         fused = CpuKernels(load(), dtype)
         panels = [fused.linear(weight.clone(), bias) for weight in weights]
-        packed = [PackedLinear(weight.clone(), bias) for weight in weights]
-        plain = [ReferenceLinear(weight, bias) for weight in weights]
+        others = {name: [make(weight.clone(), bias) for weight in weights] for name, make in makers.items()}
         for rows in ROWS:
             x = torch.randn(rows, inputs, dtype=dtype)
-            works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (panels, packed, plain)]
-            fused_us, onednn_us, torch_us = (value / copies for value in least(works, torch.device("cpu")))
+            works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (panels, *others.values())]
+            fused_us, *other_us = (value / copies for value in least(works, torch.device("cpu")))
+            compared = [f"{name} {us:.0f} us, {us / fused_us:.2f} x" for name, us in zip(others, other_us, strict=True)]
             print(
                 f"linear {inputs} x {outputs}, {rows} rows: {fused_us:.0f} us "
                 f"({weights[0].nbytes / fused_us / 1e3:.1f} GB/s, "
-                f"{2 * rows * inputs * outputs / fused_us / 1e3:.0f} GFLOP/s), oneDNN packed {onednn_us:.0f} us, "
-                f"{onednn_us / fused_us:.2f} x, torch {torch_us:.0f} us, {torch_us / fused_us:.2f} x",
+                f"{2 * rows * inputs * outputs / fused_us / 1e3:.0f} GFLOP/s), {', '.join(compared)}",
                 flush=True,
             )
 

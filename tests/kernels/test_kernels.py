@@ -21,6 +21,7 @@ from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
 from support.on_device import OnDevice
 from support.ragged import ragged
+from support.variants import one_short
 
 CPU = torch.device("cpu")
 KERNELS = ["reference", *cpu_target_params(), "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -59,7 +60,7 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 10)  # the emulation takes long
 @given(
     parts=PARTS,
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
@@ -74,8 +75,15 @@ def test_attention_over_scattered_blocks(kernels, dtype, parts, heads, head_dim,
     check_attention(kernels, dtype, parts, heads, head_dim, window, seed)
 
 
-@pytest.mark.parametrize("head_dim", [32, 128, 256])
-@pytest.mark.parametrize("parts", [[(4095, 1), (0, 1)], [(4000, 96)], [(0, 130), (700, 1), (64, 64), (63, 1)]], ids=str)
+@pytest.mark.parametrize("head_dim", one_short([128, 32, 256]))
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *(pytest.param(parts, marks=pytest.mark.long) for parts in ([(4095, 1), (0, 1)], [(4000, 96)])),
+        [(0, 130), (700, 1), (64, 64), (63, 1)],
+    ],
+    ids=str,
+)
 def test_attention_over_long_contexts(kernels, dtype, parts, head_dim):
     check_attention(kernels, dtype, parts, (2, 1), head_dim, None, 7)
 

@@ -13,6 +13,7 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS, processor_flags
 from orca_kernels.reference import ReferenceKernels
 from orca_kernels.select import kernels_for
+from support.variants import one_short
 
 CPU = torch.device("cpu")
 
@@ -50,7 +51,10 @@ def test_another_kind_of_processor():
         library.best_target({"asimd"})
 
 
-@pytest.mark.parametrize("name", [target.name for target in TARGETS])
+BEST = library.best_target(processor_flags())
+
+
+@pytest.mark.parametrize("name", one_short([target.name for target in TARGETS], BEST.name))
 def test_a_library_has_the_products_that_its_target_does_not_leave_to_onednn(name):
     """Also for targets that this processor cannot run: every one compiles."""
     (target,) = (target for target in TARGETS if target.name == name)
@@ -61,6 +65,7 @@ def test_a_library_has_the_products_that_its_target_does_not_leave_to_onednn(nam
         assert hasattr(loaded, f"orca_linear_{dtype}") == (dtype not in target.onednn_products)
 
 
+@pytest.mark.long
 def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, caplog):
     """And logs what takes so long."""
     caplog.set_level(logging.INFO)
@@ -81,6 +86,7 @@ def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, ca
     assert isinstance(kernels_for(CPU, torch.float32), CpuKernels)
 
 
+@pytest.mark.long
 def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
     level = library.best_target(processor_flags()).level
     library.build(level, tmp_path / "built" / library.file_name(level))

@@ -136,6 +136,7 @@ def test_a_value_that_the_host_reads_is_refused():
         OperationRecorder()(lambda: x * int(x))
 
 
+@pytest.mark.long
 def test_a_recording_does_not_load_torchs_compiler():
     """Which takes more than a second, in the middle of somebody's second token."""
     program = (

@@ -34,17 +34,19 @@ def arrangements(flags: set[str]) -> list[CpuTarget]:
 
 
 def cpu_target_params(flags: set[str] | None = None) -> list[object]:
-    """Return parameters for `pytest.mark.parametrize`; those that this processor cannot run are skipped."""
+    """Return parameters for `pytest.mark.parametrize`; those that this processor cannot run are skipped.
+
+    All but the target that this processor uses are marked `long`.
+    """
     flags = processor_flags() if flags is None else flags
-    return [
-        pytest.param(
-            target,
-            id=target.name,
-            marks=[pytest.mark.skip(reason=f"this processor lacks {' '.join(missing)}")] if missing else [],
-        )
-        for target in arrangements(flags)
-        for missing in [target.missing(flags)]
-    ]
+    best = best_target(flags)
+    params = []
+    for target in arrangements(flags):
+        marks = [] if target == best else [pytest.mark.long]
+        if missing := target.missing(flags):
+            marks.append(pytest.mark.skip(reason=f"this processor lacks {' '.join(missing)}"))
+        params.append(pytest.param(target, id=target.name, marks=marks))
+    return params
 
 
 def mark_target(item: pytest.Item) -> None:

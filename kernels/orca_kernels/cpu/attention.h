@@ -18,7 +18,12 @@ namespace orca {
 constexpr int kBlock = kLanes;  // slots per block of the pools: a block's scores are one vector
 constexpr int kTile = 64;       // slots whose scores are computed before their softmax weights
 constexpr int kRows = 64;       // rows of an item
-constexpr int kGroup = 8;       // rows that share a pass over a tile
+// kGroup rows share a pass over a tile, each with kAtOnce vectors of sums: as many as the registers hold.
+#if defined(__AVX512F__)
+constexpr int kGroup = 8, kAtOnce = 2;
+#else
+constexpr int kGroup = 4, kAtOnce = 1;
+#endif
 constexpr int kDirect = 3;      // up to this number of rows per head, rows do not share loads
 
 struct AttentionShape {
@@ -170,7 +175,7 @@ class AttentionItem {
     }
   }
 
-  // Up to eight rows of one key/value head, which share every loaded key and value.
+  // Up to kGroup rows of one key/value head, which share every loaded key and value.
   void grouped(int64_t first_row, int count, int64_t tile, int slots) {
     slots = static_cast<int>(std::min<int64_t>(slots, position(first_row + count - 1) + 1 - tile));
     if (slots <= 0) return;
@@ -180,20 +185,22 @@ class AttentionItem {
       queries[row] = &scratch_.queries[(first_row + std::min(row, count - 1)) * steps_];
     }
     float *scores = &scratch_.scores[first_row * kTile];
-    for (int place = 0; place < slots; place += 2 * kBlock) {
-      const uint32_t *near = block(call_.key_pool, kv_head(first_row), tile + place);
-      const bool both = place + kBlock < slots;
-      const uint32_t *far = both ? block(call_.key_pool, kv_head(first_row), tile + place + kBlock) : near;
-      Floats sums[kGroup][2] = {};
+    for (int place = 0; place < slots; place += kAtOnce * kBlock) {
+      const uint32_t *keys[kAtOnce];
+      for (int part = 0; part < kAtOnce; ++part) {
+        const int at = place + part * kBlock < slots ? place + part * kBlock : place;
+        keys[part] = block(call_.key_pool, kv_head(first_row), tile + at);
+      }
+      Floats sums[kGroup][kAtOnce] = {};
       for (int64_t step = 0; step < steps_; ++step) {
         for (int row = 0; row < kGroup; ++row) {
-          sums[row][0] = Product<T>::add(sums[row][0], queries[row][step], near + step * kBlock);
-          sums[row][1] = Product<T>::add(sums[row][1], queries[row][step], far + step * kBlock);
+          for (int part = 0; part < kAtOnce; ++part) {
+            sums[row][part] = Product<T>::add(sums[row][part], queries[row][step], keys[part] + step * kBlock);
+          }
         }
       }
       for (int row = 0; row < count; ++row) {
-        store(scores + row * kTile + place, sums[row][0]);
-        store(scores + row * kTile + place + kBlock, sums[row][1]);
+        for (int part = 0; part < kAtOnce; ++part) store(scores + row * kTile + place + part * kBlock, sums[row][part]);
       }
     }
     for (int row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
@@ -203,7 +210,7 @@ class AttentionItem {
   // Adds a tile's weighted values to `count` of at most `kCount` rows of one key/value head.
   template <int kCount>
   void add_values(int64_t first_row, int count, int64_t tile, int slots) {
-    constexpr int kParts = kCount == 1 ? 4 : 2;  // independent sums, to hide latency
+    constexpr int kParts = kCount == 1 ? 4 : kAtOnce;  // independent sums, to hide latency
     const uint32_t *blocks[kTile / kBlock], *weights[kCount];
     for (int place = 0; place < slots; place += kBlock) {
       blocks[place / kBlock] = block(call_.value_pool, kv_head(first_row), tile + place);

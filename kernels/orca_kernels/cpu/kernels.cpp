@@ -64,7 +64,7 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
 
-// Compiled only with these instructions: without them oneDNN is as fast. targets.py lists the products of each target.
+// Compiled only where oneDNN is not faster: targets.py lists the products of each target.
 #define ORCA_DEFINE_LINEAR(name, T)                                                                                   \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
     orca::pack(weight, panels, inputs, outputs);                                                                      \
@@ -76,9 +76,9 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
   ORCA_DEFINE_RUN(pack_##name)                                                                                        \
   ORCA_DEFINE_RUN(linear_##name)
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 ORCA_DEFINE_LINEAR(float32, float)
 #endif
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || (defined(__AVX2__) && !defined(__AVX512F__))
 ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16)
 #endif

@@ -22,7 +22,7 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 ATTENTION_OPTIONS = frozenset({"window"})
 """Options of `AttentionForm` that the C++ supports."""
 LANES = 16
-"""Floats of a C++ vector: head dimensions must be a multiple (cpu/vector.h)."""
+"""Floats of a C++ vector: head dimensions must be a multiple (cpu/lanes.h)."""
 
 SIGNATURES: dict[str, list[Any]] = {
     "layer_norm": [POINTER] * 4 + [INTEGER] * 2 + [REAL],
@@ -38,7 +38,7 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
 }
 """Functions for the element types whose products the library computes."""
 PANEL = 32
-"""Outputs of a panel (cpu/linear.h)."""
+"""Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, 16 with AVX2 (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
@@ -182,7 +182,7 @@ class CpuKernels(ReferenceKernels):
         return_freed_memory()  # memory of the original weights, to bound peak memory
         if "linear" in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
             return PanelLinear(self.calls, self._functions["pack"], self._functions["linear"], weight, bias)
-        return PackedLinear(weight, bias) if _packs(self._dtype) else ReferenceLinear(weight, bias)
+        return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -221,7 +221,7 @@ class CpuKernels(ReferenceKernels):
         return CpuAttention(self.calls, self._functions["store"], self._functions["attention"], form)
 
 
-def _packs(dtype: torch.dtype) -> bool:
+def packs(dtype: torch.dtype) -> bool:
     """Return True if torch has the packed product and supports the element type on this processor."""
     operators = torch.ops.mkldnn
     if not hasattr(operators, "_linear_pointwise"):

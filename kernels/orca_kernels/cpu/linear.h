@@ -1,27 +1,32 @@
-// y = x W^T + b, reading the weights once and sequentially. Weights are stored in panels of 32 outputs: a step of a
-// panel is 32 words of four bytes, one float or two bfloat16 of each output. Up to twelve rows of x are computed at a
-// time, so that their sums fill the registers of AVX-512; few rows are memory-bound, many are compute-bound. An element
-// of y is one chain of sums over the inputs in order, independent of the other rows.
+// y = x W^T + b, reading the weights once and sequentially. Weights are stored in panels of kPanel outputs: a step of a
+// panel is a word of four bytes for each output, one float or two bfloat16. Several rows of x are computed at a time, so
+// that their sums fill the registers; few rows are memory-bound, many are compute-bound. An element of y is one chain of
+// sums over the inputs in order, independent of the other rows.
 #pragma once
 
 #include "vector.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <algorithm>
 #include <vector>
 
 namespace orca {
 
-constexpr int kPanel = 2 * kLanes;
-constexpr int kRowsAtOnce = 12;
-constexpr int kAhead = 16;             // steps to prefetch into the L1 cache: 2 KB
-constexpr int kFarAhead = 64;          // steps to prefetch into the L2 cache: memory latency exceeds kAhead steps
+// The sums of kRowsAtOnce rows and a step of the weights fill the 32 registers of AVX-512, or the 16 of AVX2.
+#if defined(__AVX512F__)
+constexpr int kVectors = 2, kRowsAtOnce = 12;
+#else
+constexpr int kVectors = 1, kRowsAtOnce = 6;
+#endif
+constexpr int kPanel = kVectors * kLanes;  // outputs; kernels.py rounds up to 32
+constexpr int kAhead = 32 / kVectors;      // steps to prefetch into the L1 cache: 2 KB
+constexpr int kFarAhead = 128 / kVectors;  // steps to prefetch into the L2 cache: memory latency exceeds kAhead steps
 constexpr int64_t kChunkWords = 1 << 17;  // words of rows that stay in the L2 cache: 512 KB
 
 template <typename T>
 struct LinearCall {
   const T *x;             // [rows, inputs]
-  const uint32_t *panels;  // [outputs / 32, steps, 32]
+  const uint32_t *panels;  // [outputs / kPanel, steps, kPanel]
   const T *bias;           // [outputs], or null
   const T *residual;       // [rows, outputs], or null
   T *y;                    // [rows, outputs]
@@ -58,15 +63,16 @@ template <typename T, int kRows>
 void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t panel) {
   const int64_t steps = call.inputs / Product<T>::kWidth;
   const uint32_t *weights = call.panels + panel * steps * kPanel;
-  Floats low[kRows] = {}, high[kRows] = {};
+  Floats sums[kRows][kVectors] = {};
   for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
-    __builtin_prefetch(weights + kAhead * kPanel);
-    __builtin_prefetch(weights + kAhead * kPanel + kLanes);
-    __builtin_prefetch(weights + kFarAhead * kPanel, 0, 2);
-    __builtin_prefetch(weights + kFarAhead * kPanel + kLanes, 0, 2);
+    for (int part = 0; part < kVectors; ++part) {
+      __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
+      __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
+    }
     for (int row = 0; row < kRows; ++row) {
-      low[row] = Product<T>::add(low[row], words[row], weights);
-      high[row] = Product<T>::add(high[row], words[row], weights + kLanes);
+      for (int part = 0; part < kVectors; ++part) {
+        sums[row][part] = Product<T>::add(sums[row][part], words[row], weights + part * kLanes);
+      }
     }
   }
   const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.outputs - column);
@@ -75,8 +81,9 @@ void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_
   for (int row = 0; row < kRows; ++row) {
     const int64_t place = (first_row + row) * call.outputs + column;
     if (call.residual) std::copy_n(call.residual + place, width, residual);
-    for (int lane = 0; lane < kPanel; lane += kLanes) {
-      Floats value = (lane ? high[row] : low[row]) + load(bias + lane);
+    for (int part = 0; part < kVectors; ++part) {
+      const int lane = part * kLanes;
+      Floats value = sums[row][part] + load(bias + lane);
       if (call.gelu_tanh) value = gelu_tanh(value);
       store(output + lane, value + load(residual + lane));
     }

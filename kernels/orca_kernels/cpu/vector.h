@@ -1,49 +1,19 @@
-// Vectors of sixteen floats, loaded from and stored to memory of either element type. GCC and Clang lower a vector to
-// one register of AVX-512, two of AVX2, four of SSE or NEON.
+// Arithmetic of vectors, and their loads from and stores to memory of either element type.
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
-#endif
+#include "lanes.h"
 
 namespace orca {
 
-constexpr int kLanes = 16;
-
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
-typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-
-// bfloat16 is the upper half of a float.
-struct BFloat16 {
-  uint16_t bits;
-};
-
 inline Floats splat(float value) { return value - Floats{}; }
 
-inline Floats load(const float *from) {
-  Floats value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
+inline Floats load(const float *from) { return load_as<Floats>(from); }
 
-inline Floats load(const BFloat16 *from) {
-#if defined(__AVX512F__)
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
-  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-#else
-  Halves halves;
-  std::memcpy(&halves, from, sizeof(halves));
-  return (Floats)(__builtin_convertvector(halves, Words) << 16);
-#endif
-}
+inline Floats load(const BFloat16 *from) { return reinterpreted<Floats>(widened(from) << 16); }
 
-inline void store(float *to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+inline void store(float *to, Floats value) { store_as(to, value); }
 
 // Rounds to nearest, ties to even, like torch; NaN stays NaN. The instruction treats subnormal floats as zero.
 inline void store(BFloat16 *to, Floats value) {
@@ -51,12 +21,11 @@ inline void store(BFloat16 *to, Floats value) {
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
   std::memcpy(to, &halves, sizeof(halves));
 #else
-  const Words bits = (Words)value;
+  const Words bits = reinterpreted<Words>(value);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words quiet = (bits >> 16) | 0x40;
-  const Words is_nan = (Words)(value != value);
-  const Halves halves = __builtin_convertvector((quiet & is_nan) | (rounded & ~is_nan), Halves);
-  std::memcpy(to, &halves, sizeof(halves));
+  const Words is_nan = reinterpreted<Words>(value != value);
+  store_narrowed(to, (quiet & is_nan) | (rounded & ~is_nan));
 #endif
 }
 
@@ -77,10 +46,13 @@ inline void put(BFloat16 *to, float value) {
   to->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Of numbers, and of the parts that `reduce` halves a vector into.
 template <typename V>
 inline V larger(V left, V right) {
   return left > right ? left : right;
 }
+
+inline Floats larger(Floats left, Floats right) { return choose(left > right, left, right); }
 
 // Reduces a vector to one number by halving.
 template <int kCount = kLanes, typename V, typename Combine>
@@ -115,7 +87,7 @@ inline float largest(Floats value) {
 // e^x to about two units in the last place, by 2^n times a polynomial (Cephes' coefficients); 0 below -87.
 inline Floats exponential(Floats x) {
   const Floats low = splat(-87.3f), high = splat(88.3f);
-  const Floats clipped = x < low ? low : (x > high ? high : x);
+  const Floats clipped = choose(x < low, low, choose(x > high, high, x));
   Floats scaled = clipped * 1.44269504088896341f;
   const Floats magic = splat(12582912.0f);  // 1.5 x 2^23: adding it rounds to a whole number
   const Floats whole = (scaled + magic) - magic;
@@ -127,9 +99,9 @@ inline Floats exponential(Floats x) {
   series = series * rest + 1.6666665459e-1f;
   series = series * rest + 5.0000001201e-1f;
   series = series * rest * rest + rest + 1.0f;
-  const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-  const Floats result = series * (Floats)power;
-  return x < low ? Floats{} : result;
+  const Ints power = (whole_numbers(whole) + 127) << 23;
+  const Floats result = series * reinterpreted<Floats>(power);
+  return choose(x < low, Floats{}, result);
 }
 
 // Multiplication of elements as words of four bytes, a float or a pair of bfloat16, sixteen words at a time.
@@ -159,22 +131,15 @@ struct Product<BFloat16> {
 #else
     const float first = scalar(BFloat16{static_cast<uint16_t>(word)});
     const float second = scalar(BFloat16{static_cast<uint16_t>(word >> 16)});
-    return to + first * (Floats)(words << 16) + second * (Floats)(words & 0xffff0000);
+    return to + first * reinterpreted<Floats>(words << 16) + second * reinterpreted<Floats>(words & 0xffff0000);
 #endif
   }
 
-  static Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_words(from)); }
+  static Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_as<Words>(from)); }
 
   // Like `add`, but ignores the second element of each pair, which may have any value.
   static Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
-    return add(to, word, load_words(from) & 0xffff);
-  }
-
- private:
-  static Words load_words(const uint32_t *from) {
-    Words words;
-    std::memcpy(&words, from, sizeof(words));
-    return words;
+    return add(to, word, load_as<Words>(from) & 0xffff);
   }
 };
 
