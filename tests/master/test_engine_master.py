@@ -327,3 +327,20 @@ def test_an_entry_with_other_workers_is_another_pipeline():
         assert [workers.spec.workers for workers in made.cluster.formed["a"]] == [["a:0"], ["elsewhere:1"]]
 
     play(lambda: Engine(topology("a"), RESTARTED), scene)
+
+
+def test_a_stop_during_an_edit_also_ends_the_pipelines_that_the_edit_begins():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        editing = asyncio.create_task(made.engine.apply(topology("b", "c")))
+        await asyncio.sleep(0)  # the edit waits for the end of pipeline a
+        await asyncio.gather(editing, made.engine.stop("SIGTERM"))
+        assert {report.phase for report in made.engine.snapshot.pipelines} <= {
+            PipelinePhase.CONNECTING,
+            PipelinePhase.RECOVERING,
+        }
+        assert made.cluster.newest("c").calls == ["close"]
+        supervisors = [task for task in asyncio.all_tasks() if "PipelineSupervisor" in repr(task.get_coro())]
+        assert supervisors == []
+
+    play(lambda: Engine(topology("a", "b"), RESTARTED), scene)

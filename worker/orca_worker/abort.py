@@ -1,8 +1,9 @@
-"""`abort`: ends a gRPC call with the status of an error, and the `Fault` in its trailing metadata."""
+"""`Aborting`: ends a gRPC call with the status of an error, and the `Fault` in its trailing metadata."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 from orca_protos import engine_pb2 as pb
@@ -11,15 +12,30 @@ from orca_protos import faults
 from orca_worker.errors import EpochError, FaultError, ModelError, kind_of
 
 
-async def abort(context: Any, error: ModelError | EpochError | FaultError, epoch: int, partition: int) -> NoReturn:
-    """End the call of `context`; `epoch` and `partition`: the controller's. Raises gRPC's AbortError."""
-    fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=epoch, partition=partition)
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, EpochError):
-        code = grpc.StatusCode.FAILED_PRECONDITION
-    elif isinstance(error, FaultError):
-        fault = error.fault
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED if fault.out_of_memory else grpc.StatusCode.ABORTED
-    details = faults.cut(fault.message, faults.MAX_DETAILS_BYTES)
-    await context.abort(code, details, faults.to_metadata(fault))
-    raise AssertionError("abort raises")
+class Aborting:
+    """Context manager: aborts a call if a ModelError, EpochError or FaultError is raised inside.
+
+    `place` returns the controller's epoch and partition. Not a generator, which a closing event loop would end beside
+    the generators of calls that stream.
+    """
+
+    def __init__(self, context: Any, place: Callable[[], tuple[int, int]]) -> None:
+        self._context = context
+        self._place = place
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, ModelError | EpochError | FaultError):
+            return
+        epoch, partition = self._place()
+        fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=epoch, partition=partition)
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        if isinstance(error, EpochError):
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        elif isinstance(error, FaultError):
+            fault = error.fault
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if fault.out_of_memory else grpc.StatusCode.ABORTED
+        details = faults.cut(fault.message, faults.MAX_DETAILS_BYTES)
+        await self._context.abort(code, details, faults.to_metadata(fault))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,7 +25,7 @@ from orca_protos.engine_pb2_grpc import WorkerServicer
 from orca_protos.tls import TlsFolder
 from orca_protos.wire import EPOCH_KEY, WIRE_VERSION
 
-from orca_worker.abort import abort
+from orca_worker.abort import Aborting
 from orca_worker.current_epoch import CurrentEpoch
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError
@@ -101,33 +102,29 @@ class Controller(WorkerServicer):
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
         """See engine.proto."""
-        try:
+        async with self._aborting(context):
             check_request(request)
-        except ModelError as error:
-            await self._abort(context, error)
-        try:
-            path = Path(request.model_path)
-            # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
-            model = await asyncio.to_thread(
-                check_model,
-                path,
-                request.pipeline_parallel_size,
-                request.tensor_parallel_size,
-                request.max_model_len,
-                range(request.partition, request.partition + 1),
-            )
-            if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
-                async for progress in self._load_ranks(request):
-                    progress.total_bytes = model.num_bytes
-                    yield progress
-            yield pb.LoadProgress(facts=self._facts)
-        except (ModelError, FaultError) as error:
-            await self._end_ranks()
-            await self._abort(context, error)
-        except EpochError as error:
-            await self._abort(context, error)
-        except OSError as error:  # the model's files changed during the check
-            await self._abort(context, ModelError(f"{request.model_path}: {error}"))
+            try:
+                path = Path(request.model_path)
+                # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
+                model = await asyncio.to_thread(
+                    check_model,
+                    path,
+                    request.pipeline_parallel_size,
+                    request.tensor_parallel_size,
+                    request.max_model_len,
+                    range(request.partition, request.partition + 1),
+                )
+                if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
+                    async for progress in self._load_ranks(request):
+                        progress.total_bytes = model.num_bytes
+                        yield progress
+                yield pb.LoadProgress(facts=self._facts)
+            except (ModelError, FaultError):
+                await self._end_ranks()
+                raise
+            except OSError as error:  # the model's files changed during the check
+                raise ModelError(f"{request.model_path}: {error}") from error
 
     async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
         """Load into the present rank processes or new ones; yield progress.
@@ -163,55 +160,57 @@ class Controller(WorkerServicer):
 
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
-        try:
+        async with self._aborting(context):
             await self.epoch.prepare(request.epoch)
-        except EpochError as error:
-            await self._abort(context, error)
-        ranks = self._ranks
-        try:
-            replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
-        except (ModelError, FaultError, EpochError) as error:
-            if self._ranks is ranks:  # otherwise a newer Load has replaced the ranks
-                await self._end_ranks()  # a rank cannot leave its old epoch: the next Load starts new ranks
-            await self._abort(context, error)
-        return replies[0].prepared
+            ranks = self._ranks
+            try:
+                replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
+            except (ModelError, FaultError, EpochError):
+                if self._ranks is ranks:  # otherwise a newer Load has replaced the ranks
+                    await self._end_ranks()  # a rank cannot leave its old epoch: the next Load starts new ranks
+                raise
+            return replies[0].prepared
 
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
         """See engine.proto."""
-        await self._check_prepared(request.epoch, context)
-        if request.rendezvous_host:
-            self.epoch.rendezvous.pass_on(self.epoch.dial(request.rendezvous_host))
-        seconds = deadlines.form(request.group_timeout_ms / 1000).worker
-        ranks = self._ranks
-        await self._ask_or_abort(context, pb.RankCommand(form=request), seconds)
-        await self._check_prepared(request.epoch, context)  # another Prepare may have come while the ranks formed
-        if self._ranks is not ranks:
-            await self._abort(context, EpochError("another load has begun"))
-        next_hop = None
-        if request.next_hop:
-            metadata = ((EPOCH_KEY, str(request.epoch)),)
-            next_hop = self.epoch.dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
-        alone = request.world_size == len(self._ranks)
-        await self.epoch.begin(Epoch(request.epoch, self._partition, next_hop, alone))
-        return pb.Formed()
+        async with self._aborting(context):
+            self.epoch.check_prepared(request.epoch)
+            if request.rendezvous_host:
+                self.epoch.rendezvous.pass_on(self.epoch.dial(request.rendezvous_host))
+            ranks = self._ranks
+            seconds = deadlines.form(request.group_timeout_ms / 1000).worker
+            await self._ask(pb.RankCommand(form=request), seconds)
+            self.epoch.check_prepared(request.epoch)  # another Prepare may have come while the ranks formed
+            if self._ranks is not ranks:
+                raise EpochError("another load has begun")
+            next_hop = None
+            if request.next_hop:
+                metadata = ((EPOCH_KEY, str(request.epoch)),)
+                next_hop = self.epoch.dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
+            alone = request.world_size == len(self._ranks)
+            await self.epoch.begin(Epoch(request.epoch, self._partition, next_hop, alone))
+            return pb.Formed()
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:
         """See engine.proto."""
-        try:
-            return await self.epoch.rendezvous.exchange(request)
-        except RendezvousError as error:
-            await self._abort(context, EpochError(str(error)))
+        async with self._aborting(context):
+            try:
+                return await self.epoch.rendezvous.exchange(request)
+            except RendezvousError as error:
+                raise EpochError(str(error)) from error
 
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
-        seconds = deadlines.warmup(request.timeout_ms / 1000).worker
-        replies = await self._ask_or_abort(context, pb.RankCommand(warmup=request), seconds)
-        return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
+        async with self._aborting(context):
+            seconds = deadlines.warmup(request.timeout_ms / 1000).worker
+            replies = await self._ask(pb.RankCommand(warmup=request), seconds)
+            return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.Allocated:
         """See engine.proto."""
-        await self._ask_or_abort(context, pb.RankCommand(allocate=request), deadlines.ALLOCATE.worker)
-        return pb.Allocated()
+        async with self._aborting(context):
+            await self._ask(pb.RankCommand(allocate=request), deadlines.ALLOCATE.worker)
+            return pb.Allocated()
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
         """See engine.proto."""
@@ -222,38 +221,18 @@ class Controller(WorkerServicer):
 
     async def Run(self, request_iterator: Any, context: Any) -> None:
         """See engine.proto. Reads iterations on this task and writes Acks on another."""
-        self.num_streams += 1
-        try:
-            epoch = await self.epoch.formed(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
-            acks = asyncio.create_task(_write_acks(epoch, context))
-            try:
-                with epoch.until_over():
-                    while (iteration := await context.read()) is not grpc.aio.EOF:
-                        epoch.accept(iteration)
-                        self._ranks.send(pb.RankCommand(iteration=iteration.SerializeToString()))
-                        await epoch.forward(iteration)
-            except FaultError as error:
-                epoch.end(error.fault)
-                raise
-            finally:
-                acks.cancel()
-                epoch.lose_caller()
-        except (EpochError, FaultError) as error:
-            await self._abort(context, error)
-        finally:
-            self.num_streams -= 1
+        with self._counted_stream():
+            async with self._aborting(context):
+                epoch = await self.epoch.formed(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
+                await self._relay(epoch, context)
 
     async def Results(self, request: pb.ResultsRequest, context: Any) -> AsyncIterator[pb.IterationResult]:
         """See engine.proto."""
-        self.num_streams += 1
-        try:
-            epoch = await self.epoch.formed(str(request.epoch))
-            while True:
-                yield await epoch.result()
-        except (EpochError, FaultError) as error:
-            await self._abort(context, error)
-        finally:
-            self.num_streams -= 1
+        with self._counted_stream():
+            async with self._aborting(context):
+                epoch = await self.epoch.formed(str(request.epoch))
+                while True:
+                    yield await epoch.result()
 
     # -- internal ------------------------------------------------------------------------------------
 
@@ -266,12 +245,21 @@ class Controller(WorkerServicer):
     def _partition(self) -> int:
         return self._load.partition if self._load else 0
 
-    async def _check_prepared(self, epoch: int, context: Any) -> None:
-        """Abort the call if `epoch` is not the epoch prepared last."""
+    async def _relay(self, epoch: Epoch, context: Any) -> None:
+        """Queue and forward each iteration until the caller closes its stream; raise EpochError or FaultError."""
+        acks = asyncio.create_task(_write_acks(epoch, context))
         try:
-            self.epoch.check_prepared(epoch)
-        except EpochError as error:
-            await self._abort(context, error)
+            with epoch.until_over():
+                while (iteration := await context.read()) is not grpc.aio.EOF:
+                    epoch.accept(iteration)
+                    self._ranks.send(pb.RankCommand(iteration=iteration.SerializeToString()))
+                    await epoch.forward(iteration)
+        except FaultError as error:
+            epoch.end(error.fault)
+            raise
+        finally:
+            acks.cancel()
+            epoch.lose_caller()
 
     def _on_fault(self, fault: pb.Fault) -> None:
         self._facts = None  # the next Load starts new ranks
@@ -283,14 +271,17 @@ class Controller(WorkerServicer):
             raise EpochError("nothing is loaded")
         return await self._ranks.ask(command, timeout)
 
-    async def _ask_or_abort(self, context: Any, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
-        try:
-            return await self._ask(command, timeout)
-        except (ModelError, FaultError, EpochError) as error:
-            await self._abort(context, error)
+    def _aborting(self, context: Any) -> Aborting:
+        return Aborting(context, lambda: (self.epoch.highest, self._partition))
 
-    async def _abort(self, context: Any, error: ModelError | EpochError | FaultError) -> NoReturn:
-        await abort(context, error, self.epoch.highest, self._partition)
+    @contextmanager
+    def _counted_stream(self) -> Iterator[None]:
+        """Count a stream, because `leave` waits for its end."""
+        self.num_streams += 1
+        try:
+            yield
+        finally:
+            self.num_streams -= 1
 
     async def _end_ranks(self) -> None:
         """End every rank, even if the calling task is cancelled."""

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import EngineState
-from orca_contract.topology import PipelineSpec, Topology
+from orca_contract.topology import Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig, WorkerOwner
@@ -33,8 +33,9 @@ from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.pipeline import Pipeline
+from orca_master.engine.pipeline_set import PipelineSet
 from orca_master.engine.request_limits import check_fits, check_values
-from orca_master.engine.snapshot import EngineSnapshot, FormedPipeline, LoadedBytes
+from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
@@ -65,22 +66,18 @@ class EngineMaster:
             config.max_queued_requests, config.max_queued_tokens, POLICIES[config.scheduling_policy]
         )
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
-        self.supervisors: dict[str, PipelineSupervisor] = {}
         self._state = EngineState.LOADING
         self._failure = ""
-        self._topology = topology
         self._config = config
         self._deliver = deliver
         self._observer = observer
-        self._make_workers = make_workers
+        self._pipelines = PipelineSet(topology, self, make_workers)
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._requests = LiveRequests(self.scheduler, deliver)
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
         self._facts = pb.ModelFacts()
-        self._formed: FormedPipeline | None = None
-        self._serving: dict[str, PipelineSupervisor] = {}
         self._started: asyncio.Future[None] | None = None
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._applying = asyncio.Lock()
@@ -92,9 +89,7 @@ class EngineMaster:
         With WorkerOwner.CLUSTER `start` waits for the first pipeline without a time limit.
         """
         self._started = asyncio.get_running_loop().create_future()
-        for spec in self._topology.pipelines:
-            if spec.id not in self.supervisors:  # `apply` may have been called first
-                self._supervise(spec)
+        self._pipelines.begin(self._config)  # `apply` may have begun some
         try:
             await self._started
         except Exception:
@@ -104,37 +99,29 @@ class EngineMaster:
     async def stop(self, reason: str) -> None:
         """Fail all requests; shut the workers down if the engine owns them."""
         self._enter(EngineState.STOPPED, f"the server stops: {reason}")
-        supervisors = list(self.supervisors.values())
-        await asyncio.gather(*(supervisor.end() for supervisor in supervisors))
-        self._fail_requests()
-        await asyncio.gather(*(supervisor.disconnect(reason) for supervisor in supervisors))
+        async with self._applying:  # an `apply` in progress may begin pipelines
+            await self._pipelines.end()
+            self._fail_requests()
+            await self._pipelines.disconnect(reason)
 
     async def apply(self, topology: Topology) -> None:
         """Add and remove pipelines; requests of removed pipelines are rewound and continue on the others.
 
         Raises ConfigurationError if another field of the topology differs.
         """
-        if topology.model_copy(update={"pipelines": self._topology.pipelines}) != self._topology:
+        present = self._pipelines.topology
+        if topology.model_copy(update={"pipelines": present.pipelines}) != present:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         async with self._applying:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
-            self._topology = topology
-            specs = {spec.id: spec for spec in topology.pipelines}
-            leaving = [entry for entry in self.supervisors.values() if specs.get(entry.id) != entry.spec]
-            await asyncio.gather(*(supervisor.end() for supervisor in leaving))
-            for supervisor in leaving:
-                del self.supervisors[supervisor.id]
-                await supervisor.workers.close()
-            for spec in topology.pipelines:
-                if spec.id not in self.supervisors:
-                    self._supervise(spec)
+            await self._pipelines.replace(topology, self._config)
             self.on_change()  # needed if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply new limits of batch, token budget and queue from the next selection on."""
         self._config = config
-        self.scheduler.config = config.for_scheduler(self._topology.pipeline_parallel_size)
+        self.scheduler.config = config.for_scheduler(self._pipelines.topology.pipeline_parallel_size)
         self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._dispatch()
 
@@ -166,8 +153,8 @@ class EngineMaster:
         self.snapshot = EngineSnapshot(
             self._state,
             self._failure,
-            self._topology,
-            tuple(supervisor.report for supervisor in self.supervisors.values()),
+            self._pipelines.topology,
+            self._pipelines.reports,
             self._facts.vocabulary_size,
             self._facts.max_model_len,
             self._num_slots,
@@ -176,26 +163,20 @@ class EngineMaster:
             len(self.pool),
             self._num_iterations,
             self._progressed_at,
-            self._formed,
-            self._loaded_bytes() if self._state is EngineState.LOADING else LoadedBytes(),
+            self._pipelines.formed,
+            self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
         """Add the pipeline to the scheduler, and enter the state serving if the start is complete."""
         self._progressed_at = time.monotonic()
         self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
-        self._serving[supervisor.id] = supervisor
+        formed = self._pipelines.add_serving(supervisor)
         assert self._started is not None
-        self._formed = _formed_pipeline(supervisor)
-        logger.log(
-            logging.INFO if self._started.done() else logging.DEBUG,  # the report of the start covers the first ones
-            "pipeline %s serves: epoch %d, %d partitions, %d K/V slots",
-            supervisor.id,
-            supervisor.workers.epoch,
-            self._topology.pipeline_parallel_size,
-            self._formed.num_slots,
-        )
-        complete = len(self._serving) == len(self.supervisors) or self._started.done()
+        level = logging.INFO if self._started.done() else logging.DEBUG  # the start report covers the first pipelines
+        text = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots"
+        logger.log(level, text, supervisor.id, supervisor.workers.epoch, len(supervisor.spec.workers), formed.num_slots)
+        complete = self._pipelines.all_serve or self._started.done()
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
             self.on_change()
@@ -231,9 +212,9 @@ class EngineMaster:
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Remove the pipeline from the scheduler; its requests return to the pool."""
-        del self._serving[supervisor.id]
+        self._pipelines.remove_serving(supervisor)
         self.scheduler.remove_pipeline(supervisor.id)
-        if self._serving:
+        if self._pipelines.serving:
             self._requests.refuse_misfits(self._check_fits)  # the lost pipeline may have been the largest
         elif self._state is EngineState.SERVING:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
@@ -256,21 +237,15 @@ class EngineMaster:
         elif not expected:
             logger.error("engine failed: internal error in the supervisor of %s", supervisor.id, exc_info=error)
             self._fail(f"internal error: {error!r}")
-        elif self._state is EngineState.FAILED and not self._serving and supervisor.has_served:
+        elif self._state is EngineState.FAILED and not self._pipelines.serving and supervisor.has_served:
             self._fail(f"pipeline {supervisor.id} is lost: {error}")
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _supervise(self, spec: PipelineSpec) -> None:
-        supervisor = PipelineSupervisor(spec, self._topology, self._config, self, self._make_workers)
-        self.supervisors[spec.id] = supervisor
-        supervisor.begin()
-        self.on_change()
-
     def _dispatch(self) -> None:
         """Send iterations until no request can be selected; the pipeline with the fewest in flight goes first."""
         while self._state is EngineState.SERVING:
-            working = [supervisor for supervisor in self._serving.values() if supervisor.is_open]
+            working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
                 if self._advance(supervisor, lambda entry: self.scheduler.select(entry.id)):
                     break
@@ -300,10 +275,6 @@ class EngineMaster:
             return False
         return bool(proposal)
 
-    def _loaded_bytes(self) -> LoadedBytes:
-        loaded = [supervisor.workers.loaded_bytes for supervisor in self.supervisors.values()]
-        return LoadedBytes(sum(entry.done for entry in loaded), sum(entry.total for entry in loaded))
-
     @property
     def _num_slots(self) -> int:
         return max((ledger.num_blocks for ledger in self.scheduler.ledgers), default=0) * BLOCK_SIZE
@@ -327,17 +298,3 @@ class EngineMaster:
         if self._state is not EngineState.STOPPED:
             self._state, self._failure = state, failure
         self.on_change()
-
-
-def _formed_pipeline(supervisor: PipelineSupervisor) -> FormedPipeline:
-    workers, facts = supervisor.workers, supervisor.workers.facts
-    return FormedPipeline(
-        supervisor.id,
-        facts.family,
-        facts.num_layers,
-        facts.dtype,
-        facts.max_model_len,
-        facts.kernels,
-        workers.num_blocks * BLOCK_SIZE,
-        workers.sizing,
-    )

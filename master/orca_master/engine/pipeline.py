@@ -153,7 +153,7 @@ class Pipeline:
     ) -> pb.ModelFacts:
         def on_progress(done: int, total: int) -> None:
             self._loaded_by_worker[worker.address] = LoadedBytes(done, total)
-            self.loaded_bytes = LoadedBytes(*map(sum, zip(*self._loaded_by_worker.values(), strict=True)))
+            self.loaded_bytes = LoadedBytes.sum(self._loaded_by_worker.values())
             enter(PipelinePhase.LOADING)
 
         facts = await worker.load(request, on_progress)

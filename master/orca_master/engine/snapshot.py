@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,11 @@ class LoadedBytes(NamedTuple):
 
     done: int = 0
     total: int = 0
+
+    @classmethod
+    def sum(cls, parts: Iterable[LoadedBytes]) -> LoadedBytes:
+        """Add the bytes of several workers or pipelines."""
+        return cls(*map(sum, zip((0, 0), *parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

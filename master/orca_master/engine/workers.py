@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelinePhase
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
-from orca_master.engine.snapshot import LoadedBytes
+from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.scheduling.batch import Batch
 
 
@@ -51,3 +52,18 @@ class PipelineWorkers(Protocol):
 
 
 MakeWorkers = Callable[[PipelineSpec, Topology, EngineConfig], PipelineWorkers]
+
+
+def formed_pipeline(pipeline: str, workers: PipelineWorkers) -> FormedPipeline:
+    """Return what the workers of `pipeline` reported while they were formed."""
+    facts = workers.facts
+    return FormedPipeline(
+        pipeline,
+        facts.family,
+        facts.num_layers,
+        facts.dtype,
+        facts.max_model_len,
+        facts.kernels,
+        workers.num_blocks * BLOCK_SIZE,
+        workers.sizing,
+    )

@@ -1,0 +1,83 @@
+"""`PipelineSet`: the supervisors of a topology's pipelines, and which of the pipelines serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orca_contract.state import PipelineReport
+from orca_contract.topology import Topology
+
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
+from orca_master.engine.supervisor import PipelineListener, PipelineSupervisor
+from orca_master.engine.workers import MakeWorkers, formed_pipeline
+
+
+class PipelineSet:
+    """One supervisor per pipeline of `topology`. `serving`: the pipelines that serve, in the order of their start.
+
+    `formed`: the pipeline that began to serve last, None before the first.
+    """
+
+    def __init__(self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers) -> None:
+        self.topology = topology
+        self.serving: dict[str, PipelineSupervisor] = {}
+        self.formed: FormedPipeline | None = None
+        self._listener = listener
+        self._make_workers = make_workers
+        self._supervisors: dict[str, PipelineSupervisor] = {}
+
+    @property
+    def all_serve(self) -> bool:
+        """True if every pipeline of the topology serves."""
+        return len(self.serving) == len(self._supervisors)
+
+    @property
+    def reports(self) -> tuple[PipelineReport, ...]:
+        """The published states, in the order in which the pipelines were added."""
+        return tuple(supervisor.report for supervisor in self._supervisors.values())
+
+    @property
+    def loaded_bytes(self) -> LoadedBytes:
+        """Sum over all pipelines."""
+        return LoadedBytes.sum(supervisor.workers.loaded_bytes for supervisor in self._supervisors.values())
+
+    def begin(self, config: EngineConfig) -> None:
+        """Start forming each pipeline of the topology that has no supervisor yet."""
+        for spec in self.topology.pipelines:
+            if spec.id not in self._supervisors:
+                supervisor = PipelineSupervisor(spec, self.topology, config, self._listener, self._make_workers)
+                self._supervisors[spec.id] = supervisor
+                supervisor.begin()
+                self._listener.on_change()
+
+    async def replace(self, topology: Topology, config: EngineConfig) -> None:
+        """End the pipelines that `topology` does not have in the same form, then begin its new pipelines."""
+        self.topology = topology
+        specs = {spec.id: spec for spec in topology.pipelines}
+        leaving = [
+            supervisor for supervisor in self._supervisors.values() if specs.get(supervisor.id) != supervisor.spec
+        ]
+        await asyncio.gather(*(supervisor.end() for supervisor in leaving))
+        for supervisor in leaving:
+            del self._supervisors[supervisor.id]
+            await supervisor.workers.close()
+        self.begin(config)
+
+    def add_serving(self, supervisor: PipelineSupervisor) -> FormedPipeline:
+        """Note that a pipeline serves; return what its workers reported."""
+        self.serving[supervisor.id] = supervisor
+        self.formed = formed_pipeline(supervisor.id, supervisor.workers)
+        return self.formed
+
+    def remove_serving(self, supervisor: PipelineSupervisor) -> None:
+        """Note that a pipeline no longer serves."""
+        del self.serving[supervisor.id]
+
+    async def end(self) -> None:
+        """Stop all supervisions; the workers and connections remain until `disconnect`."""
+        await asyncio.gather(*(supervisor.end() for supervisor in self._supervisors.values()))
+
+    async def disconnect(self, reason: str) -> None:
+        """Close the connections of all pipelines; shut down workers that the engine owns."""
+        await asyncio.gather(*(supervisor.disconnect(reason) for supervisor in self._supervisors.values()))

@@ -1,0 +1,104 @@
+"""`PipelineSet`: begins, replaces and ends the pipelines of a topology. Their life cycles: test_supervisor.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from orca_contract.state import PipelinePhase
+from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.pipeline_set import PipelineSet
+from orca_master.engine.snapshot import LoadedBytes
+from support.fake_engine import topology
+from support.fake_workers import BYTES, MAX_MODEL_LEN, Cluster
+
+CONFIG = EngineConfig(worker_owner=WorkerOwner.CLUSTER)
+
+
+class Listener:
+    """Does what the engine does with the set, and ignores iterations."""
+
+    pipelines: PipelineSet
+
+    def on_change(self) -> None:
+        self.reports = self.pipelines.reports
+
+    def on_serving(self, supervisor) -> None:
+        self.pipelines.add_serving(supervisor)
+
+    def on_lost(self, supervisor, reason) -> None:
+        self.pipelines.remove_serving(supervisor)
+
+    def on_failure(self, supervisor, error) -> None:
+        pass
+
+    def on_result(self, supervisor, batch, result) -> None:
+        pass
+
+    def on_timing(self, pipeline, timing) -> None:
+        pass
+
+
+def play(scene) -> None:
+    """Run a scene on a set of the pipelines a and b, then end the set."""
+
+    async def run() -> None:
+        cluster, listener = Cluster(), Listener()
+        listener.pipelines = pipelines = PipelineSet(topology("a", "b"), listener, cluster.make)
+        async with asyncio.timeout(30):
+            await scene(pipelines, cluster)
+            await pipelines.end()
+            assert pipelines.serving == {}
+            assert {report.phase for report in listener.reports} == {PipelinePhase.RECOVERING}
+
+    asyncio.run(run())
+
+
+async def all_serve(pipelines: PipelineSet) -> None:
+    pipelines.begin(CONFIG)
+    while not pipelines.all_serve:
+        await asyncio.sleep(0)
+
+
+def test_every_pipeline_of_the_topology_is_formed_once():
+    async def scene(pipelines, cluster):
+        assert pipelines.formed is None
+        await all_serve(pipelines)
+        pipelines.begin(CONFIG)
+        assert [(report.id, report.phase) for report in pipelines.reports] == [
+            ("a", PipelinePhase.SERVING),
+            ("b", PipelinePhase.SERVING),
+        ]
+        assert {name: len(formed) for name, formed in cluster.formed.items()} == {"a": 1, "b": 1}
+        assert (pipelines.formed.id, pipelines.formed.max_model_len) == ("b", MAX_MODEL_LEN)
+        assert pipelines.loaded_bytes == LoadedBytes(4 * BYTES, 4 * BYTES)
+
+    play(scene)
+
+
+def test_only_pipelines_that_differ_are_replaced():
+    async def scene(pipelines, cluster):
+        await all_serve(pipelines)
+        leaving, kept = cluster.newest("a"), cluster.newest("b")
+        await pipelines.replace(topology("b", "c"), CONFIG)
+        assert (leaving.calls, kept.calls) == (["close"], [])
+        assert list(pipelines.serving) == ["b"]
+        while not pipelines.all_serve:
+            await asyncio.sleep(0)
+        assert [report.id for report in pipelines.reports] == ["b", "c"]
+        assert cluster.newest("b") is kept
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("owner", "call"), [(WorkerOwner.CLUSTER, "close"), (WorkerOwner.ENGINE, "shutdown")])
+def test_workers_that_the_engine_owns_are_shut_down_at_the_end(owner, call):
+    async def scene(pipelines, cluster):
+        pipelines.begin(EngineConfig(worker_owner=owner))
+        while not pipelines.all_serve:
+            await asyncio.sleep(0)
+        await pipelines.end()
+        await pipelines.disconnect("the test ends")
+        assert [cluster.newest(name).calls for name in "ab"] == [[call], [call]]
+
+    play(scene)
