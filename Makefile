@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test test-long moves mutations docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -15,12 +15,17 @@ install: $(VENV)/run-installed
 
 # Bytecode is written also where the environment forbids it: the tests start hundreds of interpreters.
 test: export PYTHONDONTWRITEBYTECODE =
-test: lint
+# mypy takes one processor and pytest both: beside each other they end sooner.
+test: style
+	@$(MAKE) --no-print-directory --jobs 2 types short-tests
+
+short-tests: $(VENV)/dev-installed
 	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist worksteal --durations 40
 
-# The tests with the marker `long`, beside those of `make test`.
+# The tests with the marker `long`, then the properties of master, worker and kernels with ten times as many examples.
 test-long: $(VENV)/dev-installed
 	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal --durations 40
+	$(BIN)/pytest tests/master tests/worker tests/kernels -m hypothesis --hypothesis-profile long --numprocesses 2 --dist worksteal
 
 # Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.
 moves: $(VENV)/dev-installed
@@ -56,9 +61,13 @@ resolve: $(VENV)/dev-installed
 test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -raP
 
-lint: $(VENV)/dev-installed
+lint: style types
+
+style: $(VENV)/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev-installed
 	$(BIN)/mypy
 
 # Writes images/*.txt, the packages of the images with their hashes, for the versions of constraints.txt.

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Two OpenMP threads on one busy core hold each other up, and tests run beside each other.
@@ -16,6 +17,11 @@ from orca_kernels.cpu.targets import processor_flags, processor_name
 from support import cpu_targets
 from support.once import once
 from support.worker_pool import WorkerPool
+
+# `make test-long` repeats the property tests of master and worker with `--hypothesis-profile long`.
+hypothesis.settings.register_profile("short", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=500, deadline=None)
+hypothesis.settings.load_profile("short")
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets reports name the CPU target of their test."""
+    """Make reports name the CPU target of their test."""
     for item in items:
         cpu_targets.mark_target(item)
 

@@ -38,7 +38,7 @@ def pip(machine, tmp_path) -> Pip:
 
 @pytest.fixture
 def registry(tmp_path, monkeypatch):
-    """Stands in for the public registry: its torch requires a package of CUDA."""
+    """Serve a stand-in for the public registry: its torch requires a package of CUDA."""
     make_wheel(tmp_path / "registry" / "torch", "torch", "2.13.0", CUDA)
     make_wheel(tmp_path / "registry" / "nvidia-cudnn-cu13", "nvidia-cudnn-cu13", "9.20.0.48")
     with serve_index(tmp_path / "registry") as url:
@@ -48,7 +48,7 @@ def registry(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cpu_index(tmp_path):
-    """Stands in for PyTorch's index of CPU builds."""
+    """Serve a stand-in for PyTorch's index of CPU builds."""
     make_wheel(tmp_path / "cpu" / "torch", "torch", "2.13.0+cpu")
     with serve_index(tmp_path / "cpu") as url:
         yield url

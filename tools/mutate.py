@@ -65,7 +65,8 @@ def copy(root: Path, folder: Path) -> None:
 def passes(folder: Path, tests: tuple[str, ...]) -> bool:
     """Return True if the tests pass in a copy; a run that times out does not pass."""
     path = os.pathsep.join(str(folder / package) for package in PACKAGES)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+    command += ["--hypothesis-profile", "long", *tests]
     environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -100,7 +101,7 @@ def missed(folder: Path, faults: list[Fault]) -> list[str]:
 def main() -> int:
     """Apply all faults of the table and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout")
+    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout with the hypothesis profile long")
     parser.add_argument("--table", type=Path, default=TABLE, help="table of faults for that checkout")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.commands import outcomes
 from support.served import serve
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,10 @@ def recorded(url: str) -> list[dict]:
         return json.load(answer)
 
 
-@pytest.mark.parametrize(("rate", "count"), [(5, 25), (50, 150), (200, 500)])
+@pytest.mark.parametrize(
+    ("rate", "count"),
+    [pytest.param(5, 25, marks=pytest.mark.long), (50, 150), pytest.param(200, 500, marks=pytest.mark.long)],
+)
 def test_the_figures_are_the_servers_own(slow, tmp_path, rate, count):
     """Within 5 % of what the server says it did, and the lag that the client reports; both look at the same clock."""
     recorded(slow)
@@ -86,6 +90,7 @@ def test_the_figures_are_the_servers_own(slow, tmp_path, rate, count):
     assert abs(last - found["arrivals"][-1]) < 1.0 + found["max_lag_ms"] / 1e3
 
 
+@pytest.mark.long
 def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
     offered = []
     for seed in (1, 1, 2):
@@ -100,6 +105,7 @@ def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
     assert offered[0] == offered[1] != offered[2]
 
 
+@pytest.mark.long
 def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
     path, curve = tmp_path / "out.json", tmp_path / "curve.svg"
     done = bench(
@@ -125,6 +131,7 @@ def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
     assert "requests/s within the limits                  0.00" in tight
 
 
+@pytest.mark.long
 def test_failures_are_counted_by_kind(stub, tmp_path):
     few = ("--trace", "homogeneous", "--num-requests", "3", "--no-progress")
     assert "HTTP 500: 3" in bench(stub, *few, "--model", "broken", code=1).stdout
@@ -136,18 +143,20 @@ def test_failures_are_counted_by_kind(stub, tmp_path):
 def test_mistakes_end_with_one_line(stub, tmp_path):
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n")
-    for options, words in (
-        (["--slo", "ttft"], "NAME:MILLISECONDS"),
-        (["--request-rate", "0"], "is not a number above 0"),
-        (["--trace", str(tmp_path / "none.json")], "No such file"),
-        (["--trace", str(bad)], "none of the columns"),
-    ):
-        done = bench(stub, *options, code=2)
-        assert words in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert "see --model" in bench("http://127.0.0.1:9", code=2).stderr
+    mistakes = {
+        "NAME:MILLISECONDS": [stub, "--slo", "ttft"],
+        "is not a number above 0": [stub, "--request-rate", "0"],
+        "No such file": [stub, "--trace", str(tmp_path / "none.json")],
+        "none of the columns": [stub, "--trace", str(bad)],
+        "see --model": ["http://127.0.0.1:9"],
+    }
+    found = outcomes([["bench", "serve", *arguments] for arguments in mistakes.values()])
+    for words, (code, errors) in zip(mistakes, found, strict=True):
+        assert (code, len(errors.strip().splitlines())) == (2, 1)
+        assert words in errors
 
 
+@pytest.mark.long
 def test_recorded_traces(stub, tmp_path):
     azure = tmp_path / "azure.csv"
     azure.write_text(
@@ -167,6 +176,7 @@ def test_recorded_traces(stub, tmp_path):
     assert [(entry["input"], entry["output"]) for entry in recorded(stub)] == [(len("Who are you"), 6)]
 
 
+@pytest.mark.long
 def test_against_orca_serve(tmp_path):
     path = tmp_path / "out.json"
     with serve(ROOT / "examples" / "demo-model", "-pp", "2") as served:

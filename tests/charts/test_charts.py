@@ -65,6 +65,7 @@ def test_lint():
     assert "0 chart(s) failed" in helm("lint", "--strict", MODEL, "--set", "model.uri=file:///models/demo").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", SWITCHES["scope"], ids=["own", "all", "some"])
 def test_every_combination_of_switches(scope, tmp_path):
     for others in itertools.product(*(SWITCHES[name] for name in ("crds", "account", "pod"))):

@@ -36,7 +36,7 @@ def logged_threads(log: str) -> dict[str, str]:
 
 
 def under_a_limit_of_one_cpu(namespace: Namespace, name: str, env: list[dict[str, str]]) -> dict[str, Any]:
-    """Deploys the demo with a limit of one CPU, puts load on it, prints its periods, and returns what RANK prints."""
+    """Deploy the demo with a limit of one CPU, load it, print its periods, and return what RANK prints."""
     resources = {"requests": {"cpu": "10m", "memory": "1Gi"}, "limits": {"cpu": "1"}}
     namespace.deploy(demo_spec(worker=worker_settings(env=env, resources=resources)), name)
     namespace.wait_ready(name)

@@ -194,7 +194,7 @@ def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[
 
 
 def deaf(said: StateReport, body: Message) -> StateReport:
-    """Answers, and changes nothing."""
+    """Answer, and change nothing."""
     return said
 
 

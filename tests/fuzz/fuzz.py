@@ -38,7 +38,7 @@ def fuzz(target: Target, arguments: list[str]) -> None:
 
 
 def run(target: Target, seconds: int, kept: Path) -> bool:
-    """Fuzzes one target in a process of its own, prints a line, and returns whether nothing broke."""
+    """Fuzz one target in its own process, print a line, and return True if there is no finding."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=memory if memory.is_dir() else None) as temporary:
         corpus = Path(temporary) / "corpus"
@@ -69,7 +69,7 @@ def run(target: Target, seconds: int, kept: Path) -> bool:
 
 
 def main() -> int:
-    """Fuzzes all targets, or those that are named; returns the exit code."""
+    """Fuzz all targets, or those that the command line names; return the exit code."""
     if sys.argv[1:2] == ["--in-process"]:
         fuzz(TARGETS[sys.argv[2]], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

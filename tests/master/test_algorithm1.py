@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.scheduling.kv_ledger import KvLedger, blocks_for
@@ -68,7 +68,6 @@ class Algorithm1:
         return batch, n_rsrv
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     n_workers=st.integers(1, 4),
     max_bs=st.integers(1, 5),

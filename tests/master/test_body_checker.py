@@ -227,6 +227,7 @@ def test_the_wait_of_a_large_body_is_bounded(monkeypatch):
     run(play)
 
 
+@pytest.mark.long
 def test_memory_is_bounded():
     """16 MiB of empty arrays as values take 350 MiB."""
     program = (

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.state import EngineState
 from orca_master import errors
@@ -41,7 +41,6 @@ from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 from orca_protos.http_limits import HttpLimits
 
-EXAMPLES = settings(max_examples=60, deadline=None)
 uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 floats = st.floats(allow_nan=False)
 texts = st.text(max_size=50)
@@ -179,13 +178,11 @@ def fields_of(message: type) -> set[str]:
     return {field.name for field in message.DESCRIPTOR.fields}
 
 
-@EXAMPLES
 @given(to_master)
 def test_a_message_to_the_master_survives_the_wire(message):
     assert decode_to_master(encode_to_master(message)) == message
 
 
-@EXAMPLES
 @given(from_master)
 def test_a_message_from_the_master_survives_the_wire(message):
     assert decode_from_master(encode_from_master(message)) == message
@@ -213,7 +210,6 @@ def test_the_wire_has_every_member_of_an_enumeration():
     assert set(ERROR_CLASSES) == set(pb.ErrorKind.values())
 
 
-@EXAMPLES
 @given(st.sampled_from(sorted(ERROR_CLASSES.values(), key=str)), texts, st.none() | texts)
 def test_errors_survive_the_wire(cls, message, field):
     error = cls(message, field) if cls is errors.RequestError else cls(message)
@@ -270,7 +266,6 @@ def test_an_end_that_is_none_of_the_metrics_is_refused():
         encode_to_master(Release("a", "label"))
 
 
-@EXAMPLES
 @given(st.binary(max_size=200) | st.tuples(to_master.map(encode_to_master), st.binary(max_size=9)).map(b"".join))
 def test_the_master_takes_any_bytes(data):
     """They are a message of the closed set, or LinkError."""
@@ -281,7 +276,6 @@ def test_the_master_takes_any_bytes(data):
     assert isinstance(message, Submit | Release | AskMetrics)
 
 
-@EXAMPLES
 @given(st.binary(max_size=200) | st.tuples(from_master.map(encode_from_master), st.binary(max_size=9)).map(b"".join))
 def test_an_api_process_takes_any_bytes(data):
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine.iteration_message import build_iteration
@@ -140,7 +140,6 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     shapes=shapes,
     size=st.integers(1, 4),

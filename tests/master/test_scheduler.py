@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import QueueFullError
@@ -15,7 +15,6 @@ from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
-EXAMPLES = settings(max_examples=500, deadline=None)
 STOP = 5
 
 shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 12)), min_size=1, max_size=14)
@@ -176,7 +175,6 @@ def play(engine: FakeEngine, script: list[str]) -> None:
             engine.arrive()
 
 
-@EXAMPLES
 @given(configs, shapes, st.integers(6, 30), steps)
 def test_every_request_finishes_within_all_bounds(config, shapes, num_blocks, script):
     engine = FakeEngine(config, shapes, num_blocks)
@@ -185,7 +183,6 @@ def test_every_request_finishes_within_all_bounds(config, shapes, num_blocks, sc
     assert engine.admitted_order == sorted(engine.admitted_order), "admission in arrival order"
 
 
-@EXAMPLES
 @given(configs, shapes, st.integers(6, 12), steps, st.integers(1, 2))
 def test_paged_admission_preempts_the_youngest_and_finishes_everyone(config, shapes, num_blocks, script, pipelines):
     """Few blocks, so that requests run out of them; `FakeEngine` compares every token with the solo run."""
@@ -199,7 +196,6 @@ def test_paged_admission_preempts_the_youngest_and_finishes_everyone(config, sha
     engine.drain()
 
 
-@EXAMPLES
 @given(configs, shapes, st.integers(6, 30), steps)
 def test_iteration_level_fcfs_without_chunks(config, shapes, num_blocks, script):
     """FCFS (b): the earlier of two requests has run the same number of iterations or more."""
@@ -223,7 +219,6 @@ def test_iteration_level_fcfs_without_chunks(config, shapes, num_blocks, script)
     engine.drain()
 
 
-@EXAMPLES
 @given(configs, shapes, st.integers(6, 30), steps, st.integers(2, 3))
 def test_several_pipelines_share_one_pool_in_arrival_order(config, shapes, num_blocks, script, pipelines):
     """FCFS (c): first service is in arrival order over all pipelines."""
@@ -233,7 +228,6 @@ def test_several_pipelines_share_one_pool_in_arrival_order(config, shapes, num_b
     assert engine.admitted_order == sorted(engine.admitted_order)
 
 
-@EXAMPLES
 @given(
     configs,
     shapes,
@@ -261,7 +255,6 @@ def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(
     engine.drain()
 
 
-@EXAMPLES
 @given(configs, shapes, st.integers(6, 30), steps)
 def test_losing_a_pipeline_moves_its_requests(config, shapes, num_blocks, script):
     engine = FakeEngine(config, shapes, num_blocks, pipelines=2)
@@ -273,7 +266,6 @@ def test_losing_a_pipeline_moves_its_requests(config, shapes, num_blocks, script
     engine.drain()
 
 
-@EXAMPLES
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=60), st.integers(1, 40))
 def test_ledger_grants_each_block_once(operations, num_blocks):
     """Admit and release in any order: no block or row is held twice, none is lost."""
@@ -298,7 +290,6 @@ def test_ledger_grants_each_block_once(operations, num_blocks):
         assert ledger.num_reserved_slots == expected
 
 
-@EXAMPLES
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 10), st.integers(1, 120))
 def test_pool_is_bounded_and_ordered(lengths, max_requests, max_tokens):
     pool = RequestPool(max_requests, max_tokens)

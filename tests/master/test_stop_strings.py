@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.text.stop_strings import StopSearch
 
 letters = st.text("ab", max_size=12)
 
 
-@settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(letters, max_size=6), strings=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4))
 def test_as_a_search_in_the_whole_text(pieces, strings):
     search, text = StopSearch(strings), ""

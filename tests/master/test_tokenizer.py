@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -27,7 +27,6 @@ def codec(tmp_path_factory):
     return TextCodec(path)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text("abc é🙂", max_size=30),
     stops=st.lists(st.text("abc é", min_size=1, max_size=4), max_size=3),

@@ -152,7 +152,7 @@ def answer(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 def call(*parts: bytes, pause: float = 0.0, body: Any = None) -> tuple[StateReport | MasterError, list[bytes]]:
-    """Asks such a server for its state, or puts `body`; returns the outcome and the requests."""
+    """Ask a server that sends `parts` for its state, or put `body`; return the outcome and the requests."""
 
     async def run() -> tuple[StateReport | MasterError, list[bytes]]:
         client = MasterClient()

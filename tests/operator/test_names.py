@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.observe import Observed
@@ -19,7 +19,6 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(deployment_names, shapes, st.integers(0, 1000))
 def test_every_name_fits(name, shape, replicas):
     spec = merged(MINIMAL, parallelism=shape, replicas=replicas)
@@ -34,7 +33,6 @@ def test_every_name_fits(name, shape, replicas):
     assert len(f"{last}-0123456789") <= 63, "the label controller-revision-hash of its pods"
 
 
-@settings(deadline=None)
 @given(deployment_names, deployment_names, st.integers(0, 63), st.integers(0, 63))
 def test_names_of_children_are_distinct(one, other, left, right):
     children = {names.partition(one, "abcdef", left), names.master(one, "abcdef"), names.boot(one, "abcdef"), one,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.observe import Observed, label
@@ -27,7 +27,6 @@ specs = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(specs)
 def test_a_steady_state_is_left_alone(spec):
     """What is in place is planned again as it is: no deletion, no call to the master."""
@@ -39,7 +38,6 @@ def test_a_steady_state_is_left_alone(spec):
     assert manifests(actions) == manifests(plan(found, view(Observed())))
 
 
-@settings(deadline=None)
 @given(specs, specs)
 def test_from_any_state_to_any_other(before, after):
     """After the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""

@@ -49,7 +49,7 @@ class World:
     replaced: list[tuple[datetime, Mapping[str, bytes]]] = field(default_factory=list)
 
     def step(self, passed: timedelta = timedelta(), request: str = "", num_writes: int = 3) -> int:
-        """Lets time pass, then one pass of the operator, which ends after some writes; returns how many were due."""
+        """Let time pass, then run one pass of the operator, which ends after `num_writes`; return how many were due."""
         self.now += passed
         writes = plan(self.secrets, NAMES, self.now, request, PROPAGATION)
         for role, data in list(writes.items())[:num_writes]:

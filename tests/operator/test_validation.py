@@ -84,7 +84,7 @@ def test_the_server_stores_every_row_like_the_operator():
 
 
 def without_absent(value: Any) -> Any:
-    """Leaves out optional fields that are unset, and empty lists and strings, which are no defaults in the CRD."""
+    """Remove unset optional fields, and empty lists and strings: the CRD has no defaults for them."""
     if isinstance(value, dict):
         return {key: without_absent(entry) for key, entry in value.items() if entry not in (None, [], "")}
     return value
@@ -173,6 +173,7 @@ def test_unknown_fields_are_kept_where_kubernetes_adds_some(settings):
     assert verdict.defaulted["spec"]["worker"][field] == settings[field]
 
 
+@pytest.mark.long
 def test_both_agree_on_specs_that_were_damaged_at_random():
     """Rows with up to three values replaced by values of other types; without rules, which assume the schema."""
     rng = random.Random(14)

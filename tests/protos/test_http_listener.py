@@ -218,6 +218,7 @@ def test_a_handshake_is_bounded(certificate, first):
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_crowd_within_128_descriptors():
     """300 silent connections: not one error of asyncio's, few lines of log, and a request is served among them."""
     process = subprocess.Popen(

@@ -51,7 +51,7 @@ def with_uv(python: str, environment: dict[str, str], *options: str) -> str:
 
 @pytest.fixture
 def cuda12_index(tmp_path) -> Iterator[str]:
-    """Stands in for PyTorch's index for CUDA 12, whose torch requires packages of CUDA 12 of the registry."""
+    """Serve a stand-in for PyTorch's index for CUDA 12, whose torch requires packages of CUDA 12 of the registry."""
     packages = ["nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-nvjitlink-cu12==12.8.93", "cuda-bindings>=12.9.4,<13"]
     make_wheel(tmp_path / "torch", "torch", "2.13.0+cu128", packages)
     with serve_index(tmp_path) as url:

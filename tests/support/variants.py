@@ -1,4 +1,4 @@
-"""Which variants of the model families `make test` tries, and which `make test-long`."""
+"""Which cases of a parametrised test `make test` tries, and which `make test-long`."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ ONE_PER_FAMILY = frozenset(
 def variant_params(names: Iterable[str] = VARIANTS) -> list[Any]:
     """Return parameters for `pytest.mark.parametrize`; all but one variant of each family are marked `long`."""
     return [name if name in ONE_PER_FAMILY else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+def one_short(values: Iterable[Any], short: Any = None) -> list[Any]:
+    """Return parameters for `pytest.mark.parametrize`; all but `short` (default: the first) are marked `long`."""
+    cases = list(values)
+    short = cases[0] if short is None else short
+    return [case if case == short else pytest.param(case, marks=pytest.mark.long) for case in cases]

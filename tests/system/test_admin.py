@@ -91,7 +91,8 @@ def test_pipelines_come_and_go(cluster):
     assert (refused.status_code, "only `pipelines` can change" in refused.text) == (409, True)
 
 
-@pytest.mark.parametrize("api_processes", ["0", pytest.param("2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("api_processes", ["0", "2"])
 def test_knobs_tokens_and_the_drain(cluster, api_processes):
     for index in range(2):
         cluster.start_worker(index)
@@ -149,6 +150,7 @@ def test_a_worker_outlasts_its_masters_drain_and_takes_no_new_master(cluster):
     assert cluster.workers[0].wait(20) == 0, "its master is gone"
 
 
+@pytest.mark.long
 def test_options_are_checked(cluster, tmp_path):
     (tmp_path / "empty").write_text("")
     base = [sys.executable, "-m", "orca_master.cli", "master", "--topology", str(cluster.folder / "topology.json")]

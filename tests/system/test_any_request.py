@@ -30,6 +30,8 @@ from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NAME = "qwen3-gqa-tied"
 SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 TOLERATED = {200, 400, 404, 408, 429}

@@ -114,6 +114,7 @@ def test_ends_are_counted_as_what_they_were(served):
     assert finished(served, "abort") == 1, "a refusal is none"
 
 
+@pytest.mark.long
 def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
     before = api_processes(served)
     with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
@@ -158,6 +159,7 @@ def test_no_process_reads_a_pickle(model, tmp_path, monkeypatch):
     assert {name: sum(name in command for command in commands) for name in expected} == expected
 
 
+@pytest.mark.long
 def test_what_breaks_the_protocol_ends_alone(served):
     """The link of an unknown process is closed; requests through the API processes go on."""
     (pid, *_) = api_processes(served)
@@ -189,7 +191,8 @@ def test_limits_reach_the_processes(model):
         assert "the body exceeds 10000 bytes" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("min_tokens", [2**32, pytest.param(10**30, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("min_tokens", [2**32, 10**30])
 def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
     """The request alone: the next one is served."""
     body = {**LONG, "max_tokens": 4}
@@ -238,6 +241,7 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
     assert "exit code -9 and is restarted" in caplog.text
 
 
+@pytest.mark.long
 def test_a_stream_outlasts_sigterm(served):
     processes = descendants(served.process.pid)
     body = {**LONG, "max_tokens": 500, "stream": True}  # within the drain timeout also on a busy machine
@@ -264,7 +268,8 @@ def test_what_outlasts_the_drain_ends_with_an_error(model):
     assert {answer.status_code for answer in errors} <= {200, 503}
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_stays_behind(served, number):
     processes = descendants(served.process.pid)
     assert len(processes) == 8, "three of the API, each with one for chat templates, a worker and its rank"

@@ -22,9 +22,8 @@ from support.served import READY
 NAME = "gpt2-head80-untied"
 
 
-@pytest.mark.parametrize(
-    ("source", "has_certificates"), [pytest.param("--pipeline", True, marks=pytest.mark.long), ("--topology", False)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "has_certificates"), [("--pipeline", True), ("--topology", False)])
 def test_orca_master_over_workers_that_were_started_elsewhere(
     checkpoint, references, tmp_path, source, has_certificates
 ):
@@ -96,6 +95,7 @@ def test_a_silent_worker_is_given_up_within_the_bound(checkpoint, tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_requests_that_came_before_the_limits_were_known_are_checked(checkpoint, worker_pool):
     """Queued while the model loads: one that can never fit ends with the numbers, the others are served."""
 

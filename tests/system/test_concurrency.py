@@ -8,16 +8,16 @@ import random
 import httpx
 import pytest
 from orca_master.engine.config import EngineConfig
-from support.checkpoints import VOCABULARY, make_prompts
+from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
 from support.engines import engine_over, topology
 from support.served import eventually, serve, value
-from support.variants import variant_params
+from support.variants import one_short
 
 NAME = "llama-gqa-tied"
 
 
-@pytest.mark.parametrize("admission", ["reserve", "paged"])
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize("admission", ["reserve", pytest.param("paged", marks=pytest.mark.long)])
+@pytest.mark.parametrize("variant", one_short(VARIANTS, NAME))
 def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""
     # The first two start alone, one on each partition; from then on 16 of the 17 share a batch.

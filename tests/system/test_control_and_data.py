@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.pipeline import Pipeline
 from orca_protos import engine_pb2 as pb
@@ -23,6 +24,7 @@ def iteration(epoch: int, sequence: int, context: int, count: int) -> pb.Iterati
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_relay_runs_ahead_of_the_kernel_and_gloo_carries_activations_only(checkpoint, tmp_path):
     """Partition 0's kernel is released only after controller 1 has acknowledged the same iteration."""
     folders = [tmp_path / str(partition) for partition in range(2)]

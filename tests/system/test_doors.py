@@ -24,6 +24,7 @@ from support.certificates import Signed, sign, write
 from support.cluster import NAME, TOKEN, Cluster
 from support.served import descendants, eventually
 
+pytestmark = pytest.mark.long
 OLD, NEW = sign(), sign()
 NAMES = ("master.local.orca", "worker.local.orca", "operator.local.orca")
 
@@ -120,7 +121,6 @@ def test_a_stranger_at_the_admin_port(cluster, tmp_path):
         status(cluster, good, name="master.other.orca")
 
 
-@pytest.mark.long
 def test_certificates_are_replaced_under_load(cluster, tmp_path):
     """The new CA is trusted, then signs, then the old one is removed: no request fails. Then a pipeline forms anew."""
     folder, stop = cluster.folder / "tls", threading.Event()

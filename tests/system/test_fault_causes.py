@@ -15,7 +15,8 @@ from support.served import Served, descendants, serve
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
 
 
-@pytest.mark.parametrize(("partition", "tensor_rank"), [(0, 1), pytest.param(1, 0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("partition", "tensor_rank"), [(0, 1), (1, 0)])
 def test_the_killed_rank_is_the_reported_cause(checkpoint, tmp_path, partition, tensor_rank):
     """Two partitions of two ranks: all of the other three lose a neighbour in the middle of an iteration."""
     options = ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import make_prompts
 from support.engines import engine
@@ -13,6 +14,7 @@ from support.instrumented_worker import command
 STAGE_SECONDS = "0.25"
 
 
+@pytest.mark.long
 def test_three_batches_overlap_on_three_stages_then_the_first_returns(checkpoint):
     """Requests A to F are queued before the scheduler starts, max batch size 2.
 

@@ -53,6 +53,7 @@ def test_the_sound_model_is_accepted_and_no_check_takes_much_memory(checked):
     assert peak_bytes < 500 * MEBIBYTE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", THROUGH_SERVE)
 def test_the_server_says_one_line_and_ends_with_2(tmp_path, name):
     folder = tmp_path / "model"

@@ -14,6 +14,8 @@ from support.checkpoints import with_tokenizer
 from support.engines import engine, engine_over, topology
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NAME = "gpt2-head64-tied"
 SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 
@@ -180,7 +182,7 @@ def test_an_exception_in_the_engines_loop_ends_requests_with_an_error(checkpoint
     async def run() -> None:
         async with engine(checkpoint(NAME), 1) as harness:
             owner, name = part.split(".")
-            (serving,) = harness.engine._serving.values()
+            (serving,) = harness.engine._pipelines.serving.values()
             target = {"scheduler": harness.engine.scheduler, "workers": serving.workers}[owner]
 
             def fails(*_: object) -> None:

@@ -17,6 +17,8 @@ import pytest
 from support.checkpoints import with_long_context, with_tokenizer
 from support.served import eventually, serve, value
 
+pytestmark = pytest.mark.long
+
 NAME = "llama-gqa-tied"
 SOUND = {"prompt": "x", "max_tokens": 2}
 LIMITS = {

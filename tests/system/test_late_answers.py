@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc.aio
+import pytest
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
 from support.engines import worker_processes
@@ -13,6 +14,7 @@ from support.instrumented_worker import command
 NAME = "gpt2-head64-tied"
 
 
+@pytest.mark.long
 def test_a_prepare_that_was_given_up_answers_nothing_else(checkpoint, tmp_path):
     """Its answer comes when the next epoch is being formed, and neither Prepare, Form nor Warmup takes it."""
 

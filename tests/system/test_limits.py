@@ -95,6 +95,7 @@ def test_mistakes_in_a_config_file(model, tmp_path, content, message):
     assert message in line
 
 
+@pytest.mark.long
 def test_a_full_queue_answers_429_and_a_slow_request_408(model):
     """One slot of work, two places to wait; what waits too long is given up, and nothing is lost."""
     options = ("--max-batch-size", "1", "--kv-slots", "8192", "--max-queue-depth", "2", "--request-timeout", "2")
@@ -120,6 +121,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
         asyncio.run(run(served.url))
 
 
+@pytest.mark.long
 def test_sigterm_drains(model):
     """Running streams go on to their end, new requests get 503, /readyz turns, and the exit code is 0."""
     with serve(model, "-pp", "2", "--drain-timeout", "240") as served:
@@ -142,6 +144,7 @@ def test_sigterm_drains(model):
         assert served.process.wait(30) == 0
 
 
+@pytest.mark.long
 def test_a_drain_is_bounded(model):
     """What does not finish in time ends with an error, and the server ends all the same."""
     with serve(model, "--drain-timeout", "1", "--stall-timeout", "60") as served:

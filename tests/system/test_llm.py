@@ -29,6 +29,7 @@ print(json.dumps([tokens, [len(output.outputs) for output in two], two[0].output
 """
 
 
+@pytest.mark.long
 def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_path):
     expected = references(NAME, (1, 2, 33, 600), 32)
     model = with_tokenizer(checkpoint(NAME), tmp_path)
@@ -66,6 +67,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lookahead_changes_no_token(checkpoint, tmp_path, ranks):
     """Ends of sequence, penalties and drawn tokens, more requests than fit a batch; half with repetition penalties."""

@@ -56,12 +56,13 @@ def memory(pid: int) -> int:
     return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partitions", "ranks", "dtype"),
     [
         (2, 1, "float32"),
-        pytest.param(1, 2, "float32", marks=pytest.mark.long),
-        pytest.param(2, 1, "bfloat16", marks=pytest.mark.long),
+        (1, 2, "float32"),
+        (2, 1, "bfloat16"),
     ],
 )
 def test_a_rank_holds_its_shard_and_little_more(large_model, partitions, ranks, dtype):

@@ -10,6 +10,8 @@ import pytest
 from support import pickle_trap
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NAME = "gpt2-head64-tied"
 READS = {
     "loads": "import pickle; pickle.loads(b'N.')",
@@ -40,7 +42,7 @@ def test_the_trap_springs(folder, program):
     assert len(pickle_trap.processes(folder)) == 1
 
 
-@pytest.mark.parametrize(("partitions", "ranks"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("partitions", "ranks"), [(1, 2), (2, 2)])
 def test_no_rank_reads_a_pickle(checkpoint, folder, partitions, ranks):
     """From the start over a completion to the end, several ranks per partition among them."""
     options = ("--pipeline-parallel-size", str(partitions), "--tensor-parallel-size", str(ranks))

@@ -74,6 +74,7 @@ def test_chat_streams(client):
     assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
 
 
+@pytest.mark.long
 def test_chat_template_options_and_the_rest_of_the_context(client):
     answer = client.chat.completions.create(
         model=NAME, messages=CHAT, temperature=0,
@@ -165,6 +166,7 @@ def test_log_probabilities(client):
     assert [token for logprobs in found if logprobs for token in logprobs.content] == content
 
 
+@pytest.mark.long
 def test_penalties_and_biases_change_what_is_drawn(client):
     plain = complete(client, max_tokens=60).choices[0].token_ids
     forced = complete(client, max_tokens=5, logit_bias={"65": 100}).choices[0].token_ids

@@ -17,8 +17,7 @@ NUM_TOKENS = 32
 @pytest.mark.parametrize(
     ("partitions", "ranks"),
     [
-        (1, 1),
-        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 1), (3, 1), (1, 2))),
+        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (3, 1), (1, 2))),
         (2, 2),
     ],
 )
@@ -43,6 +42,7 @@ def test_greedy_tokens_equal_transformers(variant, partitions, ranks, checkpoint
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_the_references_are_not_trivial(references):
     """A model that repeats one token would hide mistakes."""
     for variant in VARIANTS:

@@ -9,6 +9,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.scheduling.request import RequestState
 from support.checkpoints import make_prompts
 from support.engines import engine_over, topology
+from support.variants import one_short
 
 NUM_TOKENS = 12
 SAMPLING = (
@@ -19,7 +20,8 @@ SAMPLING = (
 
 
 @pytest.mark.parametrize(
-    "variant", ["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"]
+    "variant",
+    one_short(["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"]),
 )
 def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint, worker_pool):
     """One request per point: number i is rewound when it has i tokens, at rest or with an iteration in flight."""

@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import with_long_context
+from support.commands import outcomes
 from support.served import ORCA, Served, alive, descendants, eventually, serve
+from support.variants import one_short
 
 NAME = "gpt2-head64-tied"
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
@@ -85,6 +87,7 @@ def test_weights_that_do_not_fit(copy, fault):
     assert message in line
 
 
+@pytest.mark.long
 def test_more_slots_or_positions_than_there_are(copy):
     result = run("serve", str(copy), "--port", "0", "--kv-slots", str(10**12))
     assert result.returncode == 2
@@ -128,54 +131,54 @@ def test_a_port_in_use(copy, api_processes):
         assert f"--listen 127.0.0.1:{port}: the address is in use" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["serve"], "the following arguments are required: model"),
-        (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number from 1 to 2147483647"),
-        (["serve", "m", "--max-body-bytes", "4294967296"], "'4294967296' is not a whole number from 1 to 2147483647"),
-        (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
-        (["serve", "m", "--port", "65536"], "'65536' is not a port"),
-        (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
-        (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
-        (
-            ["master", "--topology", "t.json", "--dtype", "float32"],
-            "--dtype: not allowed with --topology, whose file sets it",
-        ),
-        (["master", "--model", "m"], "one of the arguments --topology --pipeline is required"),
-        (["master", "--pipeline", "a:1"], "--model is needed with --pipeline"),
-        (["master", "--topology", "/nowhere.json"], "--topology /nowhere.json: No such file or directory"),
-        (
-            ["worker", "--listen", "127.0.0.1:1"],
-            "--listen 127.0.0.1:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
-        ),
-        (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
-        (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "d", "--insecure"], "not allowed with argument --tls-dir"),
-        (
-            ["master", "--pipeline", "a:1", "--model", "m"],
-            "worker a:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
-        ),
-        (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
-        (["worker", "--listen", "unix:/a", "--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
-        (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
-        (["dance"], "unknown command 'dance'"),
-    ],
-)
-def test_mistakes_on_the_command_line(arguments, message):
-    result = run(*arguments)
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+MISTAKES: list[tuple[list[str], str]] = [
+    (["serve"], "the following arguments are required: model"),
+    (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number from 1 to 2147483647"),
+    (["serve", "m", "--max-body-bytes", "4294967296"], "'4294967296' is not a whole number from 1 to 2147483647"),
+    (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
+    (["serve", "m", "--port", "65536"], "'65536' is not a port"),
+    (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
+    (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
+    (
+        ["master", "--topology", "t.json", "--dtype", "float32"],
+        "--dtype: not allowed with --topology, whose file sets it",
+    ),
+    (["master", "--model", "m"], "one of the arguments --topology --pipeline is required"),
+    (["master", "--pipeline", "a:1"], "--model is needed with --pipeline"),
+    (["master", "--topology", "/nowhere.json"], "--topology /nowhere.json: No such file or directory"),
+    (
+        ["worker", "--listen", "127.0.0.1:1"],
+        "--listen 127.0.0.1:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
+    ),
+    (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
+    (["worker", "--listen", "127.0.0.1:1", "--tls-dir", "d", "--insecure"], "not allowed with argument --tls-dir"),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m"],
+        "worker a:1: give --tls-dir DIR (tls.crt, tls.key and ca.crt), or",
+    ),
+    (["master", "--pipeline", "a:1", "--model", "m", "--tls-dir", "/nowhere"], "--tls-dir /nowhere: "),
+    (["worker", "--listen", "unix:/a", "--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
+    (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
+    (["dance"], "unknown command 'dance'"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_mistakes():
+    """Return exit code and standard error of every command of MISTAKES, by its arguments."""
+    commands = [arguments for arguments, _ in MISTAKES]
+    return dict(zip(map(tuple, commands), outcomes(commands), strict=True))
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_on_the_command_line(outcomes_of_mistakes, arguments, message):
+    code, errors = outcomes_of_mistakes[tuple(arguments)]
+    assert code == 2
+    (line,) = errors.splitlines()
     assert message in line
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGINT, signal.SIGHUP)),
-        signal.SIGKILL,
-    ],
-)
+@pytest.mark.parametrize("number", one_short([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]))
 def test_no_process_stays_behind(checkpoint, number):
     """However the server ends: by request, by Ctrl-C, with its terminal, or killed."""
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:
@@ -186,6 +189,7 @@ def test_no_process_stays_behind(checkpoint, number):
         assert eventually(lambda: not any(map(alive, processes)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["master", "controller"])
 def test_a_kill_in_the_middle_of_work_leaves_nothing(endless, victim):
     """Results are under way on every socket at that moment."""
@@ -202,6 +206,7 @@ def test_a_kill_in_the_middle_of_work_leaves_nothing(endless, victim):
         assert eventually(lambda: not any(map(alive, processes)))
 
 
+@pytest.mark.long
 def test_a_signal_during_start_leaves_nothing(checkpoint):
     served = Served([str(checkpoint(NAME)), "--pipeline-parallel-size", "2"])
     assert eventually(lambda: len(descendants(served.process.pid)) >= 3)
@@ -211,8 +216,9 @@ def test_a_signal_during_start_leaves_nothing(checkpoint):
     assert not any("Traceback" in line for line in served.log), served.log
 
 
-@pytest.mark.parametrize("partition", [*(pytest.param(partition, marks=pytest.mark.long) for partition in (0, 2)), 1])
-@pytest.mark.parametrize("victim", ["controller", "rank"])
+@pytest.mark.long
+@pytest.mark.parametrize("partition", [0, 1, 2])
+@pytest.mark.parametrize("victim", ["rank", "controller"])
 def test_a_worker_that_dies_is_reported_at_once(endless, partition, victim):
     """/readyz turns, running requests end with a clear error, new ones are refused; the server stays."""
     with serve(endless, "--pipeline-parallel-size", "3") as served:
@@ -234,13 +240,15 @@ def test_a_worker_that_dies_is_reported_at_once(endless, partition, victim):
         assert httpx.get(f"{served.url}/livez").status_code == 200
 
 
+@pytest.mark.long
 def test_an_idle_death_is_noticed_too(checkpoint):
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
         os.kill(_pid(served, 1, "rank"), signal.SIGKILL)
         assert eventually(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.long
+@pytest.mark.parametrize("settled", [True, False])
 def test_ranks_have_cores_of_their_own(checkpoint, monkeypatch, settled):
     """Where nobody settled the number of threads, and there are as many cores as ranks."""
     if not settled:

@@ -13,6 +13,8 @@ import pytest
 from support.checkpoints import with_tokenizer
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NAME = "gpt2-head64-tied"
 KEY = "a-key-of-the-test"
 SOUND = {"prompt": "a", "max_tokens": 2, "temperature": 0}

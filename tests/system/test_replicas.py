@@ -21,6 +21,7 @@ from support.served import READY, descendants, serve, value
 NAME = "qwen2-gqa-tied"
 
 
+@pytest.mark.long
 def test_one_pool_feeds_both_pipelines(checkpoint):
     prompts = make_prompts(tuple(range(5, 105, 5)))
 
@@ -53,6 +54,7 @@ def test_one_pool_feeds_both_pipelines(checkpoint):
         asyncio.run(asyncio.wait_for(run(addresses), 120))
 
 
+@pytest.mark.long
 def test_requests_move_when_a_pipeline_is_lost(checkpoint):
     """A worker of one pipeline is killed in the middle: every stream goes on, on the other, with the same tokens."""
     body = {"prompt": [3, 4, 5], "max_tokens": 400, "temperature": 0.8, "ignore_eos": True, "return_token_ids": True}

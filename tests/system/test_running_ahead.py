@@ -12,6 +12,7 @@ from support.instrumented_worker import command
 NAME = "gpt2-head64-tied"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_partitions", [1, 2])
 def test_the_next_iteration_starts_before_the_tokens_are_read(num_partitions, checkpoint, references, tmp_path):
     """The tokens are transformers'; with one partition an iteration's own input never was on the host."""

@@ -17,6 +17,14 @@ def run(scene) -> None:
     asyncio.run(asyncio.wait_for(scene(CurrentEpoch(None)), 30))
 
 
+async def begun(current: CurrentEpoch) -> Epoch:
+    """Prepare and begin epoch 3."""
+    await current.prepare(3)
+    epoch = Epoch(3, 0, None, True)
+    await current.begin(epoch)
+    return epoch
+
+
 @pytest.mark.parametrize(
     ("number", "words"), [(6, "is over: the current epoch is 7"), (7, "is over"), (HIGHEST_EPOCH + 1, "exceeds")]
 )
@@ -61,9 +69,7 @@ def test_the_wait_for_an_epoch_is_bounded(monkeypatch):
 
 def test_the_next_epoch_ends_the_one_before():
     async def scene(current):
-        await current.prepare(3)
-        epoch = Epoch(3, 0, None, True)
-        await current.begin(epoch)
+        epoch = await begun(current)
         rendezvous = current.rendezvous
         await current.prepare(4)
         with pytest.raises(FaultError, match="epoch 4 is being formed"):
@@ -77,9 +83,7 @@ def test_the_next_epoch_ends_the_one_before():
 
 def test_faults_of_another_epoch_are_dropped():
     async def scene(current):
-        await current.prepare(3)
-        epoch = Epoch(3, 0, None, True)
-        await current.begin(epoch)
+        epoch = await begun(current)
         result = asyncio.create_task(epoch.result())
         current.report(pb.Fault(epoch=2, message="late", kind=pb.FAULT_KIND_CAUSE))
         await asyncio.sleep(0)

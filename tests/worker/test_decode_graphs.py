@@ -20,7 +20,11 @@ from support.variants import variant_params
 
 LENGTHS = (1, 2, 33, 50, 17)
 NUM_TOKENS = 32
-EMULATED_VARIANTS = ("gpt2-head64-tied", "llama-head80-untied", "mistral-gqa", "qwen3-gqa-tied")
+EMULATED_VARIANTS = (
+    "gpt2-head64-tied",
+    "qwen3-gqa-tied",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-head80-untied", "mistral-gqa")),
+)
 RECORDED_VARIANTS = [name for name in VARIANTS if not name.startswith("gemma2")]
 """Models whose attention is the C++'s: the reference's is not recorded (test_loaded_partition.py)."""
 BATCHES = ((0, 1, 2), (4, 3, 2, 1, 0), (2,), (3, 0, 1), (1, 4), (0, 1, 2, 3, 4))
@@ -96,7 +100,7 @@ class Recorded:
                 assert untouched.isnan().all(), "a row wrote into a block that it was not given"
 
 
-@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize("num_partitions", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("variant", EMULATED_VARIANTS)
 def test_cuda_increments_equal_transformers(variant, num_partitions, checkpoint, references, launcher):
     expected = references(variant, LENGTHS, NUM_TOKENS)

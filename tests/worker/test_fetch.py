@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.hub import REPOSITORY, Hub
 from support.served import eventually
+from support.variants import one_short
 
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "n_layer": 4, "n_positions": 8, "vocab_size": 11,
@@ -103,6 +104,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path):
     assert [start > 0 for sent, start in hub.sent if sent == name] == [False, True]
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_fetched_again(hub, tmp_path):
     name = "model-layer1.safetensors"
     hub.damaged[name] = 1
@@ -118,6 +120,7 @@ def test_a_file_that_stays_damaged_is_refused(hub, tmp_path):
     assert "model-layer1.safetensors" not in present(tmp_path / "model")
 
 
+@pytest.mark.long
 def test_small_files_are_verified_too(hub, tmp_path):
     hub.damaged["config.json"] = 1
     assert fetch(hub, tmp_path / "model")[0] == 0
@@ -128,6 +131,7 @@ def test_small_files_are_verified_too(hub, tmp_path):
     assert "tokenizer.json: Git blob id differs from the published one" in line
 
 
+@pytest.mark.long
 def test_a_file_without_a_digest_is_named_and_never_counted_as_verified(hub, tmp_path):
     hub.without_digest.add("tokenizer.json")
     for _ in range(2):
@@ -141,8 +145,10 @@ def test_a_file_without_a_digest_is_named_and_never_counted_as_verified(hub, tmp
 
 @pytest.mark.parametrize(
     "name",
-    ["../evil.safetensors", "/tmp/evil.safetensors", "sub/evil.safetensors", "evil.bin", ".safetensors",
-     "away.safetensors"],
+    one_short(
+        ["../evil.safetensors", "/tmp/evil.safetensors", "sub/evil.safetensors", "evil.bin", ".safetensors",
+         "away.safetensors"]
+    ),
 )  # fmt: skip
 def test_an_index_that_names_other_files_is_refused(hub, tmp_path, name):
     if not name.startswith("away"):
@@ -155,6 +161,7 @@ def test_an_index_that_names_other_files_is_refused(hub, tmp_path, name):
     assert not list(tmp_path.rglob("*evil*"))
 
 
+@pytest.mark.long
 def test_files_that_are_not_a_models_are_not_fetched(hub, tmp_path):
     """Such a file could replace the record of what was verified, or leave the folder."""
     hub.files |= dict.fromkeys((".orca-verified.json", "../up.json", "sub/x.json", "a\nb.json"), b"{}")
@@ -170,6 +177,7 @@ def test_files_that_are_not_a_models_are_not_fetched(hub, tmp_path):
     assert "tokenizer.json: 1099511627776 bytes exceed the limit of 67108864" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"])
 def test_a_damaged_record_counts_as_absent(hub, tmp_path, content):
     folder = tmp_path / "model"
@@ -179,6 +187,7 @@ def test_a_damaged_record_counts_as_absent(hub, tmp_path, content):
     assert "config.json" in json.loads((folder / ".orca-verified.json").read_text())
 
 
+@pytest.mark.long
 def test_a_large_file_that_is_never_read_is_skipped(hub, tmp_path):
     hub.files["training.json"] = b"{}"
     hub.sizes["training.json"] = 1 << 40
@@ -191,6 +200,7 @@ def test_a_large_file_that_is_never_read_is_skipped(hub, tmp_path):
     assert present(folder) == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
 
 
+@pytest.mark.long
 def test_errors_name_the_way_out(hub, tmp_path):
     assert "does not exist, or needs a token: see model.secretRef" in fetch(hub, tmp_path / "a", uri="hf://no/no")[1]
     assert "has no revision 'v9': see model.revision" in fetch(hub, tmp_path / "b", "--revision", "v9")[1]

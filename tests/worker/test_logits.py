@@ -45,7 +45,10 @@ class CountingKernels(CpuKernels):
         return self.maps[-1]
 
 
-@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_partitions", "ranks"),
+    [*(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (3, 1), (1, 2))), (2, 2)],
+)
 @pytest.mark.parametrize("variant", variant_params())
 def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, references):
     """fp32 within 1e-4, after every token: whole prompts, chunks beside increments, increments alone."""
@@ -160,6 +163,7 @@ def test_more_ranks_than_kv_heads_hold_copies(variant, ranks, checkpoint, refere
     torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", variant_params())
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(variant, checkpoint, references):
     """Root mean square error against fp32 logits, at most 1.5 times that of transformers' own bf16."""

@@ -137,6 +137,7 @@ async def tokens(model: Path, addresses: list[str], prompts: list[tuple[int, ...
     return [collected[str(index)] for index in range(len(prompts))]
 
 
+@pytest.mark.long
 def test_kept_ranks_generate_what_new_ones_do(checkpoint, references, worker_pool):
     """Two partitions serve one model after another, with pools of other sizes, and the first one again."""
     names = ("llama-gqa-tied", "gpt2-head64-tied", "qwen3-gqa-tied", "llama-gqa-tied")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos import engine_pb2 as pb
@@ -12,7 +12,6 @@ from orca_worker.rows import RowTable
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=6), max_size=8))
 def test_slots_and_positions_follow_the_grants(iterations):
     """Rows begin, go on, and begin again under the same number; rows beyond the initial table grow it."""

@@ -50,7 +50,6 @@ def test_noise_is_the_same_on_every_machine():
 EXPECTED_NOISE = [0.3150901965850199, 0.5604115201854675, 0.8743420155641961]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(2, 50))
 def test_a_row_alone_draws_what_it_draws_in_a_batch(seed, size, vocabulary):
     generator = np.random.default_rng(seed)
@@ -112,7 +111,7 @@ def test_top_k_and_min_p_keep_the_likeliest():
         torch.testing.assert_close(frequencies, torch.tensor(expected), atol=0.015, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0, 1, 40, 200, 5000]), st.data())
 def test_what_is_kept_is_what_the_definitions_keep(seed, min_p, top_k, data):
     """Vocabularies beyond and below the sizes that are looked at first, against the definitions token by token."""
@@ -158,7 +157,7 @@ def test_log_probabilities_of_the_rows_that_want_them():
 
 
 # What transformers' processors and OpenAI's formula say, token by token.
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 15))
 def test_penalties_follow_their_definitions(seed, prompt_length, generated):
     generator = np.random.default_rng(seed)

@@ -136,6 +136,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_idle_connections_do_not_kill_a_worker_with_certificates(tmp_path):
     """Handshakes that end by the clock while others begin: gRPC must not replace the certificates meanwhile."""
     authority = sign()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from orca_kernels.cpu.library import load
 from orca_worker.shared_sum import SharedSum, num_bytes
@@ -40,6 +41,7 @@ def test_tokens_through_shared_memory(tmp_path):
         assert list(pool.map(broadcast, groups)) == [TOKENS] * 3
 
 
+@pytest.mark.long
 def test_tokens_through_gloo(tmp_path):
     command = [sys.executable, "-c", GLOO, str(tmp_path / "rendezvous")]
     ranks = [
