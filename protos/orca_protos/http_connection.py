@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """See asyncio.Protocol."""
         self._real = transport
         super().connection_made(_Transport(transport, self._close, self._is_closing))  # type: ignore[arg-type]
-        self._wait_for_request()
+        self._wait_for_request(min(self._limits.keep_alive_timeout, self._limits.header_timeout))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -182,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._closing and self.cycle.response_complete:
             self._registry.note_waiting(self)
             if not self._receiving:
-                self._wait_for_request()
+                self._wait_for_request(self._limits.keep_alive_timeout)
 
     def send_400_response(self, msg: str) -> None:
         """Send the error after the parser has stopped: bad syntax, or an exceeded bound."""
@@ -201,9 +201,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = status, message
         raise _RefusedError(message)
 
-    def _wait_for_request(self) -> None:
+    def _wait_for_request(self, seconds: float) -> None:
         self._registry.note_waiting(self)
-        self._set_timer(self._limits.keep_alive_timeout, self._close)
+        self._set_timer(seconds, self._close)
 
     def _end_slow_head(self) -> None:
         if self.flow.read_paused:  # the client may not send: an earlier request is being answered

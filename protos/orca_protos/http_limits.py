@@ -25,6 +25,10 @@ class HttpLimits:
     `max_header_bytes` bounds the URL, too. `max_unread_bytes` bounds the generated text of a stream that the client has
     not read.
 
+    `header_timeout` bounds also the silence before the first request, `keep_alive_timeout` the silence between two. The
+    default of the latter is longer than the idle timeouts of clients (httpx: 5 s) and of proxies (usually 60 s). With
+    equal timeouts both ends act at the same moment: the client sends a request, the server closes the connection.
+
     A new connection at `max_connections` closes connections that have had no request, or an unfinished TLS handshake,
     for `idle_seconds_when_full`; if there are none, the oldest one above `busy_seconds_when_full`.
     """
@@ -36,7 +40,7 @@ class HttpLimits:
     max_requests_per_connection: int = 1_000_000
     header_timeout: float = 10.0
     body_timeout: float = 10.0
-    keep_alive_timeout: float = 5.0
+    keep_alive_timeout: float = 75.0
     write_timeout: float = 30.0
     max_unread_bytes: int = 8 << 20
     handshake_timeout: float = 2.0

@@ -48,7 +48,7 @@ class HttpListener(Registry):
         self._cap = connections_of_this_process(limits.max_connections)
         self._loop = asyncio.get_running_loop()
         # A TLS client sends first: the handshake begins with its first byte.
-        silence = limits.keep_alive_timeout
+        silence = min(limits.keep_alive_timeout, limits.header_timeout)
         self._silent_seconds = silence if tls is None else min(silence, limits.handshake_timeout)
         self._silent: dict[socket.socket, float] = {}
         """Connections without a byte, with the time of their acceptance; the oldest first."""

@@ -37,7 +37,12 @@ HTTP_LIMITS = (
         "maximum pause (below 1 KiB/s) while a client sends a body, and, plus one second per 16 KiB, the timeout of a "
         "body; 408 if exceeded",
     ),
-    ("timeout-keep-alive", "keep_alive_timeout", "SECONDS", "timeout of an idle connection"),
+    (
+        "timeout-keep-alive",
+        "keep_alive_timeout",
+        "SECONDS",
+        "timeout of an idle connection between requests; longer than the idle timeouts of proxies in front",
+    ),
     (
         "write-timeout",
         "write_timeout",
