@@ -18,7 +18,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_bench.on_engine import EngineSpec, LiveEngine, live_engine
 from orca_bench.random_models import save_model
 from orca_bench.scheduling import OrcaScheduling, OrcaSetup, Scheduling
-from orca_master.commands.serve import local_workers
+from orca_master.commands.local_workers import LocalWorkers
 
 TIME_LIMIT = 900.0
 """Maximum seconds of one run of a trace."""
@@ -50,8 +50,8 @@ def on_engine(spec: EngineSpec, work: Callable[[LiveEngine], Awaitable[Any]]) ->
         async with live_engine(spec, addresses) as engine:
             return await work(engine)
 
-    with local_workers(spec.num_partitions) as addresses:
-        return asyncio.run(run(addresses))
+    with LocalWorkers(spec.num_partitions) as workers:
+        return asyncio.run(run(workers.addresses))
 
 
 def orca(spec: EngineSpec, size: int) -> Scheduling:

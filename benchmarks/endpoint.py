@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orca_bench.servers import serve, unwind_on_sigterm
+from orca_bench.servers import master_of, serve, unwind_on_sigterm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
@@ -87,12 +87,13 @@ def main() -> None:
         save_tiny_model(Path(folder) / "tiny")
         options = ["--max-batch-size", str(arguments.streams), *arguments.options]
         with serve(Path(folder) / "tiny", options) as (process, address):
+            master = master_of(process)
             asyncio.run(flood(address, 2, 8))
             for _ in range(arguments.rounds):
-                before, began = processor_seconds(process.pid), time.perf_counter()
+                before, began = processor_seconds(master), time.perf_counter()
                 events = asyncio.run(flood(address, arguments.streams, arguments.tokens))
                 seconds = time.perf_counter() - began
-                used = {part: after - before[part] for part, after in processor_seconds(process.pid).items()}
+                used = {part: after - before[part] for part, after in processor_seconds(master).items()}
                 rates.append(events / used["endpoint"])
                 each = ", ".join(f"{part} {1e6 * spent / events:.0f} us" for part, spent in used.items())
                 print(f"{events} tokens in {seconds:.2f} s ({events / seconds:.0f}/s); of a core per token: {each}")

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Dtype
-from orca_master.commands.serve import local_workers
+from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.kv_ledger import blocks_for
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
     facts = circumstances(arguments.seed)
     print(line(facts))
     try:
-        with local_workers(spec.num_partitions) as addresses:
-            rows = asyncio.run(measure(spec, addresses, arguments))
+        with LocalWorkers(spec.num_partitions) as workers:
+            rows = asyncio.run(measure(spec, workers.addresses, arguments))
     except ConfigurationError as error:
         parser.error(str(error))
     except (WorkerLostError, TimeoutError) as error:

@@ -117,7 +117,7 @@ class LiveEngine:
 
 @contextlib.asynccontextmanager
 async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[LiveEngine]:
-    """Form a pipeline of running workers (`commands.serve.local_workers`); raise ConfigurationError."""
+    """Form a pipeline of running workers (`commands.local_workers`); raise ConfigurationError."""
     model = ModelSpec(path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype)
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
     config = EngineConfig(

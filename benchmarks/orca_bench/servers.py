@@ -52,6 +52,15 @@ def url_when_ready(server: subprocess.Popen[str]) -> str:
     raise SystemExit(f"error: the server did not start: {''.join(last)}")
 
 
+def master_of(server: subprocess.Popen[str]) -> int:
+    """Return the process id of the master: the child of `orca serve` that runs the same program."""
+    process = Path(f"/proc/{server.pid}")
+    command = (process / "cmdline").read_bytes()
+    children = (process / "task" / str(server.pid) / "children").read_text().split()
+    (pid,) = (int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == command)
+    return pid
+
+
 @contextlib.contextmanager
 def serve(
     model: Path, options: Sequence[str] = (), environment: Mapping[str, str] | None = None

@@ -4,7 +4,7 @@
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
             print(output.outputs[0].text)
 
-The names follow vLLM. Create `LLM` on the main thread, before the program starts other threads (see local_workers).
+The names follow vLLM. Create `LLM` on the main thread, before the program starts other threads (see LocalWorkers).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
+from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.master import make_engine
 from orca_master.commands.preflight import check, model_command, text_command
-from orca_master.commands.serve import local_topology, local_workers
+from orca_master.commands.serve import local_topology
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Piece
@@ -103,9 +104,9 @@ class LLM:
         )
         self._stack = contextlib.ExitStack()
         try:
-            addresses = self._stack.enter_context(local_workers(pipeline_parallel_size))
+            workers = self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
             spec = ModelSpec(path=str(path), served_name=path.name, dtype=dtype, max_model_len=max_model_len)
-            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, addresses)
+            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
             thread.start()

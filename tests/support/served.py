@@ -36,6 +36,17 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def master(self) -> int:
+        """Process id of the master, the child of `orca serve` that runs the same program."""
+        command = Path(f"/proc/{self.process.pid}/cmdline").read_bytes()
+        (pid,) = (
+            int(pid)
+            for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == command
+        )
+        return pid
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:

@@ -15,7 +15,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.scheduling.request import FinishReason
 from support.certificates import sign, write
 from support.cluster import free_ports
-from support.engines import WORKER_COMMAND, engine, engine_over, topology
+from support.engines import WORKER_COMMAND, engine, engine_over, topology, worker_processes
 from support.instrumented_worker import command
 from support.served import READY
 
@@ -71,6 +71,25 @@ def test_orca_master_over_workers_that_were_started_elsewhere(
         for process in processes:
             process.kill()
             process.wait()
+
+
+@pytest.mark.long
+def test_without_a_supervisor_of_its_workers_a_master_ends_with_its_last_pipeline(checkpoint):
+    with worker_processes(1) as (addresses, processes):
+        options = ["--pipeline", addresses[0], "--model", str(checkpoint(NAME)), "--port", "0"]
+        command = [sys.executable, "-m", "orca_master.cli", "master", *options]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as master:
+            watchdog = threading.Timer(100, master.kill)
+            watchdog.start()
+            try:
+                assert any(READY.search(line) for line in master.stderr)
+                processes[0].kill()
+                last = master.stderr.read().splitlines()[-1]
+                assert master.wait() == 1
+            finally:
+                watchdog.cancel()
+                master.kill()
+        assert last.startswith(f"orca master: error: pipeline local-0 is lost: worker {addresses[0]}: ")
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from orca_master.commands.serve import local_workers
+from orca_master.commands.local_workers import LocalWorkers
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub
 from orca_protos.tls import TlsFolder
@@ -166,6 +166,6 @@ def test_certificates_are_replaced_under_load(cluster, tmp_path):
 
 
 def test_unix_sockets_of_orca_serve_are_private():
-    with local_workers(1) as (address,):
-        folder = Path(address.removeprefix("unix:")).parent
+    with LocalWorkers(1) as workers:
+        folder = Path(workers.addresses[0].removeprefix("unix:")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.checkpoints import with_long_context
-from support.served import Served, descendants, serve
+from support.served import Served, descendants, eventually, serve
 
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
 
@@ -25,8 +24,8 @@ def test_the_killed_rank_is_the_reported_cause(checkpoint, tmp_path, partition, 
             lines = answer.iter_lines()
             next(lines)
             os.kill(_rank(served, partition, tensor_rank), signal.SIGKILL)
-            last = [line for line in lines if line][-1]
-        message = json.loads(last.removeprefix("data: "))["error"]["message"]
+            assert eventually(lambda: any("is lost: " in line for line in served.log))
+        (message,) = [line for line in served.log if "is lost: " in line]
     assert f"worker-{partition}.sock: rank {tensor_rank} ended: killed by SIGKILL" in message
     assert message.count("worker unix:") == 1, "the cause alone"
 

@@ -83,7 +83,7 @@ def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
         for _ in range(3):
             rounds.append(asyncio.run(play_round(served.url, bodies, dropped)))
             assert eventually(lambda: nothing_held(served.url))
-            memory.append(anonymous_memory(served.process.pid))
+            memory.append(anonymous_memory(served.master))
         assert rounds[0] == rounds[1] == rounds[2]
         kept = [number for number in range(REQUESTS) if number not in dropped]
         with httpx.Client(base_url=served.url, timeout=60) as client:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.exit_code import describe_exit
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
 from orca_worker.cgroup import memory_limit, oom_kills
@@ -189,7 +190,7 @@ class RankProcess:
         if self._process.returncode is None:  # a rank with a closed socket is unusable
             self._process.kill()
         code = await self._process.wait()
-        died = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        died = describe_exit(code)
         out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
         if out_of_memory:
             died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"

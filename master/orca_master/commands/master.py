@@ -58,7 +58,10 @@ logger = logging.getLogger(__name__)
 
 
 async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:
-    """Serve until a signal arrives; raise ConfigurationError or EngineUnavailableError if the start fails."""
+    """Serve until a signal arrives.
+
+    Raises ConfigurationError or EngineUnavailableError if the start fails, the latter also if the engine fails.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -85,6 +88,7 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0], endpoint_config.http))
         started = asyncio.create_task(_start(engine, front))
         stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(engine.failure())
         try:
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
@@ -94,13 +98,15 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
                 for line in start_report(engine.engine.snapshot):
                     logger.info("%s", line)
                 logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
-                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    raise EngineUnavailableError(failed.result())
                 engine.draining = True
                 await front.drain()
         finally:
-            for task in (started, stopped):
+            for task in (started, stopped, failed):
                 task.cancel()
-            await asyncio.gather(started, stopped, return_exceptions=True)
+            await asyncio.gather(started, stopped, failed, return_exceptions=True)
             # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
 

@@ -1,30 +1,26 @@
 """`orca serve`: master and workers on this machine.
 
-Starts `orca worker` processes on Unix sockets, builds their topology and runs the same server as `orca master`.
-No worker outlives this process: workers get SIGTERM, then SIGKILL, and the kernel kills them if this
-process is killed.
+Starts `orca worker` processes on Unix sockets (local_workers.py), builds their topology and runs the same server as
+`orca master` in a child process. This process restarts workers that end (serve_parent.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser
+from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
+from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.options import (
     add_engine_options,
     add_model_options,
@@ -34,52 +30,12 @@ from orca_master.commands.options import (
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, model_command, text_command
+from orca_master.commands.serve_parent import run_beside
+from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
-PR_SET_PDEATHSIG = 1
-WORKER_EXIT_SECONDS = 5.0
-
-
-def _die_with_parent() -> None:
-    """Make the kernel kill the child when this process ends (prctl(2), Linux). Runs in the child before exec."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def local_workers(count: int, log_format: str = "text", log_level: str = "warning") -> Iterator[list[str]]:
-    """Start `count` workers and yield their addresses; end them at the exit of the context.
-
-    Must be entered on the main thread while no other thread exists: PR_SET_PDEATHSIG applies to the
-    thread that started the child.
-    """
-    with tempfile.TemporaryDirectory(prefix="orca-") as folder:
-        addresses = [f"unix:{folder}/worker-{index}.sock" for index in range(count)]
-        log_options = ("--log-format", log_format, "--log-level", log_level)
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "orca_worker", "--listen", address, *log_options],
-                # No other thread exists yet, so preexec_fn is safe.
-                preexec_fn=_die_with_parent,  # noqa: PLW1509
-                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the workers in order
-            )
-            for address in addresses
-        ]
-        try:
-            yield addresses
-        finally:
-            _end(workers)
-
-
-def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Send SIGTERM to the workers, and SIGKILL to those that still run after WORKER_EXIT_SECONDS."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for worker in workers:
-            if worker.poll() is None:
-                worker.send_signal(number)
-        deadline = time.monotonic() + WORKER_EXIT_SECONDS
-        for worker in workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(max(0.0, deadline - time.monotonic()))
+RECOVERY_SECONDS = 600
+"""As in an OrcaDeployment."""
 
 
 def main(argv: list[str]) -> int:
@@ -95,6 +51,13 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    parser.add_argument(
+        "--recovery-timeout",
+        type=positive,
+        default=RECOVERY_SECONDS,
+        metavar="SECONDS",
+        help=f"maximum wait of requests while lost workers are restarted ({RECOVERY_SECONDS})",
+    )
     add_model_options(parser)
     add_engine_options(parser)
     add_server_options(parser)
@@ -117,26 +80,35 @@ def main(argv: list[str]) -> int:
     # The report of the start says what a worker's lines would.
     worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
     num_workers = arguments.replicas * arguments.pipeline_parallel_size
-    with local_workers(num_workers, arguments.log_format, worker_level) as addresses:
-        # The import takes a second: do it after the model check, while the workers start.
-        # Block signals meanwhile, because any of the imported modules could catch the exception of _leave.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        from orca_master.commands.master import run_to_exit_code
+    # From here on the parent process waits for signals and passes them on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
+    with LocalWorkers(num_workers, arguments.log_format, worker_level) as workers:
 
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        topology = local_topology(
-            ModelSpec(
-                path=str(model),
-                served_name=names.model_names[0],
-                dtype=arguments.dtype,
-                max_model_len=arguments.max_model_len,
-            ),
-            arguments.pipeline_parallel_size,
-            arguments.tensor_parallel_size,
-            arguments.device,
-            addresses,
-        )
-        return run_to_exit_code(parser.prog, topology, engine_config(arguments), names, Ports(listeners))
+        def run_master() -> int:
+            # The import takes a second: do it while the workers start.
+            from orca_master.commands.master import run_to_exit_code
+
+            topology = local_topology(
+                ModelSpec(
+                    path=str(model),
+                    served_name=names.model_names[0],
+                    dtype=arguments.dtype,
+                    max_model_len=arguments.max_model_len,
+                ),
+                arguments.pipeline_parallel_size,
+                arguments.tensor_parallel_size,
+                arguments.device,
+                workers.addresses,
+            )
+            seconds = float(arguments.recovery_timeout)
+            config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
+            return run_to_exit_code(parser.prog, topology, config, names, Ports(listeners))
+
+        code = run_beside(workers, run_master)
+    if code < 0:
+        print(f"{parser.prog}: error: the master ended: {describe_exit(code)}", file=sys.stderr)
+        return 1
+    return code
 
 
 def _model_folder(name: str) -> Path:

@@ -18,6 +18,9 @@ class WorkerOwner(enum.Enum):
 
     ENGINE = "engine"
     """The engine's process starts the workers and never restarts them; they end with the engine."""
+    PARENT = "parent"
+    """The parent process of `orca serve` restarts the workers: pipelines that have served recover, all others end the
+    engine. The workers end after the engine."""
     CLUSTER = "cluster"
     """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
@@ -28,7 +31,7 @@ class EngineConfig:
 
     `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
     `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests while no pipeline
-    serves, if `worker_owner` is CLUSTER. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    serves, if `worker_owner` is not ENGINE. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 

@@ -6,10 +6,10 @@ scheduler, so no lock is needed; other threads read `snapshot`.
 
 | state | meaning | next states |
 |---|---|---|
-| loading | the first pipeline is being formed; all, if the engine owns the workers | serving, failed, stopped |
+| loading | the first pipeline is being formed; without WorkerOwner.CLUSTER all | serving, failed, stopped |
 | serving | at least one pipeline serves | recovering, failed, stopped |
 | recovering | no pipeline serves; requests wait up to `recovery_timeout` | serving, failed, stopped |
-| failed | no pipeline can recover, or an internal error occurred | stopped |
+| failed | no pipeline recovers, or an internal error occurred | stopped |
 | stopped | `stop` was called | |
 
 supervisor.py defines the life cycle of each pipeline. The requests of a lost pipeline are rewound and continue on
@@ -40,7 +40,7 @@ from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.scheduling.batch import Batch, Proposal
-from orca_master.scheduling.kv_ledger import LEDGERS
+from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.request import Request
@@ -78,6 +78,8 @@ class EngineMaster:
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
         self._facts = pb.ModelFacts()
+        self.failed = asyncio.Event()
+        """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._applying = asyncio.Lock()
@@ -85,8 +87,8 @@ class EngineMaster:
     async def start(self) -> None:
         """Form the pipelines and return when the engine serves.
 
-        If the engine owns the workers, all pipelines must form; ConfigurationError or WorkerLostError otherwise.
-        With WorkerOwner.CLUSTER `start` waits for the first pipeline without a time limit.
+        All pipelines must form; ConfigurationError or WorkerLostError otherwise. With WorkerOwner.CLUSTER `start` waits
+        for the first pipeline without a time limit.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._pipelines.begin(self._config)  # `apply` may have begun some
@@ -147,9 +149,6 @@ class EngineMaster:
 
     def on_change(self) -> None:
         """Publish a new snapshot."""
-        ledgers = self.scheduler.ledgers
-        num_blocks = sum(ledger.num_blocks for ledger in ledgers)
-        num_free = sum(ledger.num_free_blocks for ledger in ledgers)
         self.snapshot = EngineSnapshot(
             self._state,
             self._failure,
@@ -158,7 +157,7 @@ class EngineMaster:
             self._facts.vocabulary_size,
             self._facts.max_model_len,
             self._num_slots,
-            1 - num_free / num_blocks if num_blocks else 0.0,
+            kv_usage(self.scheduler.ledgers),
             self.scheduler.num_running,
             len(self.pool),
             self._num_iterations,
@@ -230,14 +229,14 @@ class EngineMaster:
         """Fail `start` or the engine if no pipeline can recover."""
         assert self._started is not None
         expected = isinstance(error, ConfigurationError | WorkerLostError)
-        if expected and self._config.worker_owner is WorkerOwner.CLUSTER:
+        if expected and supervisor.recovers:
             return
         if not self._started.done():
             self._started.set_exception(error)
         elif not expected:
             logger.error("engine failed: internal error in the supervisor of %s", supervisor.id, exc_info=error)
             self._fail(f"internal error: {error!r}")
-        elif self._state is EngineState.FAILED and not self._pipelines.serving and supervisor.has_served:
+        elif self._state is not EngineState.STOPPED and supervisor.has_served and not self._pipelines.may_serve:
             self._fail(f"pipeline {supervisor.id} is lost: {error}")
 
     # -- inside --------------------------------------------------------------------------------------
@@ -288,6 +287,7 @@ class EngineMaster:
     def _fail(self, reason: str) -> None:
         self._enter(EngineState.FAILED, reason)
         self._fail_requests()
+        self.failed.set()
 
     def _fail_requests(self) -> None:
         """Fail all requests with the engine's failure as the error."""

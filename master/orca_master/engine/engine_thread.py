@@ -94,6 +94,11 @@ class EngineThread(EngineClient):
         self._thread.start()
         await self._on_engine(self.engine.start)
 
+    async def failure(self) -> str:
+        """Wait until the engine has failed; return the reason."""
+        await self._on_engine(self.engine.failed.wait)
+        return self.engine.snapshot.failure
+
     async def stop(self, reason: str) -> None:
         """Stop engine, workers and thread; abandon the thread after STOP_SECONDS."""
         try:

@@ -33,6 +33,11 @@ class PipelineSet:
         return len(self.serving) == len(self._supervisors)
 
     @property
+    def may_serve(self) -> bool:
+        """True if a pipeline serves or will be formed again."""
+        return bool(self.serving) or any(supervisor.recovers for supervisor in self._supervisors.values())
+
+    @property
     def reports(self) -> tuple[PipelineReport, ...]:
         """The published states, in the order in which the pipelines were added."""
         return tuple(supervisor.report for supervisor in self._supervisors.values())

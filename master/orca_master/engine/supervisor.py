@@ -8,8 +8,9 @@
 | Serving | iterations are sent and results received | Recovering |
 | Recovering | the cause is determined; then RETRY_SECONDS until the next attempt | Connecting |
 
-The supervisor ends in any state when the pipeline leaves the topology or the engine stops. If the engine owns the
-workers, the supervisor ends at the first failure, because nothing restarts the workers (`WorkerOwner`).
+The supervisor ends in any state when the pipeline leaves the topology or the engine stops. It also ends at a failure
+after which the pipeline does not recover (`recovers`): if nothing restarts the workers, or if the parent process of
+`orca serve` restarts them and the pipeline never served or has failed MAX_ATTEMPTS times in a row.
 
 The state Serving ends when an iteration does not return within the stall timeout, when a worker reports a fault, and
 after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
@@ -39,6 +40,8 @@ from orca_master.scheduling.batch import Batch
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+MAX_ATTEMPTS = 5
+"""Maximum attempts in a row to form a lost pipeline again with WorkerOwner.PARENT."""
 
 TRANSITIONS: Mapping[PipelinePhase, frozenset[PipelinePhase]] = {
     PipelinePhase.CONNECTING: frozenset({PipelinePhase.LOADING, PipelinePhase.RECOVERING}),
@@ -98,6 +101,8 @@ class PipelineSupervisor:
         self._make_workers = make_workers
         self._listener = listener
         self.has_served = False
+        self._num_failed_attempts = 0
+        """Since the pipeline served last."""
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
@@ -111,6 +116,14 @@ class PipelineSupervisor:
     def is_open(self) -> bool:
         """True if iterations can be sent."""
         return self.state is PipelinePhase.SERVING and not self._broken.done()
+
+    @property
+    def recovers(self) -> bool:
+        """True if the pipeline is formed again after a failure."""
+        owner = self._config.worker_owner
+        if owner is WorkerOwner.PARENT:
+            return self.has_served and self._num_failed_attempts < MAX_ATTEMPTS
+        return owner is WorkerOwner.CLUSTER
 
     @property
     def num_in_flight(self) -> int:
@@ -158,7 +171,7 @@ class PipelineSupervisor:
             failure = await self._form_and_serve()
             self._listener.on_failure(self, failure)
             await self.disconnect(str(failure))
-            if self._config.worker_owner is WorkerOwner.ENGINE:
+            if not self.recovers:
                 return
             self.workers = self._make_workers(self.spec, self._topology, self._config)
             self._publish()
@@ -170,7 +183,8 @@ class PipelineSupervisor:
         try:
             await self.workers.form(self._enter)
         except (ConfigurationError, WorkerLostError) as error:
-            if self._config.worker_owner is WorkerOwner.CLUSTER:  # else EngineMaster.start raises the error
+            self._num_failed_attempts += 1
+            if self.has_served or self.recovers:  # else EngineMaster.start raises the error
                 logger.warning("pipeline %s was not formed: %s", self.id, error)
             self._note(error, _REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
@@ -178,6 +192,7 @@ class PipelineSupervisor:
         if (failure := self._last_failure) is not None:
             self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
         self.has_served = True
+        self._num_failed_attempts = 0
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
         logger.error("pipeline %s is lost: %s", self.id, lost)

@@ -13,6 +13,7 @@ tokens and lets requests grow; the scheduler frees blocks by preempting the youn
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -116,6 +117,12 @@ class PagedLedger(KvLedger):
     def blocks_to_admit(self, request: Request) -> int:
         """Return the number of blocks for the known tokens and the next sampled token."""
         return blocks_for(request.num_tokens + 1)
+
+
+def kv_usage(ledgers: Collection[KvLedger]) -> float:
+    """Return the share of the blocks of all `ledgers` that requests hold, 0 without ledgers."""
+    num_blocks = sum(ledger.num_blocks for ledger in ledgers)
+    return 1 - sum(ledger.num_free_blocks for ledger in ledgers) / num_blocks if num_blocks else 0.0
 
 
 LEDGERS: dict[str, type[KvLedger]] = {"reserve": KvLedger, "paged": PagedLedger}

@@ -1,0 +1,43 @@
+"""Child processes of a process with one thread, killed by the kernel when that process ends (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Make the kernel kill this child when its parent ends (prctl(2)), and let signals reach the child again."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def fork(run: Callable[[], int]) -> int:
+    """Run `run` in a child process, in a session of its own; return the process id.
+
+    The child inherits the blocked signals, except SIGCHLD, and ends with the exit code that `run` returns.
+    """
+    parent = os.getpid()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C reaches only the parent process, which passes it on
+        die_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked - {signal.SIGCHLD})
+        if os.getppid() == parent:  # else the parent had ended before prctl
+            code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

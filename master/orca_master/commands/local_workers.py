@@ -1,0 +1,96 @@
+"""`LocalWorkers`: the worker processes of `orca serve`, on Unix sockets, restarted like the containers of a pod.
+
+No worker outlives the process that starts them: workers get SIGTERM, then SIGKILL, and the kernel kills them if that
+process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from orca_protos.exit_code import describe_exit
+
+from orca_master.commands.child_process import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+EXIT_SECONDS = 5.0
+BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Wait before the restarts of a worker that ends again and again; the last one repeats."""
+STABLE_SECONDS = 60.0
+"""A worker that ran for so long is restarted without a wait."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker. Times in seconds of the monotonic clock."""
+
+    process: subprocess.Popen[bytes]
+    started_at: float
+    num_restarts: int = 0
+    """Number of restarts in a row, each before STABLE_SECONDS."""
+    restart_at: float | None = None
+    """When the ended process is replaced; None while the process runs."""
+
+
+class LocalWorkers:
+    """`count` workers. To be used as a context manager, by a process with one thread.
+
+    With a second thread a fork would be unsafe, and PR_SET_PDEATHSIG applies to the thread that starts a child.
+    """
+
+    def __init__(self, count: int, log_format: str = "text", log_level: str = "warning") -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="orca-")
+        self.addresses = [f"unix:{self._folder.name}/worker-{index}.sock" for index in range(count)]
+        self._options = ("--log-format", log_format, "--log-level", log_level)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> LocalWorkers:
+        self._workers = [_Worker(self._start(address), time.monotonic()) for address in self.addresses]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Send SIGTERM to the workers, and SIGKILL to those that still run after EXIT_SECONDS."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for worker in self._workers:
+                if worker.process.poll() is None:
+                    worker.process.send_signal(number)
+            deadline = time.monotonic() + EXIT_SECONDS
+            for worker in self._workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
+        self._folder.cleanup()
+
+    def restart_ended(self) -> float | None:
+        """Restart the ended workers whose wait is over; return the seconds until the next restart, None without one."""
+        now = time.monotonic()
+        for index, worker in enumerate(self._workers):
+            if worker.restart_at is None and (code := worker.process.poll()) is not None:
+                stable = now - worker.started_at >= STABLE_SECONDS
+                worker.num_restarts = 0 if stable else worker.num_restarts
+                seconds = BACK_OFF_SECONDS[min(worker.num_restarts, len(BACK_OFF_SECONDS) - 1)]
+                worker.restart_at = now + seconds
+                when = f"in {seconds:.0f} s" if seconds else "now"
+                logger.warning("worker %d ended (%s) and is restarted %s", index, describe_exit(code), when)
+            if worker.restart_at is not None and worker.restart_at <= now:
+                process = self._start(self.addresses[index])
+                self._workers[index] = _Worker(process, now, worker.num_restarts + 1)
+        waits = [worker.restart_at - now for worker in self._workers if worker.restart_at is not None]
+        return min(waits, default=None)
+
+    def _start(self, address: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "orca_worker", "--listen", address, *self._options],
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has one thread)
+            start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends the workers in order
+        )

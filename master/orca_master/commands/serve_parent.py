@@ -1,0 +1,34 @@
+"""The parent process of `orca serve`: it restarts the workers and passes signals on to the master, its child process.
+
+The parent has one thread and waits with sigtimedwait(2), so that no signal is lost between a check and a wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from orca_master.commands.child_process import fork
+from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.ports import SIGNALS
+
+CHECK_SECONDS = 60.0
+"""Longest wait; a signal ends every wait, so the length does not matter."""
+
+
+def run_beside(workers: LocalWorkers, run: Callable[[], int]) -> int:
+    """Run `run` in a child process and keep the workers running until it ends.
+
+    Returns the exit code that `run` returned, or the negative number of the signal that killed the child. SIGNALS and
+    SIGCHLD must be blocked.
+    """
+    master = fork(run)
+    while True:
+        ended, status = os.waitpid(master, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        seconds = workers.restart_ended()
+        received = signal.sigtimedwait((*SIGNALS, signal.SIGCHLD), CHECK_SECONDS if seconds is None else seconds)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            os.kill(master, received.si_signo)

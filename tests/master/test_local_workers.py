@@ -1,0 +1,128 @@
+"""`LocalWorkers` and `run_beside`: restarts with a growing wait, signals, and exit codes of the master."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from orca_master.commands import local_workers
+from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS, LocalWorkers
+
+PARENT = """
+import os, signal, time
+from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.ports import SIGNALS
+from orca_master.commands.serve_parent import run_beside
+
+def run():
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    print(os.getpid(), flush=True)
+    {body}
+
+signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
+with LocalWorkers(0) as workers:
+    code = run_beside(workers, run)
+print("code", code)
+"""
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(local_workers, "time", made)
+    return made
+
+
+@pytest.fixture
+def workers(clock, monkeypatch):
+    """One worker, a process that ends at once."""
+
+    def start(_, address: str) -> subprocess.Popen[bytes]:
+        assert address.endswith("worker-0.sock")
+        process = subprocess.Popen(["true"])
+        process.wait(60)
+        return process
+
+    monkeypatch.setattr(LocalWorkers, "_start", start)
+    with LocalWorkers(1) as made:
+        yield made
+
+
+def test_a_worker_that_ends_again_and_again_is_restarted_after_growing_waits(workers, clock):
+    process = workers._workers[0].process
+    waits = []
+    for _ in range(len(BACK_OFF_SECONDS) + 2):
+        waits.append(workers.restart_ended() or 0.0)
+        if waits[-1]:
+            assert workers._workers[0].process is process, "restarted too early"
+            clock.now += waits[-1]
+            assert workers.restart_ended() is None
+        assert workers._workers[0].process is not process
+        process = workers._workers[0].process
+    assert waits == [*BACK_OFF_SECONDS, BACK_OFF_SECONDS[-1], BACK_OFF_SECONDS[-1]]
+
+
+def test_after_a_stable_time_a_worker_is_restarted_at_once(workers, clock):
+    assert workers.restart_ended() is None
+    clock.now += STABLE_SECONDS
+    process = workers._workers[0].process
+    assert workers.restart_ended() is None
+    assert workers._workers[0].process is not process
+
+
+def test_the_folder_of_the_sockets_is_removed():
+    with LocalWorkers(0) as workers:
+        folder = Path(workers._folder.name)
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "ends_with"),
+    [
+        ("return 5", None, "code 5"),
+        ("time.sleep(60)", signal.SIGTERM, "code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, "code -9"),
+        ("raise ValueError('odd')", None, "code 1"),
+    ],
+    ids=["ends", "signal", "killed", "raises"],
+)
+def test_the_parent_passes_signals_on_and_returns_the_code_of_the_master(body, number, ends_with):
+    command = [sys.executable, "-c", PARENT.format(body=body)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        master = int(process.stdout.readline())
+        assert master != process.pid
+        if number is not None:
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert output.splitlines()[-1] == ends_with
+    assert ("ValueError: odd" in errors) == ("odd" in body)
+
+
+def test_the_master_ends_with_its_parent():
+    command = [sys.executable, "-c", PARENT.format(body="time.sleep(60)")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        master = int(process.stdout.readline())
+        process.kill()
+        process.wait(60)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{master}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{master}").exists()
