@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from orca_master.commands import local_workers
@@ -14,6 +17,7 @@ from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS,
 
 PARENT = """
 import os, signal, time
+from orca_master.commands.child_process import fork
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
 from orca_master.commands.serve_parent import run_beside
@@ -26,7 +30,7 @@ def run():
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
 with LocalWorkers(0) as workers:
-    code = run_beside(workers, run)
+    code = run_beside(fork(run), workers)
 print("code", code)
 """
 
@@ -75,6 +79,18 @@ def test_a_worker_that_ends_again_and_again_is_restarted_after_growing_waits(wor
         assert workers._workers[0].process is not process
         process = workers._workers[0].process
     assert waits == [*BACK_OFF_SECONDS, BACK_OFF_SECONDS[-1], BACK_OFF_SECONDS[-1]]
+
+
+def test_a_restart_that_the_system_refuses_is_tried_again(workers, clock, monkeypatch, caplog):
+    refused = mock.Mock(side_effect=OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    process = workers._workers[0].process
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_start", refused)
+        assert workers.restart_ended() == BACK_OFF_SECONDS[-1]
+    assert "worker 0 was not started: Resource temporarily unavailable" in caplog.text
+    clock.now += BACK_OFF_SECONDS[-1]
+    assert workers.restart_ended() is None
+    assert workers._workers[0].process is not process
 
 
 def test_after_a_stable_time_a_worker_is_restarted_at_once(workers, clock):

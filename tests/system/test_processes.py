@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -194,6 +195,14 @@ def test_no_process_stays_behind(checkpoint, number):
 
 
 @pytest.mark.long
+def test_only_the_master_has_the_port(checkpoint):
+    """Else the kernel would go on to accept connections after the master has closed the port."""
+    with serve(checkpoint(NAME)) as served:
+        assert len(_listening(served.master)) == 1
+        assert not _listening(served.process.pid)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["parent", "master", "controller"])
 def test_a_kill_in_the_middle_of_work_leaves_nothing(endless, victim):
     """Results are under way on every socket at that moment. Without its master the server ends with one line."""
@@ -310,6 +319,13 @@ def _tokens(served: Served, body: dict, disturb: Callable[[], None]) -> list[int
                 if before < 50 <= len(tokens):
                     disturb()
     return tokens
+
+
+def _listening(pid: int) -> set[str]:
+    """Return the listening sockets of TCP of a process."""
+    rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    return sockets & {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def _pid(served: Served, partition: int, victim: str) -> int:

@@ -13,9 +13,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this child when its parent ends (prctl(2)), and let signals reach the child again."""
+    """Make the kernel kill this child when its parent ends (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def fork(run: Callable[[], int]) -> int:
@@ -24,7 +23,6 @@ def fork(run: Callable[[], int]) -> int:
     The child inherits the blocked signals, except SIGCHLD, and ends with the exit code that `run` returns.
     """
     parent = os.getpid()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     pid = os.fork()
     if pid:
         return pid
@@ -32,7 +30,7 @@ def fork(run: Callable[[], int]) -> int:
     try:
         os.setsid()  # Ctrl-C reaches only the parent process, which passes it on
         die_with_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked - {signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
         if os.getppid() == parent:  # else the parent had ended before prctl
             code = run()
     except BaseException:

@@ -83,14 +83,25 @@ class LocalWorkers:
                 when = f"in {seconds:.0f} s" if seconds else "now"
                 logger.warning("worker %d ended (%s) and is restarted %s", index, describe_exit(code), when)
             if worker.restart_at is not None and worker.restart_at <= now:
-                process = self._start(self.addresses[index])
-                self._workers[index] = _Worker(process, now, worker.num_restarts + 1)
+                try:
+                    process = self._start(self.addresses[index])
+                except OSError as error:  # no memory or no process left
+                    worker.restart_at = now + BACK_OFF_SECONDS[-1]
+                    logger.warning("worker %d was not started: %s", index, error.strerror)
+                else:
+                    self._workers[index] = _Worker(process, now, worker.num_restarts + 1)
         waits = [worker.restart_at - now for worker in self._workers if worker.restart_at is not None]
         return min(waits, default=None)
 
     def _start(self, address: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "orca_worker", "--listen", address, *self._options],
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has one thread)
+            preexec_fn=_prepare_child,  # noqa: PLW1509  (this process has one thread)
             start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends the workers in order
         )
+
+
+def _prepare_child() -> None:
+    """Let the signals that the parent process blocks reach the worker."""
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

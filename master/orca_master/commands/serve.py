@@ -19,6 +19,7 @@ from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
 
 from orca_master.commands.argument_types import positive
+from orca_master.commands.child_process import fork
 from orca_master.commands.config_file import with_config_file
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.options import (
@@ -35,7 +36,7 @@ from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
 RECOVERY_SECONDS = 600
-"""As in an OrcaDeployment."""
+"""The default of `recoveryPolicy.recoveryTimeoutSeconds`, too."""
 
 
 def main(argv: list[str]) -> int:
@@ -104,7 +105,10 @@ def main(argv: list[str]) -> int:
             config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
             return run_to_exit_code(parser.prog, topology, config, names, Ports(listeners))
 
-        code = run_beside(workers, run_master)
+        master = fork(run_master)
+        for listener in listeners:  # else the port would take connections that nobody accepts while the master ends
+            listener.close()
+        code = run_beside(master, workers)
     if code < 0:
         print(f"{parser.prog}: error: the master ended: {describe_exit(code)}", file=sys.stderr)
         return 1

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 
-from orca_master.commands.child_process import fork
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
 
@@ -17,13 +15,11 @@ CHECK_SECONDS = 60.0
 """Longest wait; a signal ends every wait, so the length does not matter."""
 
 
-def run_beside(workers: LocalWorkers, run: Callable[[], int]) -> int:
-    """Run `run` in a child process and keep the workers running until it ends.
+def run_beside(master: int, workers: LocalWorkers) -> int:
+    """Keep the workers running until the child process `master` ends; return its exit code as `subprocess` would.
 
-    Returns the exit code that `run` returned, or the negative number of the signal that killed the child. SIGNALS and
-    SIGCHLD must be blocked.
+    SIGNALS and SIGCHLD must be blocked.
     """
-    master = fork(run)
     while True:
         ended, status = os.waitpid(master, os.WNOHANG)
         if ended:
