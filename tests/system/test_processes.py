@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from orca_master.engine.supervisor import MAX_ATTEMPTS
 from safetensors.torch import load_file, save_file
 from support.checkpoints import with_long_context
 from support.commands import outcomes
-from support.served import ORCA, Served, alive, descendants, eventually, serve
+from support.served import ORCA, Served, alive, descendants, eventually, serve, value
 from support.variants import one_short
 
 NAME = "gpt2-head64-tied"
@@ -250,6 +251,36 @@ def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
         restarts = sum("is restarted" in line for line in served.log)
         assert restarts == (victim == "controller"), "a controller restarts its rank itself"
         assert httpx.get(f"{served.url}/readyz").status_code == 200
+
+
+@pytest.mark.long
+def test_waiting_streams_have_comments(endless):
+    """For longer than a comment's interval a stream waits in the queue, and for a worker that nobody restarts."""
+
+    def lines_of_another_stream() -> list[str]:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json={**ENDLESS, "max_tokens": 5}, timeout=60
+        ) as answer:
+            return [line for line in answer.iter_lines() if line]
+
+    body = {**ENDLESS, "max_tokens": 1500}
+    with serve(endless, "--max-batch-size", "1") as served, ThreadPoolExecutor(1) as pool:
+        worker = _pid(served, 0, "controller")
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert next(lines).startswith("data: ")
+            queued = pool.submit(lines_of_another_stream)
+            served.process.send_signal(signal.SIGSTOP)  # it restarts no worker
+            try:
+                assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_waiting") == 1)
+                os.kill(worker, signal.SIGKILL)
+                assert next(line for line in lines if not line.startswith("data: ")) == ": waiting"
+            finally:
+                served.process.send_signal(signal.SIGCONT)
+            assert list(lines)[-1] == "data: [DONE]"
+        waited = queued.result()
+        assert waited[0] == ": waiting"
+        assert waited[-1] == "data: [DONE]"
 
 
 @pytest.mark.long

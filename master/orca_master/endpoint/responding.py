@@ -1,7 +1,7 @@
 """Runs a generation and returns its HTTP response: one JSON body, or server-sent events.
 
 A `Format` builds the response objects of one route. A stream starts after the first piece, so that a refusal
-has its own status code. A client that disconnects cancels its generation.
+has its own status code, but at the latest after COMMENT_SECONDS. A client that disconnects cancels its generation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint import event_stream
 from orca_master.endpoint.generation import Generation, Generator, Piece
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
@@ -72,11 +73,19 @@ async def respond(
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         usage = _usage(generation, sum(map(len, collected)))
         return Response(await _answer(generation, collected, usage, style), media_type="application/json")
-    first = await unless_gone(request, _first(pieces))
-    if first is None:
+    first = asyncio.create_task(_first(pieces))
+    try:
+        waited = await unless_gone(request, asyncio.wait({first}, timeout=event_stream.COMMENT_SECONDS))
+        if first.done():
+            first.result()  # raises a refusal
+    except BaseException:
+        first.cancel()
+        raise
+    if waited is None:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    events = _events(generation, pieces, first, body.include_usage, style)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return event_stream.EventStream(_events(generation, pieces, first, body.include_usage, style), first)
 
 
 async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
@@ -123,13 +132,14 @@ async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list
 
 
 async def _events(
-    generation: Generation, pieces: AsyncIterator[Piece], first: Piece, include_usage: bool, style: Format
+    generation: Generation, pieces: AsyncIterator[Piece], first: asyncio.Task[Piece], include_usage: bool, style: Format
 ) -> AsyncIterator[str]:
     """Yield server-sent events; an error becomes the last event."""
     try:
+        piece = await first
         for chunk in style.opening(generation):
             yield _event(dump(chunk))
-        generated, piece = 0, first
+        generated = 0
         while True:
             generated += 1
             yield _event(dump(style.chunk(generation, piece)))
