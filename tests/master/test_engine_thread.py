@@ -14,6 +14,7 @@ from orca_master.metrics.prometheus import Metrics
 
 def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplog):
     monkeypatch.setattr(engine_thread, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(engine_thread, "JOIN_SECONDS", 0.1)
     stuck, go = threading.Event(), threading.Event()
 
     def block() -> None:

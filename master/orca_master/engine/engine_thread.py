@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 ALIVE_SECONDS = 5.0
 STOP_SECONDS = 30.0
 """A healthy engine stops within a few seconds: its calls to workers have deadlines (deadlines.SHUTDOWN_SECONDS)."""
+JOIN_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class EngineThread(EngineClient):
         except TimeoutError:
             logger.error("the engine did not stop within %.0f s: its thread is abandoned", STOP_SECONDS)
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=JOIN_SECONDS)
 
     async def apply(self, topology: Topology) -> None:
         """See EngineMaster.apply."""
