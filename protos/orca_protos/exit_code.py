@@ -7,4 +7,7 @@ import signal
 
 def describe_exit(code: int) -> str:
     """Describe an exit code as `subprocess` gives it: negative, the number of the signal that killed the process."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time signals
+    return f"killed by {name}"

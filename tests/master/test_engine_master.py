@@ -13,7 +13,6 @@ from orca_contract.topology import PipelineSpec
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
-from orca_master.engine.supervisor import MAX_ATTEMPTS
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import BYTES, MAX_MODEL_LEN, continuation
@@ -153,35 +152,6 @@ def test_without_anybody_to_restart_workers_the_last_lost_pipeline_ends_the_engi
     play(lambda: Engine(topology("a", "b")), scene)
 
 
-def test_a_lost_pipeline_of_orca_serve_is_formed_again_a_bounded_number_of_times():
-    """The count starts again when the pipeline serves. The last pipeline that is given up ends the engine."""
-    absent = WorkerLostError("not there")
-
-    async def scene(made: Engine) -> None:
-        await made.engine.start()
-        made.cluster.refusals["a"] = [absent] * (MAX_ATTEMPTS - 1)
-        made.cluster.newest("a").lose(KILLED)
-        await made.until(lambda: len(made.cluster.formed["a"]) == 1 + MAX_ATTEMPTS)
-        await made.until(lambda: made.phase("a") is PipelinePhase.SERVING)
-        made.cluster.refusals["a"] = [absent] * 100
-        made.cluster.newest("a").lose(KILLED)
-        await made.until(lambda: made.cluster.newest("a").calls == ["close"])
-        await made.until(lambda: len(made.cluster.formed["a"]) == 1 + 2 * MAX_ATTEMPTS)
-        assert made.engine.snapshot.state is EngineState.SERVING, "on b"
-        made.cluster.newest("b").hangs = True
-        made.submit("r", (5, 6), 40)
-        made.cluster.refusals["b"] = [absent] * 100
-        made.cluster.newest("b").lose(KILLED)
-        assert await made.ended("r") == "pipeline b is lost: not there"
-        await asyncio.wait_for(made.engine.failed.wait(), 30)
-        assert made.engine.snapshot.state is EngineState.FAILED
-        assert len(made.cluster.formed["a"]) == 1 + 2 * MAX_ATTEMPTS
-        assert len(made.cluster.formed["b"]) == 1 + MAX_ATTEMPTS
-
-    config = EngineConfig(worker_owner=WorkerOwner.PARENT, recovery_timeout=60.0)
-    play(lambda: Engine(topology("a", "b"), config), scene)
-
-
 def test_an_iteration_that_does_not_return_ends_its_pipeline():
     async def scene(made: Engine) -> None:
         await made.engine.start()
@@ -214,7 +184,7 @@ def test_a_pipeline_that_is_lost_before_all_are_formed_fails_the_start():
     async def scene(made: Engine) -> None:
         forms = asyncio.Event()
 
-        async def form(enter: Callable[[PipelinePhase], None]) -> None:
+        async def form(enter: Callable[[PipelinePhase], None], previous_num_blocks: int) -> None:
             await forms.wait()
 
         starting = asyncio.create_task(made.engine.start())

@@ -94,7 +94,7 @@ def test_a_lack_of_memory_is_for_the_user_to_mend():
             connection.warmup = warmup
         made.facts = pb.ModelFacts(max_model_len=64)
         with pytest.raises(ConfigurationError, match=r"0 blocks of 16 slots do not fit: \(10 MiB free"):
-            await made._allocate()
+            await made._allocate(0)
         await made.close()
 
     asyncio.run(run())
@@ -128,7 +128,7 @@ def test_the_smallest_number_of_blocks_decides_and_is_explained(kv_slots, fittin
 
             connection.warmup, connection.allocate = warmup, allocate
         made.facts = pb.ModelFacts(max_model_len=64)
-        await made._allocate()
+        await made._allocate(0)
         assert (made.num_blocks, allocated) == (num_blocks, [num_blocks] * 3)
         assert made.sizing == f"{why}; the memory holds 10 MiB = {fitting} blocks"
         await made.close()

@@ -54,7 +54,8 @@ class FakeWorkers:
         self._lost = asyncio.Event()
         self._reported: list[WorkerLostError] = []
 
-    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+    async def form(self, enter: Callable[[PipelinePhase], None], previous_num_blocks: int) -> None:
+        self.previous_num_blocks = previous_num_blocks
         enter(PipelinePhase.LOADING)
         await asyncio.sleep(0)
         if self._refusal is not None:

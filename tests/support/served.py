@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ORCA = (sys.executable, "-P", "-m", "orca_master.cli")
@@ -21,11 +21,14 @@ START_DETAILS = ("worker listens on unix:", "rank 0: ", "pipeline local-0 has ",
 
 
 class Served:
-    """A running server: `url` is set when the server is ready, `log` has the lines so far."""
+    """A running server: `url` is set when the server is ready, `log` has the lines so far.
 
-    def __init__(self, arguments: list[str], cwd: Path | None = None) -> None:
+    `prefix`: a command that becomes the server by exec(3).
+    """
+
+    def __init__(self, arguments: list[str], cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*ORCA, "serve", *arguments, "--port", "0"],
+            [*prefix, *ORCA, "serve", *arguments, "--port", "0"],
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
@@ -93,6 +96,14 @@ def descendants(pid: int) -> set[int]:
         for child in map(int, children.read_text().split()):
             pids |= {child} | descendants(child)
     return pids
+
+
+def worker_pid(served: Served, partition: int, victim: str) -> int:
+    """Return the controller or rank of a partition, found by the worker's socket name."""
+    for pid in descendants(served.process.pid):
+        if f"worker-{partition}.sock" in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid if victim == "controller" else next(iter(descendants(pid)))
+    raise AssertionError(f"no worker {partition}")
 
 
 def alive(pid: int) -> bool:

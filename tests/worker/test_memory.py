@@ -76,6 +76,16 @@ def test_the_formula_has_every_number(tmp_path, caplog):
     )
 
 
+def test_a_restarted_rank_does_not_share_the_memory_that_the_others_have_left():
+    """Two ranks took 450 blocks each of 1000 MiB; the second is restarted."""
+    free = FreeMemory(550 * MEBIBYTE, "of the host", 550 * MEBIBYTE)
+    assert blocks_that_fit(free, 2, 0.9, 0, MEBIBYTE, 64)[0] == 247
+    blocks, formula = blocks_that_fit(free, 2, 0.9, 0, MEBIBYTE, 64, previous=450)
+    assert blocks == 450
+    assert formula.endswith("= 247 blocks; unshared it holds the 450 of before")
+    assert blocks_that_fit(free, 2, 0.9, 0, MEBIBYTE, 64, previous=500)[0] == 247, "they do not fit any more"
+
+
 def test_a_request_that_is_too_small_still_serves_the_longest_sequence(tmp_path, caplog):
     """32 MiB requested, torch alone takes 300: a warning names the field and a number that suffices."""
     root = container(tmp_path, None, 300)

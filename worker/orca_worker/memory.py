@@ -59,16 +59,19 @@ def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[st
 
 
 def blocks_that_fit(
-    free: FreeMemory, sharers: int, utilization: float, buffers: int, block_bytes: int, longest: int
+    free: FreeMemory, sharers: int, utilization: float, buffers: int, block_bytes: int, longest: int, previous: int = 0
 ) -> tuple[int, str]:
     """Return the number of blocks for one of `sharers` ranks, and its formula.
 
     `free` does not include the weights, which are loaded already. `longest`: blocks of one sequence of the maximum
     length. If they exceed a memory request, memory beyond the request is used as far as available, with a warning:
     a pod with too small a request still serves, and only a limit is strict.
+
+    `previous`: blocks that a rank before this one had. The ranks beside it hold theirs, so that the free memory is not
+    shared; if it holds that many blocks, they fit.
     """
 
-    def fit(num_bytes: int) -> int:
+    def fit(num_bytes: int, sharers: int = sharers) -> int:
         return max(0, int((num_bytes * utilization / sharers - buffers) // block_bytes))
 
     blocks = fit(free.num_bytes)
@@ -76,6 +79,9 @@ def blocks_that_fit(
         f"({_mib(free.num_bytes)} free, {free.source}, x {utilization} / {sharers} on this host - {_mib(buffers)} "
         f"buffers) / {block_bytes} bytes per block = {blocks} blocks"
     )
+    if blocks < previous <= fit(free.num_bytes, sharers=1):
+        blocks = previous
+        formula += f"; unshared it holds the {blocks} of before"
     beyond = min(longest, fit(free.ceiling))
     if beyond > blocks:  # only if a request applies: otherwise `ceiling` equals `num_bytes`
         needed = free.used + (longest * block_bytes + buffers) * sharers / utilization

@@ -117,6 +117,7 @@ class Stage:
             request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element,
             self._pools.block_bytes,
             -(-self._max_model_len // BLOCK_SIZE),
+            request.previous_num_blocks,
         )
 
     def allocate(self, num_blocks: int) -> None:

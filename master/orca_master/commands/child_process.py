@@ -36,6 +36,9 @@ def fork(run: Callable[[], int]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # closed by the caller
+                    stream.flush()
+        finally:
+            os._exit(code)

@@ -109,6 +109,8 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             await asyncio.gather(started, stopped, failed, return_exceptions=True)
             # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
+            # The end of the event loop would restore the default handlers: a second signal would kill this process.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
@@ -137,7 +139,7 @@ def run_to_exit_code(
     endpoint_config: EndpointConfig,
     ports: Ports,
 ) -> int:
-    """Run the server and return the exit code: 0, 1 if the engine failed to start, 2 for a configuration error."""
+    """Run the server and return the exit code: 0, 1 if the engine failed, 2 for a configuration error."""
     # A signal during the creation of the loop would leave it half-created: defer signals until the loop handles them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         type=positive,
         default=RECOVERY_SECONDS,
         metavar="SECONDS",
-        help=f"maximum wait of requests while lost workers are restarted ({RECOVERY_SECONDS})",
+        help=f"maximum wait of the requests of a lost pipeline for the restart of its workers ({RECOVERY_SECONDS})",
     )
     add_model_options(parser)
     add_engine_options(parser)
@@ -81,6 +81,7 @@ def main(argv: list[str]) -> int:
     # The report of the start says what a worker's lines would.
     worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
     num_workers = arguments.replicas * arguments.pipeline_parallel_size
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     # From here on the parent process waits for signals and passes them on.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
     with LocalWorkers(num_workers, arguments.log_format, worker_level) as workers:

@@ -60,10 +60,11 @@ class Pipeline:
         self._faults = FaultCollector()
         self._over = False
 
-    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+    async def form(self, enter: Callable[[PipelinePhase], None], previous_num_blocks: int = 0) -> None:
         """Form the pipeline; raise ConfigurationError or WorkerLostError.
 
-        Calls `enter` when loading starts, at each progress of a worker, and when forming starts.
+        Calls `enter` when loading starts, at each progress of a worker, and when forming starts. `previous_num_blocks`:
+        K/V blocks of the previous formation, 0 before the first.
         """
         topology, config = self._topology, self._config
         self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
@@ -113,7 +114,7 @@ class Pipeline:
             )
             for partition, worker in enumerate(workers)
         )
-        await self._allocate()
+        await self._allocate(previous_num_blocks)
         self._results = workers[-1].results(self.epoch)
         self._run = workers[0].run(self.epoch)
 
@@ -163,13 +164,14 @@ class Pipeline:
         enter(PipelinePhase.LOADING)
         return facts
 
-    async def _allocate(self) -> None:
+    async def _allocate(self, previous_num_blocks: int) -> None:
         """Size and allocate the block pools: --kv-slots, or as many usable blocks as fit into memory."""
         config, max_model_len = self._config, self.facts.max_model_len
         warmup = pb.WarmupRequest(
             max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
             memory_utilization=config.memory_utilization,
             timeout_ms=int(config.stall_timeout * 1000),
+            previous_num_blocks=previous_num_blocks,
         )
         warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
         scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)

@@ -10,7 +10,7 @@
 
 The supervisor ends in any state when the pipeline leaves the topology or the engine stops. It also ends at a failure
 after which the pipeline does not recover (`recovers`): if nothing restarts the workers, or if the parent process of
-`orca serve` restarts them and the pipeline never served or has failed MAX_ATTEMPTS times in a row.
+`orca serve` restarts them and the pipeline never served or has no attempt left (attempts.py).
 
 The state Serving ends when an iteration does not return within the stall timeout, when a worker reports a fault, and
 after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
@@ -30,6 +30,7 @@ from orca_contract.state import FailureReport, PipelinePhase, PipelineReport
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
+from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import Evidence, WorkerLostError, closest
 from orca_master.engine.pipeline import Pipeline
@@ -40,8 +41,6 @@ from orca_master.scheduling.batch import Batch
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-MAX_ATTEMPTS = 5
-"""Maximum attempts in a row to form a lost pipeline again with WorkerOwner.PARENT."""
 
 TRANSITIONS: Mapping[PipelinePhase, frozenset[PipelinePhase]] = {
     PipelinePhase.CONNECTING: frozenset({PipelinePhase.LOADING, PipelinePhase.RECOVERING}),
@@ -101,8 +100,9 @@ class PipelineSupervisor:
         self._make_workers = make_workers
         self._listener = listener
         self.has_served = False
-        self._num_failed_attempts = 0
-        """Since the pipeline served last."""
+        self._attempts = Attempts()
+        self._num_blocks = 0
+        """K/V blocks of the last formation."""
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
@@ -122,7 +122,7 @@ class PipelineSupervisor:
         """True if the pipeline is formed again after a failure."""
         owner = self._config.worker_owner
         if owner is WorkerOwner.PARENT:
-            return self.has_served and self._num_failed_attempts < MAX_ATTEMPTS
+            return self.has_served and self._attempts.left
         return owner is WorkerOwner.CLUSTER
 
     @property
@@ -172,6 +172,8 @@ class PipelineSupervisor:
             self._listener.on_failure(self, failure)
             await self.disconnect(str(failure))
             if not self.recovers:
+                if self.has_served:
+                    logger.error("pipeline %s is given up", self.id)
                 return
             self.workers = self._make_workers(self.spec, self._topology, self._config)
             self._publish()
@@ -181,9 +183,9 @@ class PipelineSupervisor:
     async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:
         """Form the pipeline and serve; return the cause of the failure."""
         try:
-            await self.workers.form(self._enter)
+            await self.workers.form(self._enter, self._num_blocks)
         except (ConfigurationError, WorkerLostError) as error:
-            self._num_failed_attempts += 1
+            self._attempts.note_failure()
             if self.has_served or self.recovers:  # else EngineMaster.start raises the error
                 logger.warning("pipeline %s was not formed: %s", self.id, error)
             self._note(error, _REASONS[self.state])
@@ -191,10 +193,11 @@ class PipelineSupervisor:
             return error
         if (failure := self._last_failure) is not None:
             self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
-        self.has_served = True
-        self._num_failed_attempts = 0
+        self.has_served, self._num_blocks = True, self.workers.num_blocks
+        self._attempts.note_serving()
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
+        self._attempts.note_failure()
         logger.error("pipeline %s is lost: %s", self.id, lost)
         self._note(lost, _REASONS[PipelinePhase.SERVING])
         self._publish()
@@ -237,6 +240,7 @@ class PipelineSupervisor:
         expected, batch = self._in_flight.popleft()
         if result.sequence != expected:
             raise WorkerLostError(f"received the result of iteration {result.sequence}, expected {expected}")
+        self._attempts.note_result()
         self._set_deadline()
         self._listener.on_result(self, batch, result)
 

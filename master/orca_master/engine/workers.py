@@ -26,7 +26,7 @@ class PipelineWorkers(Protocol):
     num_loaded: int
     loaded_bytes: LoadedBytes
 
-    async def form(self, enter: Callable[[PipelinePhase], None]) -> None:
+    async def form(self, enter: Callable[[PipelinePhase], None], previous_num_blocks: int) -> None:
         """See Pipeline.form."""
 
     def send(self, batch: Batch) -> int:

@@ -1,0 +1,131 @@
+"""`orca serve` restarts its workers: streams go on with the same tokens, and a worker that cannot serve ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from orca_master.engine.attempts import MAX_ATTEMPTS
+from support.checkpoints import with_long_context
+from support.served import Served, eventually, serve, value, worker_pid
+
+NAME = "gpt2-head64-tied"
+ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
+"""Half a minute, where a test interrupts it."""
+LONGEST = {**ENDLESS, "max_tokens": 700}
+"""As long as the context of `copy` allows."""
+
+
+@pytest.fixture
+def copy(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint(NAME), tmp_path / NAME)
+
+
+@pytest.fixture
+def endless(checkpoint, tmp_path):
+    """Return a model for ENDLESS."""
+    return with_long_context(checkpoint("llama-gqa-tied"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("partition", [0, 1, 2])
+@pytest.mark.parametrize("victim", ["rank", "controller"])
+def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
+    """The killed rank or controller is restarted, and the stream ends with the tokens of an undisturbed run."""
+    body = {**ENDLESS, "max_tokens": 300, "temperature": 0.8, "seed": 3, "return_token_ids": True}
+    with serve(endless, "--pipeline-parallel-size", "3") as served:
+        undisturbed = _tokens(served, body, lambda: None)
+        disturbed = _tokens(served, body, lambda: os.kill(worker_pid(served, partition, victim), signal.SIGKILL))
+        assert len(undisturbed) == 300
+        assert disturbed == undisturbed
+        assert any("pipeline local-0 is lost" in line for line in served.log)
+        assert any("pipeline local-0 serves: epoch" in line for line in served.log)
+        restarts = sum("is restarted" in line for line in served.log)
+        assert restarts == (victim == "controller"), "a controller restarts its rank itself"
+        assert httpx.get(f"{served.url}/readyz").status_code == 200
+
+
+@pytest.mark.long
+def test_waiting_streams_have_comments(endless):
+    """For longer than a comment's interval a stream waits in the queue, and for a worker that nobody restarts."""
+
+    def lines_of_another_stream() -> list[str]:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json={**ENDLESS, "max_tokens": 5}, timeout=60
+        ) as answer:
+            return [line for line in answer.iter_lines() if line]
+
+    body = {**ENDLESS, "max_tokens": 1500}
+    with serve(endless, "--max-batch-size", "1") as served, ThreadPoolExecutor(1) as pool:
+        worker = worker_pid(served, 0, "controller")
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert next(lines).startswith("data: ")
+            queued = pool.submit(lines_of_another_stream)
+            served.process.send_signal(signal.SIGSTOP)  # it restarts no worker
+            try:
+                assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_waiting") == 1)
+                os.kill(worker, signal.SIGKILL)
+                assert next(line for line in lines if not line.startswith("data: ")) == ": waiting"
+            finally:
+                served.process.send_signal(signal.SIGCONT)
+            assert list(lines)[-1] == "data: [DONE]"
+        waited = queued.result()
+        assert waited[0] == ": waiting"
+        assert waited[-1] == "data: [DONE]"
+
+
+@pytest.mark.long
+def test_an_idle_death_is_noticed_too(checkpoint):
+    with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
+        os.kill(worker_pid(served, 1, "rank"), signal.SIGKILL)
+        assert eventually(lambda: any("pipeline local-0 serves: epoch" in line for line in served.log))
+        assert httpx.get(f"{served.url}/readyz").status_code == 200
+
+
+@pytest.mark.long
+def test_a_lost_replica_is_formed_again(checkpoint):
+    with serve(checkpoint(NAME), "--replicas", "2") as served:
+        os.kill(worker_pid(served, 1, "controller"), signal.SIGKILL)
+        assert eventually(lambda: any("pipeline local-1 serves: epoch" in line for line in served.log))
+
+
+@pytest.mark.long
+def test_workers_that_cannot_be_formed_again_end_the_server(copy):
+    """Five attempts, then exit code 1 with the reason in one line; the request that waited gets it, too."""
+    with serve(copy, "--pipeline-parallel-size", "2") as served:
+        (copy / "config.json").write_text("{}")
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=LONGEST, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker_pid(served, 1, "rank"), signal.SIGKILL)
+            last = [line for line in lines if line][-1]
+        assert served.process.wait(60) == 1
+        served.stop()
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    assert "config.json" in last
+    assert sum("pipeline local-0 was not formed" in line for line in served.log) == MAX_ATTEMPTS
+    (line,) = [line for line in served.log if line.startswith("orca serve: error: ")]
+    assert "pipeline local-0 is lost: " in line
+    assert "config.json" in line
+
+
+def _tokens(served: Served, body: dict, disturb: Callable[[], None]) -> list[int]:
+    """Return the token ids of a stream; call `disturb` after the first fifty."""
+    tokens: list[int] = []
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                before = len(tokens)
+                tokens += event["choices"][0].get("token_ids", [])
+                if before < 50 <= len(tokens):
+                    disturb()
+    return tokens
