@@ -62,10 +62,8 @@ def recorded(url: str) -> list[dict]:
         return json.load(answer)
 
 
-@pytest.mark.parametrize(
-    ("rate", "count"),
-    [pytest.param(5, 25, marks=pytest.mark.long), (50, 150), pytest.param(200, 500, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("rate", "count"), [(5, 25), (50, 150), (200, 500)])
 def test_the_figures_are_the_servers_own(slow, tmp_path, rate, count):
     """Within 5 % of what the server says it did, and the lag that the client reports; both look at the same clock."""
     recorded(slow)

@@ -38,11 +38,12 @@ def endless(checkpoint, tmp_path):
 @pytest.mark.parametrize("victim", ["rank", "controller"])
 def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
     """The killed rank or controller is restarted, and the stream ends with the tokens of an undisturbed run."""
-    body = {**ENDLESS, "max_tokens": 300, "temperature": 0.8, "seed": 3, "return_token_ids": True}
+    body = {**ENDLESS, "max_tokens": 600, "temperature": 0.8, "seed": 3, "return_token_ids": True}
     with serve(endless, "--pipeline-parallel-size", "3") as served:
         undisturbed = _tokens(served, body, lambda: None)
-        disturbed = _tokens(served, body, lambda: os.kill(worker_pid(served, partition, victim), signal.SIGKILL))
-        assert len(undisturbed) == 300
+        pid = worker_pid(served, partition, victim)
+        disturbed = _tokens(served, body, lambda: os.kill(pid, signal.SIGKILL))
+        assert len(undisturbed) == 600
         assert disturbed == undisturbed
         assert any("pipeline local-0 is lost" in line for line in served.log)
         assert any("pipeline local-0 serves: epoch" in line for line in served.log)
@@ -101,10 +102,11 @@ def test_workers_that_cannot_be_formed_again_end_the_server(copy):
     """Five attempts, then exit code 1 with the reason in one line; the request that waited gets it, too."""
     with serve(copy, "--pipeline-parallel-size", "2") as served:
         (copy / "config.json").write_text("{}")
+        pid = worker_pid(served, 1, "rank")
         with httpx.stream("POST", f"{served.url}/v1/completions", json=LONGEST, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            os.kill(worker_pid(served, 1, "rank"), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             last = [line for line in lines if line][-1]
         assert served.process.wait(60) == 1
         served.stop()

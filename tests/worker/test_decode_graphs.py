@@ -22,8 +22,7 @@ LENGTHS = (1, 2, 33, 50, 17)
 NUM_TOKENS = 32
 EMULATED_VARIANTS = (
     "gpt2-head64-tied",
-    "qwen3-gqa-tied",
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-head80-untied", "mistral-gqa")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen3-gqa-tied", "llama-head80-untied", "mistral-gqa")),
 )
 RECORDED_VARIANTS = [name for name in VARIANTS if not name.startswith("gemma2")]
 """Models whose attention is the C++'s: the reference's is not recorded (test_loaded_partition.py)."""
