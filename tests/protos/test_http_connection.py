@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
 import pytest
 import uvicorn
 from orca_protos.http_connection import MAX_PIPELINED, BoundedProtocol
@@ -238,8 +237,8 @@ def test_the_first_request_is_awaited_as_long_as_a_head_and_the_next_longer():
 
 
 def test_clients_and_proxies_close_idle_connections_first():
-    """With equal timeouts a request met the server's close: the client's read failed, seen with 50 connections."""
-    assert HttpLimits().keep_alive_timeout > max(60, httpx.Limits().keepalive_expiry)
+    """With equal timeouts a request met the server's close: httpx has 5 s, proxies usually have 60."""
+    assert HttpLimits().keep_alive_timeout > 60
 
 
 def test_bytes_do_not_prolong_a_head():

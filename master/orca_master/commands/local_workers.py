@@ -54,13 +54,21 @@ class LocalWorkers:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> LocalWorkers:
-        self._workers = [_Worker(self._start(address), time.monotonic()) for address in self.addresses]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            for address in self.addresses:
+                self._workers.append(_Worker(self._start(address), time.monotonic()))
+            stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Send SIGTERM to the workers, and SIGKILL to those that still run after EXIT_SECONDS."""
+        """See `_end`."""
+        self._end()
+
+    def _end(self) -> None:
+        """Send SIGTERM to the workers, and SIGKILL to those that still run after EXIT_SECONDS; remove the sockets."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._workers:
                 if worker.process.poll() is None:

@@ -1,0 +1,156 @@
+"""Measures how long the streams of `orca serve` pause when a rank or a controller is killed, and whether they go on.
+
+    python benchmarks/recovery.py [MODEL] [--streams 8] [--tokens 400] [--rounds 3] [-- -pp 2 --dtype float32]
+
+Each stream is seeded and is first read undisturbed. Then each rank and each controller is killed, `--rounds` times,
+as soon as every stream has ten tokens. A line per victim has the longest pause of each stream (median and maximum over
+all streams), and how many streams ended with the tokens of the undisturbed run. Streams that ended before the kill are
+counted apart. Clients, master and workers share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from orca_bench.circumstances import circumstances, line
+from orca_bench.servers import serve, unwind_on_sigterm
+
+DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
+TOKENS_BEFORE = 10
+STREAM_SECONDS = 300.0
+READY_SECONDS = 120.0
+SOCKET = re.compile(r"worker-(\d+)\.sock")
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What a client received. `times`: of each event, in seconds of the monotonic clock."""
+
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    error: str = ""
+
+    def pause(self, killed_at: float) -> float:
+        """Return the longest pause between two events that ended after `killed_at`, in seconds."""
+        ends = [(later - earlier, later) for earlier, later in zip(self.times, self.times[1:], strict=False)]
+        return max((seconds for seconds, end in ends if end > killed_at), default=0.0)
+
+
+def victims(server: subprocess.Popen[str]) -> dict[str, int]:
+    """Return the process ids of all controllers and ranks by name, such as `controller 0` and `rank 0.1`."""
+    found = {}
+    for controller in _children(server.pid):
+        if worker := SOCKET.search(_command(controller)):
+            found[f"controller {worker[1]}"] = controller
+            for rank in _children(controller):
+                words = _command(rank).split()
+                if "--tensor-rank" in words:
+                    found[f"rank {worker[1]}.{words[words.index('--tensor-rank') + 1]}"] = rank
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for children in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in children.read_text().split()
+    ]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+async def read(client: httpx.AsyncClient, seed: int, num_tokens: int, transcript: Transcript) -> None:
+    """Read one stream into `transcript`."""
+    body = {"prompt": [seed + 1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "stream": True,
+            "temperature": 0.8, "seed": seed, "return_token_ids": True}  # fmt: skip
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async for text in answer.aiter_lines():
+            if text.startswith("data: {"):
+                event = json.loads(text.removeprefix("data: "))
+                transcript.error = event.get("error", {}).get("message", "")
+                if not transcript.error:
+                    transcript.tokens += event["choices"][0].get("token_ids", [])
+                    transcript.times.append(time.monotonic())
+
+
+async def play(url: str, streams: int, num_tokens: int, victim: int | None) -> tuple[list[Transcript], float]:
+    """Read all streams; kill `victim` when each has TOKENS_BEFORE tokens. Return them and the time of the kill."""
+    transcripts = [Transcript() for _ in range(streams)]
+    killed_at = float("inf")
+    async with httpx.AsyncClient(base_url=url, timeout=STREAM_SECONDS) as client, asyncio.timeout(STREAM_SECONDS):
+        reading = [
+            asyncio.create_task(read(client, seed, num_tokens, transcript))
+            for seed, transcript in enumerate(transcripts)
+        ]
+        if victim is not None:
+            while any(len(transcript.tokens) < TOKENS_BEFORE for transcript in transcripts):
+                await asyncio.sleep(0.001)
+            os.kill(victim, signal.SIGKILL)
+            killed_at = time.monotonic()
+        await asyncio.gather(*reading)
+    return transcripts, killed_at
+
+
+def wait_restarted(server: subprocess.Popen[str], url: str, name: str) -> None:
+    """Wait until the victim runs again and the server is ready; raise SystemExit after READY_SECONDS."""
+    deadline = time.monotonic() + READY_SECONDS
+    while name not in victims(server) or httpx.get(f"{url}/readyz").status_code != 200:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"error: the server was not ready again within {READY_SECONDS:.0f} s")
+        time.sleep(0.1)
+
+
+def main() -> None:
+    """Print a line per victim."""
+    arguments, options = sys.argv[1:], ["-pp", "2", "--dtype", "float32"]
+    if "--" in arguments:
+        separator = arguments.index("--")
+        arguments, options = arguments[:separator], arguments[separator + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, default=DEMO)
+    parser.add_argument("--streams", type=int, default=8, help="concurrent streams (8)")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens per stream (400)")
+    parser.add_argument("--rounds", type=int, default=3, help="kills of each victim (3)")
+    settings = parser.parse_args(arguments)
+    unwind_on_sigterm()
+    print(line(circumstances(None)))
+    with serve(settings.model, options) as (server, url):
+        undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens, None))
+        for name in sorted(victims(server)):
+            results = []
+            for _ in range(settings.rounds):
+                wait_restarted(server, url, name)
+                found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victims(server)[name]))
+                results += [
+                    (transcript.pause(killed_at), transcript.tokens == expected.tokens, transcript.error)
+                    for transcript, expected in zip(found, undisturbed, strict=True)
+                    if transcript.times[-1] > killed_at
+                ]
+            if not results:
+                raise SystemExit("error: all streams ended before the kill: give more --tokens")
+            pauses, equal, errors = zip(*results, strict=True)
+            print(
+                f"{name} killed: pause {statistics.median(pauses):.2f} s (median), {max(pauses):.2f} s (maximum); "
+                f"{sum(equal)} of {len(results)} streams with the same tokens, "
+                f"{settings.rounds * settings.streams - len(results)} ended before",
+                *{error for error in errors if error},
+                sep="; ",
+            )
+
+
+if __name__ == "__main__":
+    main()
