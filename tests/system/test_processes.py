@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import with_long_context
 from support.commands import outcomes
 from support.served import ORCA, Served, alive, descendants, eventually, serve, worker_pid
 from support.variants import one_short
@@ -31,17 +29,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def error_lines(text: str) -> list[str]:
     """Return the lines that are no log lines (those begin with the date)."""
     return [line for line in text.splitlines() if not line.startswith("20")]
-
-
-@pytest.fixture
-def copy(checkpoint, tmp_path):
-    return shutil.copytree(checkpoint(NAME), tmp_path / NAME)
-
-
-@pytest.fixture
-def endless(checkpoint, tmp_path):
-    """Return a model for ENDLESS."""
-    return with_long_context(checkpoint("llama-gqa-tied"), tmp_path)
 
 
 def test_a_missing_model_directory(tmp_path):

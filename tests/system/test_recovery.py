@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from orca_master.engine.attempts import MAX_ATTEMPTS
-from support.checkpoints import with_long_context
 from support.served import Served, eventually, serve, value, worker_pid
 
 NAME = "gpt2-head64-tied"
@@ -20,17 +18,6 @@ ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": T
 """Half a minute, where a test interrupts it."""
 LONGEST = {**ENDLESS, "max_tokens": 700}
 """As long as the context of `copy` allows."""
-
-
-@pytest.fixture
-def copy(checkpoint, tmp_path):
-    return shutil.copytree(checkpoint(NAME), tmp_path / NAME)
-
-
-@pytest.fixture
-def endless(checkpoint, tmp_path):
-    """Return a model for ENDLESS."""
-    return with_long_context(checkpoint("llama-gqa-tied"), tmp_path)
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ def die_with_parent() -> None:
 def fork(run: Callable[[], int]) -> int:
     """Run `run` in a child process, in a session of its own; return the process id.
 
-    The child inherits the blocked signals, except SIGCHLD, and ends with the exit code that `run` returns.
+    The child inherits the blocked signals, except SIGCHLD. It ends with the exit code that `run` returns, or with 1 and
+    a traceback if `run` raises. Raises OSError if the system cannot fork.
     """
     parent = os.getpid()
     pid = os.fork()

@@ -42,7 +42,7 @@ class _Worker:
 
 
 class LocalWorkers:
-    """`count` workers. To be used as a context manager, by a process with one thread.
+    """`count` workers at `addresses`. A context manager, for processes with one thread; raises OSError on entry.
 
     With a second thread a fork would be unsafe, and PR_SET_PDEATHSIG applies to the thread that starts a child.
     """
@@ -64,7 +64,7 @@ class LocalWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """See `_end`."""
+        """End the workers and remove their sockets."""
         self._end()
 
     def _end(self) -> None:
