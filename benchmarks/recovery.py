@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,16 +49,18 @@ class Transcript:
         return max((seconds for seconds, end in ends if end > killed_at), default=0.0)
 
 
-def victims(server: subprocess.Popen[str]) -> dict[str, int]:
-    """Return the process ids of all controllers and ranks by name, such as `controller 0` and `rank 0.1`."""
+def victims(server: subprocess.Popen[str], spares: bool) -> dict[str, int]:
+    """Return the process ids of all controllers and ranks by name, such as `controller 0` and `rank 0.1`.
+
+    `spares`: each worker's youngest rank process is its spare, which is no victim.
+    """
     found = {}
     for controller in _children(server.pid):
         if worker := SOCKET.search(_command(controller)):
             found[f"controller {worker[1]}"] = controller
-            for rank in _children(controller):
-                words = _command(rank).split()
-                if "--tensor-rank" in words:
-                    found[f"rank {worker[1]}.{words[words.index('--tensor-rank') + 1]}"] = rank
+            ranks = sorted(child for child in _children(controller) if "orca_worker.rank" in _command(child))
+            ranks = ranks[:-1] if spares else ranks
+            found |= {f"rank {worker[1]}.{index}": rank for index, rank in enumerate(ranks)}
     return found
 
 
@@ -105,10 +108,10 @@ async def play(url: str, streams: int, num_tokens: int, victim: int | None) -> t
     return transcripts, killed_at
 
 
-def wait_restarted(server: subprocess.Popen[str], url: str, name: str) -> None:
-    """Wait until the victim runs again and the server is ready; raise SystemExit after READY_SECONDS."""
+def wait_restarted(server: subprocess.Popen[str], url: str, names: Collection[str], spares: bool) -> None:
+    """Wait until `names` run, each worker with its spare, and the server is ready; exit after READY_SECONDS."""
     deadline = time.monotonic() + READY_SECONDS
-    while name not in victims(server) or httpx.get(f"{url}/readyz").status_code != 200:
+    while not victims(server, spares).keys() >= set(names) or httpx.get(f"{url}/readyz").status_code != 200:
         if time.monotonic() > deadline:
             raise SystemExit(f"error: the server was not ready again within {READY_SECONDS:.0f} s")
         time.sleep(0.1)
@@ -130,11 +133,13 @@ def main() -> None:
     print(line(circumstances(None)))
     with serve(settings.model, options) as (server, url):
         undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens, None))
-        for name in sorted(victims(server)):
+        names, spares = sorted(victims(server, spares=False)), "--no-spare-ranks" not in options
+        for name in names:
             results = []
             for _ in range(settings.rounds):
-                wait_restarted(server, url, name)
-                found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victims(server)[name]))
+                wait_restarted(server, url, names, spares)
+                victim = victims(server, spares)[name]
+                found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victim))
                 results += [
                     (transcript.pause(killed_at), transcript.tokens == expected.tokens, transcript.error)
                     for transcript, expected in zip(found, undisturbed, strict=True)

@@ -25,6 +25,9 @@ class Bound:
 
 
 PREPARE = Bound(30.0)
+CONNECT_SECONDS = 20.0
+"""How long a rank waits for the connections of its process group over gloo. Below PREPARE, so that a rank whose
+neighbour has died meanwhile can be prepared for the next epoch."""
 ALLOCATE = Bound(120.0)
 """Includes writing to the pools, so that their pages exist, and capturing the decode graphs."""
 LOAD_SILENCE = Bound(300.0)
@@ -42,6 +45,8 @@ def warmup(timeout: float) -> Bound:
     return Bound(30.0 + timeout)
 
 
+PING_SECONDS = 3.0
+"""How long a rank's reader thread may take to answer; a stopped rank is replaced by a new process."""
 UNLOAD_SECONDS = 5.0
 """How long a rank may take to free its model before a load; a stuck rank is replaced by a new process."""
 NEIGHBOUR_FORMED_SECONDS = 30.0

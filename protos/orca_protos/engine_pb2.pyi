@@ -352,7 +352,7 @@ class ShutdownAccepted(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "unload", "number")
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "unload", "ping", "number", "tensor_rank", "core")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
@@ -361,7 +361,10 @@ class RankCommand(_message.Message):
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
+    CORE_FIELD_NUMBER: _ClassVar[int]
     load: LoadRequest
     prepare: PrepareRequest
     form: FormRequest
@@ -370,8 +373,11 @@ class RankCommand(_message.Message):
     iteration: bytes
     rendezvous: RendezvousReply
     unload: UnloadRequest
+    ping: PingRequest
     number: int
-    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., unload: _Optional[_Union[UnloadRequest, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    tensor_rank: int
+    core: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., unload: _Optional[_Union[UnloadRequest, _Mapping]] = ..., ping: _Optional[_Union[PingRequest, _Mapping]] = ..., number: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., core: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ()
@@ -381,8 +387,16 @@ class Unloaded(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PingRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RankReply(_message.Message):
-    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "unloaded", "number")
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "unloaded", "pong", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +407,7 @@ class RankReply(_message.Message):
     FAULT_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadProgress
     prepared: Prepared
@@ -404,5 +419,6 @@ class RankReply(_message.Message):
     fault: Fault
     rendezvous: RendezvousRequest
     unloaded: Unloaded
+    pong: Pong
     number: int
-    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

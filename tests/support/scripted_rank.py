@@ -6,7 +6,8 @@
     writes: COUNT   writes COUNT bytes without a line break to standard error before reading a command
     asks: KEY       waits for the value of this rendezvous key before it forms epoch 1; replies with the error, if any
     reads: [B, …]   rank I reports B[I] bytes of weights as read before it replies to a load
-    complains: I    rank I replies to an iteration with the loss of another rank, and exits
+    complains: I    rank I replies to an iteration with the loss of another rank, and exits, unless it
+    stays: true
 
 Replies identify their command: Prepared has its epoch, WarmedUp has as many blocks as the command has tokens.
 """
@@ -26,7 +27,6 @@ from orca_worker.model_config import load_digest
 script = json.loads(sys.argv.pop(1))
 parser = argparse.ArgumentParser()
 parser.add_argument("--fd", type=int)
-parser.add_argument("--tensor-rank", type=int)
 arguments = parser.parse_args()
 connection = socket.socket(fileno=arguments.fd)
 
@@ -62,34 +62,35 @@ def answer(command):
         "warmup": pb.RankReply(warmed_up=pb.WarmedUp(num_blocks=command.warmup.max_tokens)),
         "allocate": pb.RankReply(allocated=pb.Allocated()),
         "unload": pb.RankReply(unloaded=pb.Unloaded()),
+        "ping": pb.RankReply(pong=pb.Pong()),
     }[kind]
 
 
 sys.stderr.write("x" * script.get("writes", 0))
 sys.stderr.flush()
-held, later, epoch, partition = [], [], 0, 0
+held, later, epoch, partition, tensor_rank = [], [], 0, 0, 0
 while (command := later.pop(0) if later else read_command(connection)) is not None:
     kind = command.WhichOneof("command")
     if kind == "load":
-        partition = command.load.partition
+        partition, tensor_rank = command.load.partition, command.tensor_rank
     if kind == "prepare":
         epoch = command.prepare.epoch
     if kind == "iteration":
-        if script.get("complains") == arguments.tensor_rank:
+        if script.get("complains") == tensor_rank:
             fault = pb.Fault(
                 message="lost its neighbour",
                 kind=pb.FAULT_KIND_CONSEQUENCE,
                 epoch=epoch,
                 partition=partition,
-                tensor_rank=arguments.tensor_rank,
             )
             connection.sendall(encode(pb.RankReply(fault=fault)))
-            sys.exit(1)
+            if not script.get("stays"):
+                sys.exit(1)
         continue
     if kind == script.get("silent"):
         continue
     if kind == "load" and "reads" in script:
-        read = pb.LoadProgress(loaded_bytes=script["reads"][arguments.tensor_rank])
+        read = pb.LoadProgress(loaded_bytes=script["reads"][tensor_rank])
         connection.sendall(encode(pb.RankReply(load=read, number=command.number)))
     reply = answer(command)
     reply.number = command.number

@@ -23,12 +23,16 @@ START_DETAILS = ("worker listens on unix:", "rank 0: ", "pipeline local-0 has ",
 class Served:
     """A running server: `url` is set when the server is ready, `log` has the lines so far.
 
-    `prefix`: a command that becomes the server by exec(3).
+    `prefix`: a command that becomes the server by exec(3). `spare_ranks`: spares start after some seconds, so that the
+    number of processes depends on the time.
     """
 
-    def __init__(self, arguments: list[str], cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, arguments: list[str], cwd: Path | None = None, prefix: Sequence[str] = (), spare_ranks: bool = False
+    ) -> None:
+        options = ["--port", "0"] if spare_ranks else ["--port", "0", "--no-spare-ranks"]
         self.process = subprocess.Popen(
-            [*prefix, *ORCA, "serve", *arguments, "--port", "0"],
+            [*prefix, *ORCA, "serve", *arguments, *options],
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
@@ -72,9 +76,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *options: str, cwd: Path | None = None) -> Iterator[Served]:
+def serve(model: Path, *options: str, cwd: Path | None = None, spare_ranks: bool = False) -> Iterator[Served]:
     """Yield a ready server, started in the folder `cwd` and stopped at the end of the block."""
-    served = Served([str(model), *options], cwd)
+    served = Served([str(model), *options], cwd, spare_ranks=spare_ranks)
     try:
         served.wait_ready()
         yield served
@@ -99,10 +103,10 @@ def descendants(pid: int) -> set[int]:
 
 
 def worker_pid(served: Served, partition: int, victim: str) -> int:
-    """Return the controller or rank of a partition, found by the worker's socket name."""
+    """Return the controller or first rank of a partition, found by the worker's socket name."""
     for pid in descendants(served.process.pid):
         if f"worker-{partition}.sock" in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid if victim == "controller" else next(iter(descendants(pid)))
+            return pid if victim == "controller" else min(descendants(pid))
     raise AssertionError(f"no worker {partition}")
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from orca_master.engine.attempts import MAX_ATTEMPTS
-from support.served import Served, eventually, serve, value, worker_pid
+from support.served import Served, descendants, eventually, serve, value, worker_pid
 
 NAME = "gpt2-head64-tied"
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
@@ -29,6 +29,7 @@ def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
     with serve(endless, "--pipeline-parallel-size", "3") as served:
         undisturbed = _tokens(served, body, lambda: None)
         pid = worker_pid(served, partition, victim)
+        survivors = {index: worker_pid(served, index, "rank") for index in range(3) if index != partition}
         disturbed = _tokens(served, body, lambda: os.kill(pid, signal.SIGKILL))
         assert len(undisturbed) == 600
         assert disturbed == undisturbed
@@ -36,7 +37,27 @@ def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
         assert any("pipeline local-0 serves: epoch" in line for line in served.log)
         restarts = sum("is restarted" in line for line in served.log)
         assert restarts == (victim == "controller"), "a controller restarts its rank itself"
+        assert {index: worker_pid(served, index, "rank") for index in survivors} == survivors
         assert httpx.get(f"{served.url}/readyz").status_code == 200
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_the_other_ranks_of_the_worker_keep_their_weights(endless, number):
+    """Two partitions of two ranks, with spares: each rank in turn is killed, or stopped, which the master notices."""
+    body = {**ENDLESS, "max_tokens": 200, "temperature": 0.8, "seed": 3, "return_token_ids": True}
+    options = ("-pp", "2", "-tp", "2", "--stall-timeout", "5")
+    with serve(endless, *options, spare_ranks=True) as served:
+        undisturbed = _tokens(served, body, lambda: None)
+        for partition in range(2):
+            for index in range(2):
+                assert eventually(lambda: min(len(_ranks(served, each)) for each in range(2)) == 3), "T and a spare"
+                before = [_ranks(served, each) for each in range(2)]
+                victim = before[partition][index]
+                assert _tokens(served, body, lambda pid=victim: os.kill(pid, number)) == undisturbed
+                after = {pid for each in range(2) for pid in _ranks(served, each)}
+                kept = {pid for pids in before for pid in pids} - {victim}
+                assert kept <= after, "the spare, too: it is the new rank"
 
 
 @pytest.mark.long
@@ -103,6 +124,11 @@ def test_workers_that_cannot_be_formed_again_end_the_server(copy):
     (line,) = [line for line in served.log if line.startswith("orca serve: error: ")]
     assert "pipeline local-0 is lost: " in line
     assert "config.json" in line
+
+
+def _ranks(served: Served, partition: int) -> list[int]:
+    """Return the process ids of the ranks of a partition and of its spare, the oldest first."""
+    return sorted(descendants(worker_pid(served, partition, "controller")))
 
 
 def _tokens(served: Served, body: dict, disturb: Callable[[], None]) -> list[int]:

@@ -174,7 +174,7 @@ def test_a_late_failure_leaves_the_ranks_of_a_newer_load_alone(tmp_path, monkeyp
             late = asyncio.ensure_future(stub.Prepare(pb.PrepareRequest(epoch=1)))
             while not controllers[0].epoch.highest:
                 await asyncio.sleep(0.01)
-            controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
+            controllers[0]._loader._rank_command = (sys.executable, str(SCRIPT), "{}")
             request = load_request()
             request.max_model_len = 64
             await load(stub, request)
@@ -275,7 +275,7 @@ def test_an_epoch_that_forms_while_another_model_is_loaded_is_refused(tmp_path):
 def test_a_rank_that_cannot_be_started_is_a_cause(tmp_path):
     async def run() -> None:
         async with workers(tmp_path, {}) as (controllers, (stub,)):
-            controllers[0]._rank_command = (str(tmp_path / "nothing"),)
+            controllers[0]._loader._rank_command = (str(tmp_path / "nothing"),)
             with pytest.raises(grpc.aio.AioRpcError, match="cannot start a rank process") as error:
                 await load(stub, load_request())
             assert faults.from_error(error.value).kind == pb.FAULT_KIND_CAUSE
@@ -307,7 +307,7 @@ def test_a_silent_rank_ends_and_the_next_load_starts_another(tmp_path, monkeypat
             description = await stub.Describe(pb.DescribeRequest())
             assert (description.loaded_digest, description.contract_version) == ("", VERSION)
             monkeypatch.undo()
-            controllers[0]._rank_command = (sys.executable, str(SCRIPT), "{}")
+            controllers[0]._loader._rank_command = (sys.executable, str(SCRIPT), "{}")
             assert (await load(stub, load_request())).digest
             assert not set(pids) & set(rank_pids(controllers[0]))
             for pid in pids:
@@ -390,6 +390,8 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
     master: dict[str, float] = {}
 
     class Ranks:
+        starts = ()
+
         def __len__(self) -> int:
             return 1
 
@@ -416,7 +418,7 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
 
     async def run() -> None:
         controller = Controller()
-        controller._ranks = Ranks()
+        controller._loader.ranks = Ranks()
         connection = WorkerConnection(f"unix:{tmp_path}/none.sock")
         connection._stub = Stub(controller)
         await connection.prepare(pb.PrepareRequest(epoch=1))

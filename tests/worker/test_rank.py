@@ -1,4 +1,4 @@
-"""The reader thread of a rank: an unreadable frame ends the process with an error, the controller's end without one."""
+"""A rank process: unreadable frames and its controller's end end it, the loss of a neighbour does not."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker.frames import encode
 
 SECONDS = 100
+MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 
 
 @contextlib.contextmanager
@@ -21,8 +24,7 @@ def rank_process() -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orca_worker.rank", "--tensor-rank", "3",
-             "--fd", str(theirs.fileno())],
+            [sys.executable, "-m", "orca_worker.rank", "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         theirs.close()
@@ -35,7 +37,10 @@ def rank_process() -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
 
 def received(connection: socket.socket) -> pb.RankReply:
     connection.settimeout(SECONDS)
-    stream = connection.makefile("rb")
+    return next_reply(connection.makefile("rb"))
+
+
+def next_reply(stream: BinaryIO) -> pb.RankReply:
     (length,) = struct.unpack("<I", stream.read(4))
     return pb.RankReply.FromString(stream.read(length))
 
@@ -56,8 +61,41 @@ def test_what_the_reader_cannot_read_is_logged_and_ends_the_rank(frame, words):
         assert "Traceback" in log
         assert words in log
         fault = received(connection).fault
-        assert (fault.kind, fault.tensor_rank) == (pb.FAULT_KIND_CAUSE, 3)
+        assert fault.kind == pb.FAULT_KIND_CAUSE
         assert words in fault.message
+
+
+def test_a_rank_keeps_its_model_after_the_loss_of_a_neighbour():
+    """The other rank of a formation never comes; the reader thread answers a ping meanwhile."""
+    model = pb.LoadRequest(
+        model_path=str(MODEL), pipeline_parallel_size=2, tensor_parallel_size=1, dtype="float32", device="cpu",
+        communication_backend="gloo", workers_on_host=1,
+    )  # fmt: skip
+    with rank_process() as (connection, _):
+        stream = connection.makefile("rb")
+        connection.settimeout(SECONDS)
+
+        def ask(command: pb.RankCommand) -> pb.RankReply:
+            connection.sendall(encode(command))
+            return next_reply(stream)
+
+        connection.sendall(encode(pb.RankCommand(number=1, load=model, tensor_rank=0)))
+        while not (reply := next_reply(stream)).load.HasField("facts"):
+            assert reply.HasField("load"), reply
+        assert ask(pb.RankCommand(number=2, prepare=pb.PrepareRequest(epoch=7))).prepared.epoch == 7
+        question = ask(pb.RankCommand(number=3, form=pb.FormRequest(epoch=7, world_size=2, group_timeout_ms=90_000)))
+        assert question.HasField("rendezvous")
+        assert ask(pb.RankCommand(number=4, ping=pb.PingRequest())).HasField("pong")
+        over = pb.RendezvousReply(error="the rendezvous of epoch 7 is over")
+        lost = ask(pb.RankCommand(number=question.number, rendezvous=over))
+        assert (lost.number, lost.fault.kind) == (3, pb.FAULT_KIND_CONSEQUENCE)
+        iteration = pb.Iteration(epoch=7, sequence=1, row=[0], num_tokens=[1], token=[1])
+        connection.sendall(encode(pb.RankCommand(iteration=iteration.SerializeToString())))  # ignored
+        assert ask(pb.RankCommand(number=5, prepare=pb.PrepareRequest(epoch=8))).prepared.epoch == 8
+        formed = ask(pb.RankCommand(number=6, form=pb.FormRequest(epoch=8, world_size=1)))
+        assert formed.HasField("formed")
+        warmup = pb.WarmupRequest(max_tokens=8, memory_utilization=0.5)
+        assert ask(pb.RankCommand(number=7, warmup=warmup)).warmed_up.num_blocks > 0
 
 
 @pytest.mark.parametrize("unread", [False, True])

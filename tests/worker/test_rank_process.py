@@ -37,7 +37,9 @@ async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, list[pb
     """Yield a rank that follows `script`, and the faults that its controller gets."""
     faults: list[pb.Fault] = []
     command = (sys.executable, str(SCRIPT), json.dumps(script))
-    rank = await RankProcess.spawn(2, 1, {}, command, lambda _: None, faults.append, nothing_asked)
+    rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
+    rank.become(1, ())
+    rank._partition = 2  # as after a load
     try:
         yield rank, faults
     finally:
@@ -153,7 +155,7 @@ def test_bytes_that_are_no_frame_are_a_fault(damage):
         command = (sys.executable, "-c", f"import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
                    "; input()")  # fmt: skip
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn(0, 0, {}, command, lambda _: None, faults.append, nothing_asked)
+        rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
@@ -177,7 +179,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_socket():
     async def run() -> None:
         before = sorted(os.listdir("/proc/self/fd"))
         with pytest.raises(FileNotFoundError) as error:
-            await RankProcess.spawn(0, 0, {}, ("/nowhere/python",), lambda _: None, lambda _: None, nothing_asked)
+            await RankProcess.spawn({}, ("/nowhere/python",), lambda _: None, lambda _: None, nothing_asked)
         assert sorted(os.listdir("/proc/self/fd")) == before, "closed, not left to the garbage collector"
         assert error.value.filename == "/nowhere/python"
 
@@ -190,10 +192,51 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
     async def run() -> None:
         command = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)")
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn(0, 0, {}, command, lambda _: None, faults.append, nothing_asked)
+        rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match="rank 0 ended: killed by SIGKILL"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
         await rank.end()
+
+    asyncio.run(run())
+
+
+ITERATION = pb.RankCommand(iteration=pb.Iteration(epoch=3, sequence=1).SerializeToString())
+
+
+def test_a_rank_that_has_lost_a_neighbour_runs_on():
+    """The consequence is reported; the rank is prepared for the next epoch, and its end is a cause again."""
+
+    async def run() -> None:
+        async with scripted(complains=1, stays=True) as (rank, faults):
+            await rank.ask(COMMANDS["load"], 100)
+            await rank.ask(COMMANDS["prepare"], 100)
+            rank.send(ITERATION)
+            await rank.ask(warmup(1), 100)
+            assert not rank.failed
+            assert rank.loaded
+            (fault,) = faults
+            assert (fault.kind, fault.epoch, fault.tensor_rank) == (pb.FAULT_KIND_CONSEQUENCE, 3, 1)
+            await rank.ask(pb.RankCommand(prepare=pb.PrepareRequest(epoch=4)), 100)
+            os.kill(rank._process.pid, signal.SIGKILL)
+            with pytest.raises(FaultError, match="killed by SIGKILL"):
+                await rank.ask(warmup(1), 100)
+            assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_CAUSE]
+
+    asyncio.run(run())
+
+
+def test_the_exit_of_a_rank_that_has_lost_a_neighbour_is_the_same_consequence():
+    async def run() -> None:
+        async with scripted(complains=1) as (rank, faults):
+            await rank.ask(COMMANDS["load"], 100)
+            await rank.ask(COMMANDS["prepare"], 100)
+            rank.send(ITERATION)
+            with pytest.raises(FaultError) as error:
+                await rank.ask(warmup(1), 100)
+            assert faults == [error.value.fault]
+            assert error.value.fault.kind == pb.FAULT_KIND_CONSEQUENCE
+            assert rank.failed
+            assert rank.loaded is None
 
     asyncio.run(run())

@@ -18,7 +18,8 @@ from orca_master.engine.config import EngineConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker import ranks as ranks_module
 from orca_worker.errors import FaultError
-from orca_worker.ranks import Ranks, RankStart, rank_starts
+from orca_worker.rank_starter import RankStart, RankStarter
+from orca_worker.ranks import Ranks, rank_starts
 from support.engines import engine_over, topology
 from support.served import descendants
 
@@ -44,7 +45,7 @@ async def nothing_asked(_: pb.RendezvousRequest) -> pb.RendezvousReply:
 @contextlib.asynccontextmanager
 async def scripted(starts: list[RankStart]) -> AsyncIterator[tuple[Ranks, list[pb.Fault]]]:
     faults: list[pb.Fault] = []
-    ranks = await Ranks.spawn(starts, 0, lambda _: None, faults.append, nothing_asked)
+    ranks = await Ranks.spawn(starts, 0, RankStarter(lambda _: None, faults.append, nothing_asked))
     try:
         yield ranks, faults
     finally:
@@ -124,6 +125,34 @@ def test_a_stuck_rank_is_not_kept(monkeypatch):
             assert "did not reply to unload within" in faults[0].message
             with pytest.raises(FaultError):
                 await ranks.ask(pb.RankCommand(prepare=pb.PrepareRequest(epoch=1)), 100)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_only_a_rank_that_has_failed_is_replaced(monkeypatch, number):
+    """The other rank stays with its model; only the new rank loads."""
+    monkeypatch.setattr(ranks_module, "PING_SECONDS", 1.0)
+
+    async def run() -> None:
+        starter = RankStarter(lambda _: None, lambda _: None, nothing_asked)
+        ranks = await Ranks.spawn(rank_starts(request(), command(reads=[100, 300])), 0, starter)
+        try:
+            assert [progress.loaded_bytes async for progress in ranks.load(request())][-2:] == [200, 0]
+            assert ranks.loaded
+            first, second = pids(ranks)
+            os.kill(second, number)
+            await ranks.ping()
+            assert ranks.failed
+            assert not ranks.loaded
+            await ranks.replace_failed(0, starter)
+            assert pids(ranks)[0] == first
+            assert pids(ranks)[1] != second
+            assert not ranks.failed
+            assert [progress.loaded_bytes async for progress in ranks.load(request())] == [300, 0]
+            assert ranks.loaded
+        finally:
+            await ranks.end()
 
     asyncio.run(run())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from orca_kernels.cpu.library import load
-from orca_worker.errors import RankError
+from orca_worker.errors import NeighbourError, RankError
 from orca_worker.shared_sum import CAPACITY, LINE, SharedSum, num_bytes
 
 
@@ -58,3 +58,14 @@ def test_nobody_waits_without_a_bound(tmp_path):
     one, _ = meet(tmp_path / "memory", 2, timeout=0.2)
     with pytest.raises(RankError, match="lost another rank: timeout"):
         one.sum(torch.ones(4))
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_leaves_ends_the_wait(tmp_path, leaver):
+    """Its own wait, or the wait of the rank that needs its addend; from another thread."""
+    ranks = meet(tmp_path / "memory", 2)
+    with ThreadPoolExecutor(1) as pool:
+        wait = pool.submit(ranks[0].sum, torch.ones(4))
+        ranks[leaver].leave()
+        with pytest.raises(NeighbourError, match="lost another rank: it has left the epoch"):
+            wait.result(20)

@@ -1,5 +1,5 @@
 """CPU and memory limits and usage of this process's control groups, version 1 or 2 (kernel documentation: cgroup-v2,
-sched-bwc, cgroup-v1/memory).
+sched-bwc, cgroup-v1/memory), and the memory of the host.
 
 Limits of parent groups apply as well, so every function reads the process's own group and all its visible ancestors.
 Inside a container without a cgroup namespace, /proc/self/cgroup names a path of the host, while the mount has the
@@ -30,6 +30,12 @@ def cpu_quota(root: Path = ROOT) -> float | None:
             if quota > 0:  # -1: no limit
                 quotas.append(quota / period)
     return min(quotas, default=None)
+
+
+def host_memory(root: Path = ROOT) -> int:
+    """Return the bytes of the host that are available without swapping (proc(5), MemAvailable)."""
+    lines = (root / "proc" / "meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def memory_limit(root: Path = ROOT) -> int | None:

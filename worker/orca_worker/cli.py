@@ -38,11 +38,12 @@ async def run(
     drain_timeout: float = 0,
     rank_command: Sequence[str] = RANK_COMMAND,
     tls: TlsFolder | None = None,
+    keeps_spare: bool = False,
 ) -> int:
     """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker."""
     # A master that uses a Unix socket, like `orca serve`, knows all workers of this machine. A worker that listens on
     # TCP, like every pod, may share its cores with workers of other masters.
-    controller = Controller(rank_command, may_pin=address.startswith(UNIX), tls=tls)
+    controller = Controller(rank_command, address.startswith(UNIX), tls, keeps_spare)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)] if tls else [])
     add_WorkerServicer_to_server(controller, server)  # type: ignore[no-untyped-call]
     try:
@@ -83,6 +84,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--drain-timeout", type=int, default=0, metavar="SECONDS", help="longest wait for the master after SIGTERM (0)"
     )
+    parser.add_argument(
+        "--no-spare-rank",
+        action="store_true",
+        help="keep no idle process that replaces a failed rank at once (one is kept if 1 GiB of memory is free)",
+    )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
         "--tls-dir", type=Path, metavar="DIR", help="folder with tls.crt, tls.key and ca.crt, for host:port"
@@ -107,4 +113,7 @@ def main(argv: list[str]) -> int:
             tls = TlsFolder(arguments.tls_dir, "worker") if arguments.tls_dir else None
         except TlsError as error:
             parser.error(str(error))
-    return asyncio.run(run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls))
+    keeps_spare = not arguments.no_spare_rank
+    return asyncio.run(
+        run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls, keeps_spare=keeps_spare)
+    )

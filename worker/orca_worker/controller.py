@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,12 +27,11 @@ from orca_protos.wire import EPOCH_KEY, WIRE_VERSION
 from orca_worker.abort import Aborting
 from orca_worker.current_epoch import CurrentEpoch
 from orca_worker.epoch import Epoch
-from orca_worker.errors import EpochError, FaultError, ModelError, RendezvousError
-from orca_worker.load_request import check_request
-from orca_worker.model_check import check_model
-from orca_worker.model_config import load_digest
+from orca_worker.errors import EpochError, FaultError, RendezvousError
+from orca_worker.partition_loader import PartitionLoader
 from orca_worker.rank_process import RANK_COMMAND
-from orca_worker.ranks import Ranks, rank_starts
+from orca_worker.rank_starter import RankStarter
+from orca_worker.ranks import Ranks
 
 LEAVE_POLL_SECONDS = 0.05
 
@@ -41,6 +39,7 @@ LEAVE_POLL_SECONDS = 0.05
 class Controller(WorkerServicer):
     """One worker. `rank_command`: the command that starts a rank, replaced by some tests.
 
+    `keeps_spare`: an idle rank process replaces a rank that fails (rank_starter.py).
     `may_pin`: only this program's workers compute on this machine, so ranks may be pinned to cores (cores.py).
     `tls`: certificates for calls to other workers; None: plain text.
     """
@@ -50,24 +49,21 @@ class Controller(WorkerServicer):
         rank_command: Sequence[str] = RANK_COMMAND,
         may_pin: bool = False,
         tls: TlsFolder | None = None,
+        keeps_spare: bool = False,
     ) -> None:
         self.stopped = asyncio.Event()
         self.epoch = CurrentEpoch(tls)
         self.num_streams = 0
         self._leaving = False
-        self._rank_command = rank_command
-        self._may_pin = may_pin
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._ranks = Ranks()
-        self._replacing_ranks = asyncio.Lock()
-        self._load: pb.LoadRequest | None = None
-        self._facts: pb.ModelFacts | None = None
+        self._starter = RankStarter(self.epoch.reply, self.epoch.report, self.epoch.ask_rendezvous, keeps_spare)
+        self._loader = PartitionLoader(self._starter, rank_command, may_pin, self.epoch.leave)
 
     @property
     def loaded(self) -> bool:
         """True if all ranks have loaded their weights."""
-        return self._facts is not None
+        return self._ranks.loaded
 
     async def leave(self, seconds: float) -> None:
         """Refuse new masters, wait until the present master closes its streams, at most `seconds`, then stop.
@@ -91,9 +87,9 @@ class Controller(WorkerServicer):
             boot_id=self._boot_id,
             pod_uid=os.environ.get("POD_UID", ""),
             version=version("orca-serving"),
-            device=self._load.device if self._load else "",
+            device=self._loader.request.device if self._loader.request else "",
             free_memory_bytes=self._free_memory,
-            loaded_digest=self._facts.digest if self._facts else "",
+            loaded_digest=self._loader.facts.digest if self._loader.facts and self.loaded else "",
             highest_epoch=self.epoch.highest,
             last_sequence=self.epoch.last_sequence,
             contract_version=VERSION,
@@ -103,72 +99,14 @@ class Controller(WorkerServicer):
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
         """See engine.proto."""
         async with self._aborting(context):
-            check_request(request)
-            try:
-                path = Path(request.model_path)
-                # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
-                model = await asyncio.to_thread(
-                    check_model,
-                    path,
-                    request.pipeline_parallel_size,
-                    request.tensor_parallel_size,
-                    request.max_model_len,
-                    range(request.partition, request.partition + 1),
-                )
-                if self._load != request or self._facts is None or self._facts.digest != load_digest(request):
-                    async for progress in self._load_ranks(request):
-                        progress.total_bytes = model.num_bytes
-                        yield progress
-                yield pb.LoadProgress(facts=self._facts)
-            except (ModelError, FaultError):
-                await self._end_ranks()
-                raise
-            except OSError as error:  # the model's files changed during the check
-                raise ModelError(f"{request.model_path}: {error}") from error
-
-    async def _load_ranks(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load into the present rank processes or new ones; yield progress.
-
-        Raises EpochError if another load has taken over the processes meanwhile.
-        """
-        async with self._replacing_ranks:
-            # No other call may use the processes while they are unloaded.
-            previous, self._ranks = self._ranks, Ranks()
-            try:
-                await self.epoch.leave("another model is being loaded")
-                self._facts = self._load = None
-                starts = rank_starts(request, self._rank_command, self._may_pin)
-                kept = await previous.keep(starts)
-            finally:
-                await asyncio.shield(previous.end())  # no-op if `keep` has taken over the processes
-            if kept is None:
-                kept = await Ranks.spawn(
-                    starts, request.partition, self.epoch.reply, self._on_fault, self.epoch.ask_rendezvous
-                )
-            ranks = self._ranks = kept
-        try:
-            async for progress in ranks.load(request):
-                if not progress.HasField("facts"):
-                    yield progress
-        except (ModelError, FaultError) as error:
-            if self._ranks is not ranks:
-                raise EpochError("another load has begun") from error
-            raise
-        if self._ranks is not ranks:
-            raise EpochError("another load has begun")
-        self._load, self._facts = request, progress.facts
+            async for progress in self._loader.load(request):
+                yield progress
 
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
         async with self._aborting(context):
             await self.epoch.prepare(request.epoch)
-            ranks = self._ranks
-            try:
-                replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
-            except (ModelError, FaultError, EpochError):
-                if self._ranks is ranks:  # otherwise a newer Load has replaced the ranks
-                    await self._end_ranks()  # a rank cannot leave its old epoch: the next Load starts new ranks
-                raise
+            replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
             return replies[0].prepared
 
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
@@ -210,6 +148,8 @@ class Controller(WorkerServicer):
         """See engine.proto."""
         async with self._aborting(context):
             await self._ask(pb.RankCommand(allocate=request), deadlines.ALLOCATE.worker)
+            if self._ranks.starts:
+                self._starter.prepare_spare(self._ranks.starts[0])
             return pb.Allocated()
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
@@ -239,11 +179,16 @@ class Controller(WorkerServicer):
     async def close(self) -> None:
         """End the epoch and the ranks."""
         await self.epoch.leave("the worker ends")
-        await self._end_ranks()
+        await self._loader.end()
+        await self._starter.end()
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._loader.ranks
 
     @property
     def _partition(self) -> int:
-        return self._load.partition if self._load else 0
+        return self._loader.request.partition if self._loader.request else 0
 
     async def _relay(self, epoch: Epoch, context: Any) -> None:
         """Queue and forward each iteration until the caller closes its stream; raise EpochError or FaultError."""
@@ -260,10 +205,6 @@ class Controller(WorkerServicer):
         finally:
             acks.cancel()
             epoch.lose_caller()
-
-    def _on_fault(self, fault: pb.Fault) -> None:
-        self._facts = None  # the next Load starts new ranks
-        self.epoch.report(fault)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
         """Send a command to every rank and return the replies; raise ModelError, FaultError or EpochError."""
@@ -282,11 +223,6 @@ class Controller(WorkerServicer):
             yield
         finally:
             self.num_streams -= 1
-
-    async def _end_ranks(self) -> None:
-        """End every rank, even if the calling task is cancelled."""
-        self._facts = self._load = None
-        await asyncio.shield(self._ranks.end())
 
 
 async def _write_acks(epoch: Epoch, context: Any) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import datetime
 import re
+import threading
 from collections import deque
 
 import torch
 import torch.distributed as dist
+from orca_protos.deadlines import CONNECT_SECONDS
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.errors import NeighbourError
@@ -22,7 +24,7 @@ from orca_worker.tensor_parallel_group import TensorParallelGroup
 class DataPlane:
     """The process group of one epoch. Every rank of the pipeline must create it at the same time.
 
-    Raises NeighbourError if the ranks do not connect within `timeout` seconds.
+    `timeout`: seconds to wait for another rank. Raises NeighbourError if the ranks do not connect.
     """
 
     def __init__(
@@ -42,20 +44,26 @@ class DataPlane:
         self.posts_ahead = backend == "gloo"
         """Post receives early? gloo transfers nothing before the receive is posted; NCCL would occupy the device."""
         self._timeout = datetime.timedelta(seconds=timeout)
+        self._group = group
+        self._closing = threading.Lock()
+        self._closed = False
+        # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
+        connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
         try:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
-            group.process_group = self._new_group(world_size, group.size)
-            group.shared = None
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=connect)
+            group.process_group = self._new_group(world_size, connect)
             if group.size > 1 and backend == "gloo":
                 group.shared = share_memory(group.process_group, group.rank, group.size, timeout)
+                dist.distributed_c10d._set_pg_timeout(self._timeout, group.process_group)
         except (RuntimeError, dist.DistError) as error:
+            self.close()
             raise NeighbourError(f"rank {rank} could not join the process group: {error}") from error
 
-    def _new_group(self, world_size: int, size: int) -> dist.ProcessGroup | None:
+    def _new_group(self, world_size: int, timeout: datetime.timedelta) -> dist.ProcessGroup | None:
         """Create the group of every partition, as torch requires of each rank, and return this rank's group."""
-        own_group = None
+        own_group, size = None, self._group.size
         for first in range(0, world_size if size > 1 else 0, size):
-            group = dist.new_group(list(range(first, first + size)), timeout=self._timeout)
+            group = dist.new_group(list(range(first, first + size)), timeout=timeout)
             if first <= self._rank < first + size:
                 own_group = group
         return own_group
@@ -72,14 +80,20 @@ class DataPlane:
         self._sends.append((work, hidden))
 
     def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
-        """Start receiving activations of `shape` from the rank `distance` before this one; from any thread."""
+        """Start receiving activations of `shape` from the rank `distance` before this one; from any thread.
+
+        Does nothing after `close`.
+        """
         hidden = torch.empty(shape, dtype=dtype, device=device)
-        try:
-            work = dist.irecv(hidden, self._rank - distance)
-        except RuntimeError as error:
-            raise self._lost(error) from error
-        assert work is not None
-        self._receives.append((work, hidden))
+        with self._closing:
+            if self._closed:
+                return
+            try:
+                work = dist.irecv(hidden, self._rank - distance)
+            except RuntimeError as error:
+                raise self._lost(error) from error
+            assert work is not None
+            self._receives.append((work, hidden))
 
     def receive(self) -> torch.Tensor:
         """Wait for the receive that was posted first, and return its activations."""
@@ -88,10 +102,16 @@ class DataPlane:
         return hidden
 
     def close(self) -> None:
-        """Leave the group and abandon pending sends and receives."""
-        self._sends.clear()
-        self._receives.clear()
-        dist.destroy_process_group()
+        """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error."""
+        with self._closing:
+            self._closed = True
+            self._sends.clear()
+            self._receives.clear()
+            if (shared := self._group.shared) is not None:
+                shared.leave()
+            self._group.shared = self._group.process_group = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:
         # NCCL orders streams and returns at once; gloo waits for the data.

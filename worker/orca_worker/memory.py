@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from orca_worker.cgroup import ROOT, memory_left, memory_limit, memory_used
+from orca_worker.cgroup import ROOT, host_memory, memory_left, memory_limit, memory_used
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[st
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return FreeMemory(free, "of the device", free)
-    lines = (root / "proc" / "meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    available = host_memory(root)
     of_host = f"{_mib(available)} of the host"
     if (left := memory_left(root)) is not None:
         free = min(available, left)

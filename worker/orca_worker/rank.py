@@ -1,9 +1,10 @@
 """A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
 
-The controller starts it as `python -m orca_worker.rank --fd N --tensor-rank I`. A separate thread reads the socket, so
+The controller starts it as `python -m orca_worker.rank --fd N`. A separate thread reads the socket, so
 that this process exits at once when its controller does, even while a kernel runs or the main thread waits for another
-rank. A ModelError is reported and the process stays; any other error, on either thread, is reported as a fault and ends
-the process with a non-zero exit code.
+rank. A ModelError is reported and the process stays. After a NeighbourError the process leaves the epoch and keeps its
+weights for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either thread, is reported as
+a fault and ends the process with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
-from orca_worker.errors import ModelError, RankError, kind_of
+from orca_worker.errors import ModelError, NeighbourError, RankError, kind_of
 from orca_worker.frames import encode, read_command
 from orca_worker.stage import Stage
 
@@ -38,16 +39,19 @@ ANSWER_SECONDS = 10.0
 LOCK_SECONDS = 1.0
 """How long a thread waits for the other thread's write before it gives up reporting a fault."""
 
-Command = pb.RankCommand | pb.Iteration
+Command = pb.RankCommand | pb.Iteration | NeighbourError
+"""What the reader thread passes to the main thread; an error stands for the iteration in which it occurred."""
+
+logger = logging.getLogger("orca_worker.rank")
 
 
 class Rank:
     """Executes commands in order and answers each on `connection`."""
 
-    def __init__(self, connection: socket.socket, tensor_rank: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._writing = threading.Lock()
-        self._tensor_rank = tensor_rank
+        self._tensor_rank = 0
         self._partition = 0
         self._epoch = 0
         self._number = 0  # of the command that is being executed
@@ -56,14 +60,21 @@ class Rank:
         self._stage: Stage | None = None
         self._last_progress = 0.0
         self._unfinished: Callable[[], pb.RankReply] | None = None
+        self._epoch_over = False
 
     def decode(self, command: pb.RankCommand) -> Command:
-        """Decode a command on the reader thread, and post the receive of an iteration's activations early."""
+        """Decode a command on the reader thread, which posts receives early and frees a main thread that waits."""
         stage = self._stage  # the main thread may set it to None meanwhile
-        if command.WhichOneof("command") != "iteration" or stage is None:
+        kind = command.WhichOneof("command")
+        if kind == "prepare" and stage is not None:
+            stage.abandon()
+        if kind != "iteration" or stage is None:
             return command
         iteration = pb.Iteration.FromString(command.iteration)
-        stage.expect(iteration)
+        try:
+            stage.expect(iteration)
+        except NeighbourError as error:
+            return error
         return iteration
 
     def handle(self, command: Command) -> None:
@@ -71,20 +82,36 @@ class Rank:
 
         The reply to an iteration may be left to `finish`, so that the next iteration starts before the reply is ready.
         """
-        if isinstance(command, pb.Iteration):
-            assert self._stage is not None
-            started = self._stage.execute(command)
+        try:
+            if isinstance(command, pb.RankCommand):
+                self._run(command)
+            elif not self._epoch_over:
+                self._iterate(command)
+        except NeighbourError as error:
+            if self._stage is None or not self._stage.outlives_neighbours:
+                raise
+            self._leave_epoch(error)
+
+    def _iterate(self, iteration: pb.Iteration | NeighbourError) -> None:
+        assert self._stage is not None
+        self._number = 0
+        if isinstance(iteration, NeighbourError):
+            raise iteration
+        started = self._stage.execute(iteration)
+        self.finish()
+        self._unfinished = started
+        if not self._stage.runs_ahead:
             self.finish()
-            self._number = 0
-            self._unfinished = started
-            if not self._stage.runs_ahead:
-                self.finish()
-            return
+
+    def _run(self, command: pb.RankCommand) -> None:
+        """Run one cold command and reply to it."""
         self.finish()
         self._number = command.number
         kind = command.WhichOneof("command")
         if kind == "load":
-            self._partition = command.load.partition
+            self._partition, self._tensor_rank = command.load.partition, command.tensor_rank
+            if command.core:
+                os.sched_setaffinity(0, command.core)  # of this thread, and of all threads that it starts from now on
             self._load(command.load)
             return
         if kind == "unload":
@@ -95,7 +122,7 @@ class Rank:
         if stage is None:
             raise RankError(f"{kind} came before load")
         if kind == "prepare":
-            self._epoch = command.prepare.epoch
+            self._epoch, self._epoch_over = command.prepare.epoch, False
             stage.prepare(command.prepare.epoch)
             self._reply(pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch)))
         elif kind == "form":
@@ -123,6 +150,10 @@ class Rank:
         finally:
             del self._answers[number]
 
+    def pong(self, command: pb.RankCommand) -> None:
+        """Answer a ping on the reader thread."""
+        self._send(pb.RankReply(pong=pb.Pong(), number=command.number))
+
     def answer(self, command: pb.RankCommand) -> None:
         """Pass a rendezvous reply from the reader thread to the waiting thread; drop it if the wait has timed out."""
         if (waiting := self._answers.get(command.number)) is not None:
@@ -133,6 +164,14 @@ class Rank:
         if self._unfinished is not None:
             reply, self._unfinished = self._unfinished, None
             self._reply(reply())
+
+    def _leave_epoch(self, error: NeighbourError) -> None:
+        """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared."""
+        assert self._stage is not None
+        logger.warning("rank %d leaves epoch %d: %s", self._tensor_rank, self._epoch, error)
+        self._unfinished, self._epoch_over = None, True
+        self._reply(pb.RankReply(fault=self._fault(error)))
+        self._stage.close()  # ends the waits of other ranks for this rank
 
     def _load(self, request: pb.LoadRequest) -> None:
         try:
@@ -149,6 +188,7 @@ class Rank:
             self._stage.close()
         self._stage = None
         self._partition = self._epoch = 0
+        self._epoch_over = False
         gc.unfreeze()  # objects that `allocate` has frozen would not be collected
         gc.collect()
         return_freed_memory()
@@ -179,7 +219,6 @@ class Rank:
             kind=kind_of(error),
             epoch=self._epoch,
             partition=self._partition,
-            tensor_rank=self._tensor_rank,
         )
 
     def _reply(self, reply: pb.RankReply) -> None:
@@ -191,16 +230,11 @@ class Rank:
             self._connection.sendall(encode(reply))
 
 
-def run(connection: socket.socket, tensor_rank: int, cores: Sequence[int] = ()) -> int:
-    """Serve the controller until it exits or a fault ends this rank; return the exit code.
-
-    `cores`: the calling thread, and every thread that it starts later, is pinned to these cores; empty: not pinned.
-    """
+def run(connection: socket.socket) -> int:
+    """Serve the controller until it exits or a fault ends this rank; return the exit code."""
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    rank = Rank(connection, tensor_rank)
+    rank = Rank(connection)
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
-    if cores:  # after the start of the reader thread, which mostly waits and may run on any free core
-        os.sched_setaffinity(0, cores)
     while True:
         try:
             if commands.empty():
@@ -220,6 +254,8 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
         while (command := _next_command(connection)) is not None:
             if command.HasField("rendezvous"):
                 rank.answer(command)
+            elif command.HasField("ping"):
+                rank.pong(command)
             else:
                 commands.put(rank.decode(command))
         code = 0
@@ -241,13 +277,10 @@ def run_as_process() -> None:
     """Parse the command line, serve the controller, and end this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
-    parser.add_argument("--tensor-rank", type=int, required=True)
-    parser.add_argument("--cores", default="", help="cores to compute on, separated by commas (not pinned)")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("orca_kernels").setLevel(logging.INFO)  # a first build takes long: say so at every level
-    cores = [int(core) for core in arguments.cores.split(",") if core]
-    code = run(socket.socket(fileno=arguments.fd), arguments.tensor_rank, cores)
+    code = run(socket.socket(fileno=arguments.fd))
     sys.stderr.flush()
     os._exit(code)  # threads of gloo or NCCL may still wait for a lost rank
 

@@ -42,6 +42,7 @@ ANSWERS = {
     "warmup": "warmed_up",
     "allocate": "allocated",
     "unload": "unloaded",
+    "ping": "pong",
 }
 """The kind of reply that answers each kind of cold command."""
 
@@ -49,14 +50,12 @@ ANSWERS = {
 class RankProcess:
     """One rank process, created by `spawn`.
 
-    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank (never of kind REQUEST),
-    `on_question` answers the rank's rendezvous requests.
+    `on_reply` gets results and timings, `on_fault` the first fault that ends the rank and faults of kind CONSEQUENCE,
+    after which the rank may run on, `on_question` answers the rank's rendezvous requests.
     """
 
     def __init__(
         self,
-        partition: int,
-        tensor_rank: int,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -64,8 +63,9 @@ class RankProcess:
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> None:
-        self._partition = partition
-        self._tensor_rank = tensor_rank
+        self._partition = 0
+        self._tensor_rank = 0
+        self._cores: Sequence[int] = ()
         self._process = process
         self._writer = writer
         self._on_reply = on_reply
@@ -76,8 +76,13 @@ class RankProcess:
         self._waiting: dict[int, asyncio.Queue[pb.RankReply]] = {}
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._fault: pb.Fault | None = None
+        """The fault that ended the rank."""
+        self._consequence: pb.Fault | None = None
+        """The rank's report that it lost another rank in the present epoch: the cause of a later exit is elsewhere."""
         self._ending = False
         self._epoch = 0
+        self.loaded: pb.ModelFacts | None = None
+        """The facts of the loaded partition, as of the last reply; None without a partition and after a failure."""
         self._oom_kills = oom_kills()
         self._tasks = [
             asyncio.create_task(self._read(reader)),
@@ -87,28 +92,38 @@ class RankProcess:
     @classmethod
     async def spawn(
         cls,
-        partition: int,
-        tensor_rank: int,
         environment: Mapping[str, str],
         command: Sequence[str],
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> RankProcess:
-        """Start a rank process with `environment` on top of this process's; raise OSError if it cannot be started."""
+        """Start a rank process with `environment` on top of this process's; raise OSError if it cannot be started.
+
+        It is rank 0, unless `become` says otherwise.
+        """
         controller_end, rank_end = socket.socketpair()
         with rank_end, contextlib.ExitStack() as undo:
             undo.callback(controller_end.close)
             process = await asyncio.create_subprocess_exec(
                 *command,
-                *("--fd", str(rank_end.fileno()), "--tensor-rank", str(tensor_rank)),
+                *("--fd", str(rank_end.fileno())),
                 pass_fds=(rank_end.fileno(),),
                 stderr=asyncio.subprocess.PIPE,
                 env={**HUGE_PAGES, **os.environ, **environment},
             )
             undo.pop_all()
         reader, writer = await asyncio.open_connection(sock=controller_end)
-        return cls(partition, tensor_rank, process, reader, writer, on_reply, on_fault, on_question)
+        return cls(process, reader, writer, on_reply, on_fault, on_question)
+
+    @property
+    def failed(self) -> bool:
+        """True if the process has ended or is being killed."""
+        return self._fault is not None
+
+    def become(self, tensor_rank: int, cores: Sequence[int]) -> None:
+        """Set the rank that the process will have from the next load on, and the cores to pin it to (empty: none)."""
+        self._tensor_rank, self._cores = tensor_rank, cores
 
     def send(self, command: pb.RankCommand) -> None:
         """Put a command into the rank's local queue. Never blocks."""
@@ -132,9 +147,10 @@ class RankProcess:
         if kind == "load":
             self._partition = command.load.partition
         elif kind == "prepare":
-            self._epoch = command.prepare.epoch
+            self._epoch, self._consequence = command.prepare.epoch, None
+            self._last_lines.clear()  # they explain nothing that happens in this epoch
         elif kind == "unload":
-            self._epoch = 0
+            self._epoch, self._consequence = 0, None
             self._last_lines.clear()
             self._oom_kills = oom_kills()
         number = next(self._numbers)
@@ -142,6 +158,9 @@ class RankProcess:
         try:
             numbered = pb.RankCommand(number=number)
             numbered.MergeFrom(command)
+            if kind == "load":
+                numbered.tensor_rank = self._tensor_rank
+                numbered.core.extend(self._cores)
             self.send(numbered)
             while True:
                 if self._fault is not None:
@@ -195,16 +214,30 @@ class RankProcess:
         if out_of_memory:
             died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # for the last lines of standard error
-        self._fail(self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory))
+        self._fail(
+            self._consequence or self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory)
+        )
 
     def _take(self, reply: pb.RankReply) -> None:
         kind = reply.WhichOneof("reply")
+        if kind == "fault":
+            reply.fault.tensor_rank = self._tensor_rank
+        if kind == "load" and reply.load.HasField("facts"):
+            self.loaded = reply.load.facts
+        elif kind == "unloaded":
+            self.loaded = None
         if kind in ("result", "timing"):
-            self._on_reply(reply)
+            if self._tensor_rank == 0:  # the other ranks compute the same iteration
+                self._on_reply(reply)
         elif kind == "rendezvous":
             answering = asyncio.create_task(self._answer(reply))
             self._answering.add(answering)
             answering.add_done_callback(self._answering.discard)
+        elif kind == "fault" and reply.fault.kind == pb.FAULT_KIND_CONSEQUENCE:
+            self._consequence = reply.fault
+            if reply.number in self._waiting:
+                self._waiting[reply.number].put_nowait(reply)
+            self._on_fault(reply.fault)
         elif kind == "fault" and reply.fault.kind != pb.FAULT_KIND_REQUEST:
             self._fail(reply.fault)
         elif reply.number == 0 or kind is None:
@@ -252,8 +285,8 @@ class RankProcess:
     def _fail(self, fault: pb.Fault) -> None:
         """Record the fault that ends this rank, unless there is an earlier one, and fail all pending commands."""
         if self._fault is None:
-            self._fault = fault
-            if not self._ending:
+            self._fault, self.loaded = fault, None
+            if not self._ending and fault is not self._consequence:
                 self._on_fault(fault)
             for queue in self._waiting.values():
                 queue.put_nowait(pb.RankReply(fault=fault))

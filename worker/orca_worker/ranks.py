@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any
 
 from orca_protos import engine_pb2 as pb
-from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE, UNLOAD_SECONDS
+from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE, PING_SECONDS, UNLOAD_SECONDS
 from orca_protos.together import together
 
 from orca_worker.cores import Processors, rank_setting
 from orca_worker.errors import FaultError, ModelError, kind_of
-from orca_worker.rank_process import RANK_COMMAND, Question, RankProcess
+from orca_worker.rank_process import RANK_COMMAND, RankProcess
+from orca_worker.rank_starter import RankStart, RankStarter
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RankStart:
-    """Settings that are fixed while a rank process runs: command line, environment and device."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    device: str
 
 
 def rank_starts(
@@ -50,75 +41,77 @@ def rank_starts(
             {**os.environ, **environment},
         )
         logger.info("rank %d: %s", tensor_rank, setting.description)
-        pinned = ("--cores", ",".join(map(str, setting.cores))) if setting.cores else ()
         device = request.device if on_cpu else f"{request.device}:{index}"
-        starts.append(RankStart((*command, *pinned), {**environment, **setting.environment}, device))
+        starts.append(RankStart(tuple(command), {**environment, **setting.environment}, setting.cores, device))
     return starts
 
 
 class Ranks:
     """The T rank processes of a partition, made by `spawn` or `keep`; empty before the first load."""
 
-    def __init__(self) -> None:
-        self._starts: Sequence[RankStart] = []
-        self._processes: list[RankProcess] = []
+    def __init__(self, starts: Sequence[RankStart] = (), processes: Iterable[RankProcess] = ()) -> None:
+        self.starts = starts
+        self._processes = list(processes)
 
     def __len__(self) -> int:
         return len(self._processes)
 
-    @classmethod
-    async def spawn(
-        cls,
-        starts: Sequence[RankStart],
-        partition: int,
-        on_reply: Callable[[pb.RankReply], None],
-        on_fault: Callable[[pb.Fault], None],
-        on_question: Question,
-    ) -> Ranks:
-        """Start a process for each of `starts`; raise FaultError if one cannot be started.
+    @property
+    def loaded(self) -> bool:
+        """True if every process has loaded its part of the model, and none has failed since."""
+        return bool(self._processes) and all(process.loaded for process in self._processes)
 
-        `on_reply`, `on_fault` and `on_question`: see RankProcess.
-        """
-        ranks = cls()
-        ranks._starts = starts
+    @property
+    def failed(self) -> bool:
+        """True if a process has ended or is being killed."""
+        return any(process.failed for process in self._processes)
+
+    @classmethod
+    async def spawn(cls, starts: Sequence[RankStart], partition: int, starter: RankStarter) -> Ranks:
+        """Start a process for each of `starts`; raise FaultError if one cannot be started."""
+        ranks = cls(starts)
         try:
             for tensor_rank, start in enumerate(starts):
-                ranks._processes.append(
-                    await RankProcess.spawn(
-                        partition,
-                        tensor_rank,
-                        start.environment,
-                        start.command,
-                        # Only rank 0 reports results and timings: the other ranks compute the same iteration.
-                        on_reply if tensor_rank == 0 else _ignore,
-                        on_fault,
-                        on_question,
-                    )
-                )
+                ranks._processes.append(await starter.start(tensor_rank, start))
         except OSError as error:
             await ranks.end()
-            message = f"cannot start a rank process: {error}"
-            fault = pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=partition)
-            raise FaultError(fault) from error
+            raise _not_started(error, partition) from error
         except BaseException:
             await ranks.end()
             raise
         return ranks
+
+    async def ping(self) -> None:
+        """Ask every process for a sign of life; a process that gives none within PING_SECONDS is killed."""
+        command = pb.RankCommand(ping=pb.PingRequest())
+        pings = (process.ask(command, PING_SECONDS) for process in self._processes)
+        await asyncio.gather(*pings, return_exceptions=True)
+
+    async def replace_failed(self, partition: int, starter: RankStarter) -> None:
+        """Start a new process for each that has failed; raise FaultError if one cannot be started."""
+        for tensor_rank, process in enumerate(self._processes):
+            if process.failed:
+                logger.warning("rank %d is replaced; the worker's other ranks keep their weights", tensor_rank)
+                await asyncio.shield(process.end())
+                try:
+                    start = self.starts[tensor_rank]
+                    self._processes[tensor_rank] = await starter.start(tensor_rank, start)
+                except OSError as error:
+                    raise _not_started(error, partition) from error
 
     async def keep(self, starts: Sequence[RankStart]) -> Ranks | None:
         """Unload the processes and return them as new Ranks, if they were started with `starts` and none has failed.
 
         Otherwise return None; the caller must then call `end`.
         """
-        if not self._processes or self._starts != starts:
+        if not self._processes or self.starts != starts:
             return None
         try:
             await self.ask(pb.RankCommand(unload=pb.UnloadRequest()), UNLOAD_SECONDS)
         except (ModelError, FaultError) as error:
             logger.info("starting new rank processes, because the present ones cannot be reused: %s", error)
             return None
-        kept = Ranks()
-        kept._starts, kept._processes = starts, self._processes
+        kept = Ranks(starts, self._processes)
         self._processes = []
         return kept
 
@@ -136,22 +129,26 @@ class Ranks:
         return await _together(process.ask(command, timeout) for process in self._processes)
 
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load the partition; yield the bytes read so far, the mean of all ranks, and the facts at the end.
+        """Load the partition into the processes that have not loaded a model.
 
-        Raises like `ask`.
+        Yields the bytes read so far, the mean of these processes, and the facts at the end. Raises like `ask`.
         """
+        if self.loaded:
+            yield pb.LoadProgress(facts=self._processes[0].loaded)
+            return
+        empty = [process for process in self._processes if process.loaded is None]
         progress: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
-        loaded = [0] * len(self._processes)
+        loaded = [0] * len(empty)
 
-        async def follow(tensor_rank: int, process: RankProcess) -> pb.ModelFacts:
+        async def follow(index: int, process: RankProcess) -> pb.ModelFacts:
             command = pb.RankCommand(load=request)
             async for reply in process.answers(command, LOAD_SILENCE.worker):
                 if not reply.load.HasField("facts"):
-                    loaded[tensor_rank] = reply.load.loaded_bytes
+                    loaded[index] = reply.load.loaded_bytes
                     progress.put_nowait(pb.LoadProgress(loaded_bytes=sum(loaded) // len(loaded)))
             return reply.load.facts
 
-        loading = asyncio.create_task(_together(follow(*entry) for entry in enumerate(self._processes)))
+        loading = asyncio.create_task(_together(follow(*entry) for entry in enumerate(empty)))
         loading.add_done_callback(lambda _: progress.put_nowait(None))
         try:
             while (message := await progress.get()) is not None:
@@ -181,5 +178,6 @@ def _is_conclusive(error: BaseException) -> bool:
     return kind_of(error) != pb.FAULT_KIND_CONSEQUENCE
 
 
-def _ignore(_: pb.RankReply) -> None:
-    pass
+def _not_started(error: OSError, partition: int) -> FaultError:
+    message = f"cannot start a rank process: {error}"
+    return FaultError(pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=partition))

@@ -24,7 +24,9 @@ PATH_BYTES = 256
 """Maximum length of the path of shared memory; `_create` makes paths of 20 characters."""
 LINE = 64
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-LOST = {-1: "timeout", -2: "its process has exited"}
+LOST = {-1: "timeout", -2: "its process has exited", -3: "it has left the epoch"}
+GONE = -1
+"""In place of the process id of a rank that has left."""
 
 
 class SharedSum:
@@ -36,7 +38,8 @@ class SharedSum:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), num_bytes(size))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        ctypes.c_int64.from_address(self._address + rank * LINE).value = os.getpid()
+        self._process = ctypes.c_int64.from_address(self._address + rank * LINE)
+        self._process.value = os.getpid()
         self._functions = {}
         for dtype, suffix in SUFFIXES.items():
             function = getattr(library, f"orca_all_reduce_{suffix}")
@@ -49,6 +52,10 @@ class SharedSum:
             ]
             function.restype = ctypes.c_int64
             self._functions[dtype] = function
+
+    def leave(self) -> None:
+        """End the present and all later sums of this rank, and of the ranks that wait for it; from any thread."""
+        self._process.value = GONE
 
     def takes(self, x: torch.Tensor) -> bool:
         """Return True if `sum` supports this tensor."""

@@ -60,6 +60,14 @@ class Stage:
         """True if execution is asynchronous."""
         return self._device.type == "cuda"
 
+    @property
+    def outlives_neighbours(self) -> bool:
+        """True if this process can join another process group after the loss of a neighbour.
+
+        With NCCL a wait for a lost neighbour ends only with the process.
+        """
+        return self._request.communication_backend == "gloo"
+
     def facts(self) -> pb.ModelFacts:
         """Return the facts of the model that the master needs."""
         return self._loaded.facts()
@@ -76,6 +84,11 @@ class Stage:
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = None
+
+    def abandon(self) -> None:
+        """End a wait of the main thread in a sum of this worker's ranks; from any thread."""
+        if (shared := self._group.shared) is not None:
+            shared.leave()
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
         """Join the epoch's process group over the rendezvous behind `ask`; raise RankError if another rank is late."""
@@ -99,6 +112,8 @@ class Stage:
         limits = (request.max_tokens, request.memory_utilization)
         if limits not in self._fitting:
             self._fitting = {limits: self._measure(request)}
+        elif self._group.size > 1:  # another rank may be new: it measures, and needs this rank's sums
+            self._run_largest(request.max_tokens)
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
@@ -106,10 +121,9 @@ class Stage:
         self._pools.allocate(0)
         return_freed_memory()
         torch.cuda.empty_cache()  # no-op without CUDA
+        self._run_largest(request.max_tokens)
         config, element = self._config, self._dtype.itemsize
         on_cpu = self._device.type == "cpu"
-        num_tokens = min(request.max_tokens, self._max_model_len)
-        self._run_once(min(num_tokens, CPU_WARMUP_TOKENS) if on_cpu else num_tokens)
         return blocks_that_fit(
             free_memory(self._device),
             self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1,
@@ -133,8 +147,9 @@ class Stage:
 
         Call in the order of `execute`, from any thread.
         """
-        if not self._first and self._plane().posts_ahead:
-            self._post(iteration)
+        plane = self._data_plane  # the main thread may leave the group meanwhile
+        if not self._first and plane is not None and plane.posts_ahead:
+            self._post(plane, iteration)
 
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
@@ -147,9 +162,10 @@ class Stage:
             self._processors.observe(iteration, batch.tokens)
         hidden = None
         if not self._first:
-            if not self._plane().posts_ahead:
-                self._post(iteration)
-            hidden = self._plane().receive()
+            plane = self._plane()
+            if not plane.posts_ahead:
+                self._post(plane, iteration)
+            hidden = plane.receive()
         timing = pb.StageTiming(
             sequence=iteration.sequence, partition=self._request.partition, started_ns=time.monotonic_ns()
         )
@@ -211,9 +227,9 @@ class Stage:
         self._rows = RowTable(self._max_model_len, self._device)
         self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
 
-    def _post(self, iteration: pb.Iteration) -> None:
+    def _post(self, plane: DataPlane, iteration: pb.Iteration) -> None:
         shape = (len(iteration.token), self._config.hidden_size)
-        self._plane().post(shape, self._dtype, self._device, self._request.tensor_parallel_size)
+        plane.post(shape, self._dtype, self._device, self._request.tensor_parallel_size)
 
     def _plane(self) -> DataPlane:
         if self._data_plane is None:
@@ -221,10 +237,14 @@ class Stage:
         return self._data_plane
 
     @torch.inference_mode()
-    def _run_once(self, num_tokens: int) -> None:
-        """Run one prefill of `num_tokens` tokens in temporary pools, without other partitions."""
+    def _run_largest(self, max_tokens: int) -> None:
+        """Run one prefill of `max_tokens` tokens without other partitions: in the pools, or in temporary pools."""
+        num_tokens = min(max_tokens, self._max_model_len)
+        if self._device.type == "cpu":
+            num_tokens = min(num_tokens, CPU_WARMUP_TOKENS)
         num_blocks = -(-num_tokens // BLOCK_SIZE)
-        self._pools.allocate(num_blocks)
+        if self._pools.num_blocks < num_blocks:
+            self._pools.allocate(num_blocks)
         iteration = pb.Iteration(
             row=[0],
             num_tokens=[num_tokens],

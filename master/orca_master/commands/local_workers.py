@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 EXIT_SECONDS = 5.0
 BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Wait before the restarts of a worker that ends again and again; the last one repeats."""
+WITHOUT_RECOVERY = ("--log-level", "warning", "--no-spare-rank")
+"""Options of workers that are not used any more after a failure."""
 STABLE_SECONDS = 60.0
 """A worker that ran for so long is restarted without a wait."""
 
@@ -45,12 +48,13 @@ class LocalWorkers:
     """`count` workers at `addresses`. A context manager, for processes with one thread; raises OSError on entry.
 
     With a second thread a fork would be unsafe, and PR_SET_PDEATHSIG applies to the thread that starts a child.
+    `options`: more options of `orca worker`.
     """
 
-    def __init__(self, count: int, log_format: str = "text", log_level: str = "warning") -> None:
+    def __init__(self, count: int, options: Sequence[str] = WITHOUT_RECOVERY) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orca-")
         self.addresses = [f"unix:{self._folder.name}/worker-{index}.sock" for index in range(count)]
-        self._options = ("--log-format", log_format, "--log-level", log_level)
+        self._options = options
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> LocalWorkers:

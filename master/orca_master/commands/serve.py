@@ -59,6 +59,11 @@ def main(argv: list[str]) -> int:
         metavar="SECONDS",
         help=f"maximum wait of the requests of a lost pipeline for the restart of its workers ({RECOVERY_SECONDS})",
     )
+    parser.add_argument(
+        "--no-spare-ranks",
+        action="store_true",
+        help="keep no idle process per worker that replaces a failed rank at once (one is kept if 1 GiB is free)",
+    )
     add_model_options(parser)
     add_engine_options(parser)
     add_server_options(parser)
@@ -84,7 +89,10 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     # From here on the parent process waits for signals and passes them on.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
-    with LocalWorkers(num_workers, arguments.log_format, worker_level) as workers:
+    worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
+    if arguments.no_spare_ranks:
+        worker_options.append("--no-spare-rank")
+    with LocalWorkers(num_workers, worker_options) as workers:
 
         def run_master() -> int:
             # The import takes a second: do it while the workers start.

@@ -23,6 +23,11 @@ class Attempts:
         """True if the pipeline may be formed again: a loss, then at most MAX_ATTEMPTS failed attempts."""
         return self._num_failures <= MAX_ATTEMPTS
 
+    @property
+    def first(self) -> bool:
+        """True after the first failure since progress: the next attempt need not wait."""
+        return self._num_failures == 1
+
     def note_serving(self) -> None:
         """Note that the pipeline serves."""
         self._serves_since = time.monotonic()

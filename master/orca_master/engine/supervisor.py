@@ -6,7 +6,7 @@
 | Loading | the workers load their weights; entered again at each progress | Loading, Forming, Recovering |
 | Forming | communicators, K/V blocks and streams are created | Serving, Recovering |
 | Serving | iterations are sent and results received | Recovering |
-| Recovering | the cause is determined; then RETRY_SECONDS until the next attempt | Connecting |
+| Recovering | the cause is determined; RETRY_SECONDS before a second attempt | Connecting |
 
 The supervisor ends in any state when the pipeline leaves the topology or the engine stops. It also ends at a failure
 after which the pipeline does not recover (`recovers`): if nothing restarts the workers, or if the parent process of
@@ -177,7 +177,7 @@ class PipelineSupervisor:
                 return
             self.workers = self._make_workers(self.spec, self._topology, self._config)
             self._publish()
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(0.0 if self._attempts.first else RETRY_SECONDS)
             self._enter(PipelinePhase.CONNECTING)
 
     async def _form_and_serve(self) -> ConfigurationError | WorkerLostError:

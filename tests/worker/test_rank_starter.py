@@ -1,0 +1,131 @@
+"""The spare rank: when it is started, and which rank it may become."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from orca_protos import engine_pb2 as pb
+from orca_worker import rank_starter
+from orca_worker.rank_starter import RankStart, RankStarter
+
+SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
+START = RankStart((sys.executable, str(SCRIPT), json.dumps({"reads": [10, 20, 30]})), {"A": "1"}, (), "cpu")
+LOAD = pb.RankCommand(load=pb.LoadRequest(partition=3))
+
+
+async def nothing_asked(_: pb.RendezvousRequest) -> pb.RendezvousReply:
+    raise AssertionError("a scripted rank meets nobody")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(rank_starter, "SPARE_DELAY", 0.0)
+
+
+@contextlib.asynccontextmanager
+async def starter(keeps_spare: bool = True) -> AsyncIterator[tuple[RankStarter, list[pb.Fault]]]:
+    faults: list[pb.Fault] = []
+    made = RankStarter(lambda _: None, faults.append, nothing_asked, keeps_spare)
+    try:
+        async with asyncio.timeout(100):
+            yield made, faults
+    finally:
+        await made.end()
+
+
+async def spare_pid(made: RankStarter) -> int:
+    assert made._starting is not None
+    await made._starting
+    assert made._spare is not None
+    return made._spare[1]._process.pid
+
+
+def test_a_rank_is_the_spare_whatever_its_number_its_cores_and_its_device():
+    async def run() -> None:
+        async with starter() as (made, faults):
+            made.prepare_spare(START)
+            pid = await spare_pid(made)
+            rank = await made.start(2, RankStart(START.command, dict(START.environment), (0,), "cuda:2"))
+            try:
+                assert rank._process.pid == pid
+                read = [reply.load.loaded_bytes async for reply in rank.answers(LOAD, 100)]
+                assert read[0] == 30, "the process has become rank 2"
+                os.kill(pid, signal.SIGKILL)
+                while not faults:
+                    await asyncio.sleep(0.01)
+                assert (faults[0].partition, faults[0].tensor_rank) == (3, 2)
+                made.prepare_spare(START)
+                assert await spare_pid(made) != pid
+            finally:
+                await rank.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("spoiled", ["environment", "command", "killed"])
+def test_another_process_is_started_if_the_spare_does_not_fit(spoiled):
+    async def run() -> None:
+        async with starter() as (made, faults):
+            made.prepare_spare(START)
+            pid = await spare_pid(made)
+            wanted = START
+            if spoiled == "environment":
+                wanted = RankStart(START.command, {"A": "2"}, (), "cpu")
+            elif spoiled == "command":
+                wanted = RankStart((*START.command[:2], "{}"), START.environment, (), "cpu")
+            else:
+                os.kill(pid, signal.SIGKILL)
+                while not faults:
+                    await asyncio.sleep(0.01)
+            rank = await made.start(0, wanted)
+            assert rank._process.pid != pid
+            assert made._spare is None
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            await rank.end()
+
+    asyncio.run(run())
+
+
+def test_a_start_does_not_wait_for_a_spare_that_is_not_due(monkeypatch):
+    monkeypatch.setattr(rank_starter, "SPARE_DELAY", 1000.0)
+
+    async def run() -> None:
+        async with starter() as (made, _):
+            made.prepare_spare(START)
+            rank = await made.start(0, START)
+            assert not rank.failed
+            await rank.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("limit", "spare"), [(None, True), (1 << 30, True), ((1 << 30) - 1, False), (0, False)])
+def test_scarce_memory_is_left_to_the_model(monkeypatch, limit, spare):
+    monkeypatch.setattr(rank_starter, "host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(rank_starter, "memory_left", lambda: limit)
+
+    async def run() -> None:
+        async with starter() as (made, _):
+            made.prepare_spare(START)
+            await made._starting
+            assert (made._spare is not None) == spare
+
+    asyncio.run(run())
+
+
+def test_none_is_kept_unless_asked_for():
+    async def run() -> None:
+        async with starter(keeps_spare=False) as (made, _):
+            made.prepare_spare(START)
+            assert made._starting is None
+
+    asyncio.run(run())

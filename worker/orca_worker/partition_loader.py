@@ -1,0 +1,119 @@
+"""`PartitionLoader`: loads a worker's partition into its rank processes, and only into new ones after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.errors import EpochError, FaultError, ModelError
+from orca_worker.load_request import check_request
+from orca_worker.model_check import check_model
+from orca_worker.model_config import load_digest
+from orca_worker.rank_starter import RankStarter
+from orca_worker.ranks import Ranks, rank_starts
+
+
+class PartitionLoader:
+    """The present `ranks` of a worker, and the `request` and `facts` of their model (None: no model).
+
+    `rank_command`, `may_pin`: see Controller. `leave_epoch` ends the current epoch, because of a reason.
+    """
+
+    def __init__(
+        self,
+        starter: RankStarter,
+        rank_command: Sequence[str],
+        may_pin: bool,
+        leave_epoch: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self.ranks = Ranks()
+        self.request: pb.LoadRequest | None = None
+        self.facts: pb.ModelFacts | None = None
+        self._starter = starter
+        self._rank_command = rank_command
+        self._may_pin = may_pin
+        self._leave_epoch = leave_epoch
+        self._replacing = asyncio.Lock()
+
+    async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
+        """Load a partition; yield progress, and the facts at the end.
+
+        Ranks that have loaded the same files for an equal request keep them. Raises ModelError, which ends all ranks,
+        FaultError, or EpochError if another load has taken over the processes meanwhile.
+        """
+        check_request(request)
+        path = Path(request.model_path)
+        try:
+            # In a thread, so that other calls do not wait: reading the headers of many weights takes seconds.
+            model = await asyncio.to_thread(
+                check_model,
+                path,
+                request.pipeline_parallel_size,
+                request.tensor_parallel_size,
+                request.max_model_len,
+                range(request.partition, request.partition + 1),
+            )
+            same = self.request == request and self.facts and self.facts.digest == load_digest(request)
+            ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
+            async for progress in self._load(ranks, request):
+                progress.total_bytes = model.num_bytes
+                yield progress
+            yield pb.LoadProgress(facts=self.facts)
+        except (ModelError, FaultError) as error:
+            if isinstance(error, ModelError) or self.facts is None:
+                await self.end()
+            raise
+        except OSError as error:  # the model's files changed during the check
+            await self.end()
+            raise ModelError(f"{request.model_path}: {error}") from error
+
+    async def end(self) -> None:
+        """End every rank, even if the calling task is cancelled."""
+        self.facts = self.request = None
+        await asyncio.shield(self.ranks.end())
+
+    async def _living_ranks(self, request: pb.LoadRequest) -> Ranks:
+        """Return the present ranks, with a new process for each that has failed or gives no sign of life."""
+        ranks = self.ranks
+        await ranks.ping()
+        if ranks.failed:
+            async with self._replacing:
+                await self._leave_epoch("a rank is being replaced")
+                await ranks.replace_failed(request.partition, self._starter)
+        return ranks
+
+    async def _empty_ranks(self, request: pb.LoadRequest) -> Ranks:
+        """Return ranks without a model: the present processes, unloaded, or new ones."""
+        async with self._replacing:
+            # No other call may use the processes while they are unloaded.
+            previous, self.ranks = self.ranks, Ranks()
+            try:
+                await self._leave_epoch("another model is being loaded")
+                self.facts = self.request = None
+                starts = rank_starts(request, self._rank_command, self._may_pin)
+                kept = await previous.keep(starts)
+            finally:
+                await asyncio.shield(previous.end())  # no-op if `keep` has taken over the processes
+            if kept is None:
+                kept = await Ranks.spawn(starts, request.partition, self._starter)
+            self.ranks = kept
+        return kept
+
+    async def _load(self, ranks: Ranks, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
+        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end."""
+        if self.ranks is not ranks:
+            raise EpochError("another load has begun")
+        try:
+            async for progress in ranks.load(request):
+                if not progress.HasField("facts"):
+                    yield progress
+        except (ModelError, FaultError) as error:
+            if self.ranks is not ranks:
+                raise EpochError("another load has begun") from error
+            raise
+        if self.ranks is not ranks:
+            raise EpochError("another load has begun")
+        self.request, self.facts = request, progress.facts

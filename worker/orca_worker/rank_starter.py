@@ -1,0 +1,106 @@
+"""`RankStarter`: starts the rank processes of a worker, and keeps a spare process for the next rank that fails.
+
+Importing torch takes an interpreter seconds, most of the pause after the end of a rank. The spare process has imported
+torch and waits for a Load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.cgroup import host_memory, memory_left
+from orca_worker.rank_process import Question, RankProcess
+
+logger = logging.getLogger(__name__)
+
+SPARE_DELAY = 5.0
+"""Seconds from a formation to the start of a spare, so that its imports do not delay the first iterations."""
+SPARE_BYTES = 1 << 30
+"""Memory that must be free for a spare: several times what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """Settings that are fixed while a rank process runs: command line, environment, cores to pin to, and device."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    cores: tuple[int, ...]
+    device: str
+
+    def may_use(self, other: RankStart) -> bool:
+        """Return True if a process that was started with `other`, and has loaded nothing, can become this rank."""
+        return (self.command, self.environment) == (other.command, other.environment)
+
+
+class RankStarter:
+    """`on_reply`, `on_fault` and `on_question`: see RankProcess. `keeps_spare`: False to save a spare's memory."""
+
+    def __init__(
+        self,
+        on_reply: Callable[[pb.RankReply], None],
+        on_fault: Callable[[pb.Fault], None],
+        on_question: Question,
+        keeps_spare: bool = False,
+    ) -> None:
+        self._on_reply = on_reply
+        self._on_fault = on_fault
+        self._on_question = on_question
+        self._keeps_spare = keeps_spare
+        self._spare: tuple[RankStart, RankProcess] | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    async def start(self, tensor_rank: int, start: RankStart) -> RankProcess:
+        """Return a process for rank `tensor_rank`: the spare, or a new process; raise OSError if it cannot start."""
+        await self._cancel()
+        spare, self._spare = self._spare, None
+        if spare is not None and start.may_use(spare[0]) and not spare[1].failed:
+            process = spare[1]
+        else:
+            if spare is not None:
+                await spare[1].end()
+            process = await self._spawn(start)
+        process.become(tensor_rank, start.cores)
+        return process
+
+    def prepare_spare(self, start: RankStart) -> None:
+        """Start a spare for `start` after SPARE_DELAY, unless there is one or memory is scarce."""
+        if not self._keeps_spare or (self._starting is not None and not self._starting.done()):
+            return
+        if self._spare is None or self._spare[1].failed:
+            self._starting = asyncio.create_task(self._start_spare(start))
+
+    async def end(self) -> None:
+        """End the spare."""
+        await self._cancel()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            await spare[1].end()
+
+    async def _start_spare(self, start: RankStart) -> None:
+        await asyncio.sleep(SPARE_DELAY)
+        left = memory_left()
+        free = host_memory() if left is None else min(host_memory(), left)
+        if free < SPARE_BYTES:
+            logger.info("no spare rank is started: %d MiB are free, %d are wanted", free >> 20, SPARE_BYTES >> 20)
+            return
+        try:
+            self._spare = start, await self._spawn(start)
+        except OSError as error:
+            logger.info("no spare rank is started: %s", error)
+
+    async def _cancel(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+            self._starting = None
+
+    async def _spawn(self, start: RankStart) -> RankProcess:
+        return await RankProcess.spawn(
+            start.environment, start.command, self._on_reply, self._on_fault, self._on_question
+        )
