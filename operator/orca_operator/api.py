@@ -123,8 +123,10 @@ class RolloutStrategy(Part):
 class RecoveryPolicy(Part):
     """Timeouts and limits of failure recovery."""
 
-    stall_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
-        300, description="Timeout of an iteration, start-up included."
+    stall_timeout_seconds: Annotated[Seconds | None, Effect.NEXT_START] = Field(
+        None,
+        description="Timeout of an iteration. Default: 20 times the average of such iterations, at least 10 s; 60 s and "
+        "more for the first; 300 s at most.",
     )
     recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
         600, description="How long accepted requests wait for a lost pipeline to recover."

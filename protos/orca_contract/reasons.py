@@ -48,7 +48,7 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.MASTER_CRASH_LOOP: "The engine master crashes repeatedly.",
     Reason.RESTART_BUDGET_EXCEEDED: "Reserved for `recoveryPolicy.maxRestarts`.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "Not ready within `progressDeadlineSeconds`, without a more specific reason.",
-    Reason.ENGINE_STALLED: "An iteration did not return within `recoveryPolicy.stallTimeoutSeconds`.",
+    Reason.ENGINE_STALLED: "An iteration did not return in time (`recoveryPolicy.stallTimeoutSeconds`).",
     Reason.COMMUNICATOR_ERROR: "Communication between workers failed.",
     Reason.RENDEZVOUS_TIMEOUT: "The master cannot reach a running worker, or workers cannot reach each other.",
     Reason.MODEL_DOWNLOADING: "Pods download the model.",

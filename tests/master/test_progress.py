@@ -29,7 +29,7 @@ def test_stall(progress, now, stalled):
 
 def test_the_reason_has_the_numbers_and_the_option():
     assert STALLED.stall(150.0) == (
-        "stalled: 2 requests wait, and no iteration has returned for 50 s (--stall-timeout 30)"
+        "stalled: 2 requests wait, and no iteration has returned for 50 s (the bound is 30 s: --stall-timeout)"
     )
 
 

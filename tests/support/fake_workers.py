@@ -43,6 +43,7 @@ class FakeWorkers:
         self.facts = pb.ModelFacts(max_model_len=MAX_MODEL_LEN, vocabulary_size=VOCABULARY)
         self.num_blocks = num_blocks
         self.sizing = "as the test wants"
+        self.warmup_seconds = 0.5
         self.epoch = 0
         self.num_loaded = 0
         self.loaded_bytes = LoadedBytes()

@@ -103,9 +103,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stall-timeout",
         type=stall_seconds,
-        default=300,
         help="timeout of an iteration in seconds, after which its pipeline is lost; /readyz fails if requests wait and "
-        "no iteration has returned for this time (300)",
+        "no iteration has returned for this time (20 times the average of such iterations, at least 10; at first 60)",
     )
     parser.add_argument(
         "--max-queue-depth",

@@ -25,13 +25,18 @@ class WorkerOwner(enum.Enum):
     """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
 
+LONGEST_SECONDS = 300.0
+"""Maximum of an automatic stall timeout. Ranks wait so long for each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
     `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
     `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests while no pipeline
-    serves, if `worker_owner` is not ENGINE. `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
+    (iteration_watch.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
@@ -47,11 +52,16 @@ class EngineConfig:
     max_queued_requests: int = 4096
     max_queued_tokens: int = 8 << 20
     connect_timeout: float = 60.0
-    stall_timeout: float = 300.0
+    stall_timeout: float | None = None
     worker_owner: WorkerOwner = WorkerOwner.ENGINE
     recovery_timeout: float = 0.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
+
+    @property
+    def longest_seconds(self) -> float:
+        """Bound of any iteration: the stall timeout, or LONGEST_SECONDS if it is automatic."""
+        return LONGEST_SECONDS if self.stall_timeout is None else self.stall_timeout
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
         """Return the options of the scheduler; `n_workers` is the number of partitions."""

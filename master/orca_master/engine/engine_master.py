@@ -164,6 +164,7 @@ class EngineMaster:
             self._progressed_at,
             self._pipelines.formed,
             self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
+            self._pipelines.stall_seconds,
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -173,8 +174,8 @@ class EngineMaster:
         formed = self._pipelines.add_serving(supervisor)
         assert self._started is not None
         level = logging.INFO if self._started.done() else logging.DEBUG  # the start report covers the first pipelines
-        text = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots"
-        logger.log(level, text, supervisor.id, supervisor.workers.epoch, len(supervisor.spec.workers), formed.num_slots)
+        text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
+        logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
         complete = self._pipelines.all_serve or self._started.done()
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):

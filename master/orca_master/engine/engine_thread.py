@@ -71,7 +71,7 @@ class EngineThread(EngineClient):
             engine.num_running,
             engine.num_waiting,
             max(engine.progressed_at, self._busy_since),
-            self.config.stall_timeout,
+            engine.stall_seconds if self.config.stall_timeout is None else self.config.stall_timeout,
         )
         return EngineStatus(
             engine.state,

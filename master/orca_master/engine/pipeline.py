@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """One formation of a pipeline. `facts`, `num_blocks` and its reason `sizing` are valid after `form` has returned.
+    """One formation of a pipeline. `form` sets `facts`, `num_blocks`, its reason `sizing`, and `warmup_seconds`.
 
     `num_loaded` is the number of workers that have loaded their weights, `loaded_bytes` the sum of their progress.
     """
@@ -45,6 +46,7 @@ class Pipeline:
         self.facts = pb.ModelFacts()
         self.num_blocks = 0
         self.sizing = ""
+        self.warmup_seconds = 0.0
         self.num_loaded = 0
         self.loaded_bytes = LoadedBytes()
         self._loaded_by_worker: dict[str, LoadedBytes] = {}
@@ -108,7 +110,7 @@ class Pipeline:
                     first_rank=partition * topology.tensor_parallel_size,
                     world_size=len(workers) * topology.tensor_parallel_size,
                     rendezvous_host=self._spec.workers[0] if partition else "",
-                    group_timeout_ms=int(config.stall_timeout * 1000),
+                    group_timeout_ms=int(config.longest_seconds * 1000),
                     max_in_flight=len(workers),
                 )
             )
@@ -170,10 +172,12 @@ class Pipeline:
         warmup = pb.WarmupRequest(
             max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
             memory_utilization=config.memory_utilization,
-            timeout_ms=int(config.stall_timeout * 1000),
+            timeout_ms=int(config.longest_seconds * 1000),
             previous_num_blocks=previous_num_blocks,
         )
+        begun = time.monotonic()
         warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
+        self.warmup_seconds = time.monotonic() - begun
         scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
         num_requests = config.max_batch_size * len(self._connections)
         usable = num_requests * blocks_for(max_model_len)

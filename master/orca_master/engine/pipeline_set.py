@@ -47,6 +47,11 @@ class PipelineSet:
         """Sum over all pipelines."""
         return LoadedBytes.sum(supervisor.workers.loaded_bytes for supervisor in self._supervisors.values())
 
+    @property
+    def stall_seconds(self) -> float:
+        """Longest bound of the serving pipelines' latest iterations, 0 if none serves."""
+        return max((supervisor.watch.seconds for supervisor in self.serving.values()), default=0.0)
+
     def begin(self, config: EngineConfig) -> None:
         """Start forming each pipeline of the topology that has no supervisor yet."""
         for spec in self.topology.pipelines:

@@ -37,7 +37,7 @@ class Progress:
             return ""
         return (
             f"stalled: {self.num_unfinished} requests wait, and no iteration has returned for {now - self.since:.0f} s "
-            f"(--stall-timeout {self.stall_timeout:.0f})"
+            f"(the bound is {self.stall_timeout:.0f} s: --stall-timeout)"
         )
 
 

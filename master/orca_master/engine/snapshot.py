@@ -64,3 +64,5 @@ class EngineSnapshot(NamedTuple):
     """The pipeline that began to serve last."""
     loaded_bytes: LoadedBytes = LoadedBytes()
     """Of all workers, while the engine is loading."""
+    stall_seconds: float = 0.0
+    """Longest bound of the pipelines' latest iterations."""

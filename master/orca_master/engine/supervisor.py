@@ -12,8 +12,8 @@ The supervisor ends in any state when the pipeline leaves the topology or the en
 after which the pipeline does not recover (`recovers`): if nothing restarts the workers, or if the parent process of
 `orca serve` restarts them and the pipeline never served or has no attempt left (attempts.py).
 
-The state Serving ends when an iteration does not return within the stall timeout, when a worker reports a fault, and
-after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
+The state Serving ends when an iteration does not return in time (iteration_watch.py), when a worker reports a fault,
+and after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import Evidence, WorkerLostError, closest
+from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError
@@ -107,7 +108,7 @@ class PipelineSupervisor:
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
         self._in_flight: deque[tuple[int, Batch]] = deque()
-        self._deadline: asyncio.TimerHandle | None = None
+        self.watch = IterationWatch(config.stall_timeout, self._on_stall)
         self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         """Resolves to the error that ends the state Serving."""
         self._task: asyncio.Task[None] | None = None
@@ -155,8 +156,8 @@ class PipelineSupervisor:
         """Send an iteration and return its sequence number. Never blocks."""
         sequence = self.workers.send(batch)
         self._in_flight.append((sequence, batch))
-        if self._deadline is None:
-            self._set_deadline()
+        if not self.watch.watches:
+            self.watch.begin(batch)
         return sequence
 
     def give_up(self, error: WorkerLostError) -> None:
@@ -194,6 +195,7 @@ class PipelineSupervisor:
         if (failure := self._last_failure) is not None:
             self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
         self.has_served, self._num_blocks = True, self.workers.num_blocks
+        self.watch.warmup_seconds = self.workers.warmup_seconds
         self._attempts.note_serving()
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
@@ -228,11 +230,13 @@ class PipelineSupervisor:
             try:
                 await asyncio.gather(messages, return_exceptions=True)
             finally:  # also if this task is cancelled during the gather
-                self._clear_deadline()
+                self.watch.stop()
                 self._in_flight.clear()
                 self._enter(PipelinePhase.RECOVERING)
                 known = [*own, *self.workers.reported] or [WorkerLostError("the streams of its workers ended")]
                 self._listener.on_lost(self, str(closest(known)))
+        if messages.cancelled() and not self.workers.reported:
+            return closest(own)  # nothing broke: no report of a cause is under way
         # The requests can continue on other pipelines now, while the cause is still awaited here.
         return closest([*own, *await self.workers.reported_until_conclusive()])
 
@@ -241,23 +245,14 @@ class PipelineSupervisor:
         if result.sequence != expected:
             raise WorkerLostError(f"received the result of iteration {result.sequence}, expected {expected}")
         self._attempts.note_result()
-        self._set_deadline()
+        self.watch.end()
+        if self._in_flight:
+            self.watch.begin(self._in_flight[0][1])
         self._listener.on_result(self, batch, result)
 
-    def _set_deadline(self) -> None:
-        """Start the stall timeout of the oldest iteration in flight now."""
-        self._clear_deadline()
-        if self._in_flight:
-            self._deadline = asyncio.get_running_loop().call_later(self._config.stall_timeout, self._on_stall)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _on_stall(self) -> None:
+    def _on_stall(self, seconds: float) -> None:
         # GONE, because a cause reported by a worker explains more than the deadline.
-        message = f"an iteration did not return within {self._config.stall_timeout:.0f} s"
+        message = f"an iteration did not return within {seconds:.0f} s"
         self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
 
     def _note(self, error: ConfigurationError | WorkerLostError, reason: Reason) -> None:

@@ -22,6 +22,7 @@ class PipelineWorkers(Protocol):
     facts: pb.ModelFacts
     num_blocks: int
     sizing: str
+    warmup_seconds: float
     epoch: int
     num_loaded: int
     loaded_bytes: LoadedBytes

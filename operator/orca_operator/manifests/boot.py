@@ -68,10 +68,11 @@ def options(context: Context) -> dict[str, Any]:
         "token-budget": spec.scheduler.token_budget,
         "max-queue-depth": spec.scheduler.max_queue_depth,
         "admission": spec.scheduler.admission,
-        "stall-timeout": spec.recovery_policy.stall_timeout_seconds,
         "recovery-timeout": spec.recovery_policy.recovery_timeout_seconds,
         "drain-timeout": spec.drain_timeout_seconds,
     }
+    if spec.recovery_policy.stall_timeout_seconds is not None:
+        values["stall-timeout"] = spec.recovery_policy.stall_timeout_seconds
     if spec.scheduler.kv_slots is not None:
         values["kv-slots"] = spec.scheduler.kv_slots
     if spec.master.api_processes:

@@ -1,0 +1,101 @@
+"""`IterationWatch`: detects an iteration that does not return, within a bound that follows the measured times.
+
+Without a given bound, an iteration may take FACTOR times the moving average of iterations of its kind, at least
+FLOOR_SECONDS; the first of a kind has FIRST_SECONDS beyond the time that a warm-up would take. No bound exceeds
+LONGEST_SECONDS (config.py), for which the ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from orca_master.engine.config import LONGEST_SECONDS
+from orca_master.scheduling.batch import Batch
+
+FLOOR_SECONDS = 10.0
+FACTOR = 20.0
+FIRST_SECONDS = 60.0
+WARMUP_TOKENS = 64
+"""On the CPU a warm-up has so many tokens (CPU_WARMUP_TOKENS in orca_worker/stage.py); on a GPU it has more."""
+WEIGHT = 0.2
+"""Weight of the newest iteration in a moving average."""
+DOUBT = 4.0
+"""Factor of the bound after each stall until a result: a bound that was too short must not end every formation."""
+SUSPENDED_SECONDS = 1.0
+"""A timer that is so late shows that this process was suspended or starved; results may wait to be read."""
+
+
+def kind_of(batch: Batch) -> tuple[int, int]:
+    """Return the magnitude of an iteration: bits of its number of tokens, and of the pairs in its attention."""
+    num_tokens = sum(entry.num_tokens for entry in batch.requests)
+    pairs = sum(entry.num_tokens * (entry.context_length + entry.num_tokens) for entry in batch.requests)
+    return num_tokens.bit_length(), pairs.bit_length()
+
+
+class IterationWatch:
+    """Watches one iteration at a time, from `begin` to `end` or `stop`, on the running event loop.
+
+    `stall_timeout`: a fixed bound in seconds, None for the automatic one. `on_stall` gets the exceeded bound.
+    """
+
+    def __init__(self, stall_timeout: float | None, on_stall: Callable[[float], None]) -> None:
+        self.seconds = FIRST_SECONDS if stall_timeout is None else stall_timeout
+        """Bound of the latest iteration."""
+        self.warmup_seconds = 0.0
+        """Time of the warm-up of the present formation."""
+        self._fixed = stall_timeout is not None
+        self._on_stall = on_stall
+        self._averages: dict[tuple[int, int], float] = {}
+        self._doubt = 1.0
+        self._kind = (0, 0)
+        self._begun = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def watches(self) -> bool:
+        """True between `begin` and `end` or `stop`."""
+        return self._timer is not None
+
+    def begin(self, batch: Batch) -> None:
+        """Watch the iteration of `batch`, the oldest in flight."""
+        self.stop()
+        if not self._fixed:
+            self._kind = kind_of(batch)
+            self.seconds = self._automatic()
+        self._start()
+
+    def end(self) -> None:
+        """Note that the iteration has returned."""
+        taken = asyncio.get_running_loop().time() - self._begun
+        average = self._averages.get(self._kind, taken)
+        self._averages[self._kind] = average + WEIGHT * (taken - average)
+        self._doubt = 1.0
+        self.stop()
+
+    def stop(self) -> None:
+        """Watch no iteration."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _automatic(self) -> float:
+        average = self._averages.get(self._kind)
+        if average is None:
+            bound = FIRST_SECONDS + self.warmup_seconds * max(1.0, (1 << self._kind[0]) / WARMUP_TOKENS)
+        else:
+            bound = max(FLOOR_SECONDS, FACTOR * average)
+        return min(LONGEST_SECONDS, self._doubt * bound)
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun = loop.time()
+        self._timer = loop.call_at(self._begun + self.seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if asyncio.get_running_loop().time() - self._begun - self.seconds > SUSPENDED_SECONDS:
+            self._start()
+            return
+        self._timer = None
+        self._doubt *= DOUBT
+        self._on_stall(self.seconds)

@@ -1,0 +1,168 @@
+"""The bound of an iteration: from the times of such iterations, generous for the first, and never below ten seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from orca_master.engine.config import LONGEST_SECONDS
+from orca_master.engine.iteration_watch import DOUBT, FIRST_SECONDS, FLOOR_SECONDS, IterationWatch, kind_of
+from orca_master.scheduling.batch import Batch, ScheduledRequest
+from orca_master.scheduling.request import Request
+
+
+def batch(*sizes: tuple[int, int]) -> Batch:
+    """Return a batch of requests with (tokens, context length)."""
+    return Batch(
+        "a",
+        tuple(
+            ScheduledRequest(Request(str(row), row, (1,), 1), 0, row, num_tokens, context, (), False, True)
+            for row, (num_tokens, context) in enumerate(sizes)
+        ),
+    )
+
+
+class Clock:
+    """The time of a loop, which a test sets; timers run when `advance` passes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        await scene(Clock(monkeypatch))
+
+    asyncio.run(run())
+
+
+def test_iterations_of_one_magnitude_are_of_one_kind():
+    assert kind_of(batch((1, 100), (1, 100))) == kind_of(batch((1, 110), (1, 90)))
+    kinds = {kind_of(batch(*sizes)) for sizes in ([(1, 5)], [(1, 5000)], [(512, 0)], [(512, 90_000)], [(1, 5)] * 8)}
+    assert len(kinds) == 5
+
+
+def test_the_first_of_a_kind_has_a_minute_beyond_its_share_of_a_warm_up(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(None, lambda _: None)
+        watch.warmup_seconds = 0.5
+        watch.begin(batch((1, 0)))
+        assert watch.seconds == FIRST_SECONDS + 0.5
+        watch.begin(batch((1500, 0)))
+        assert watch.seconds == FIRST_SECONDS + 0.5 * 2048 / 64
+        watch.warmup_seconds = 30
+        watch.begin(batch((1500, 0)))
+        assert watch.seconds == LONGEST_SECONDS
+        watch.stop()
+
+    play(monkeypatch, scene)
+
+
+@pytest.mark.parametrize(("taken", "bound"), [(0.02, FLOOR_SECONDS), (2.0, 40.0), (100.0, LONGEST_SECONDS)])
+def test_later_iterations_have_twenty_times_the_average(monkeypatch, taken, bound):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(None, stalls.append)
+        for _ in range(3):
+            watch.begin(batch((1, 40)))
+            await clock.advance(min(taken, 59))
+            watch.end()
+        watch.begin(batch((1, 40)))
+        assert watch.seconds == pytest.approx(bound)
+        await clock.advance(bound - 0.1)
+        assert stalls == []
+        await clock.advance(0.2)
+        assert stalls == [pytest.approx(bound)]
+        assert not watch.watches
+
+    play(monkeypatch, scene)
+
+
+def test_the_average_follows(monkeypatch):
+    """A context that grows makes iterations of a kind slower by and by."""
+
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(None, lambda _: pytest.fail("no stall"))
+        for tenths in range(1, 200):
+            watch.begin(batch((1, 40)))
+            await clock.advance(tenths / 10)
+            watch.end()
+        watch.begin(batch((1, 40)))
+        assert watch.seconds > 10 * 19.9
+        watch.stop()
+
+    play(monkeypatch, scene)
+
+
+def test_a_bound_that_was_too_short_grows_until_a_result(monkeypatch):
+    """Otherwise the iteration would end every formation in which it is repeated."""
+
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(None, lambda _: None)
+        watch.begin(batch((1, 40)))
+        watch.end()
+        bounds = []
+        for _ in range(4):
+            watch.begin(batch((1, 40)))
+            bounds.append(watch.seconds)
+            await clock.advance(watch.seconds + 0.1)
+        assert bounds == [FLOOR_SECONDS, FLOOR_SECONDS * DOUBT, FLOOR_SECONDS * DOUBT**2, LONGEST_SECONDS]
+        watch.begin(batch((1, 40)))
+        await clock.advance(0.1)
+        watch.end()
+        watch.begin(batch((1, 40)))
+        assert watch.seconds == FLOOR_SECONDS
+        watch.stop()
+
+    play(monkeypatch, scene)
+
+
+def test_a_process_that_was_suspended_waits_once_more(monkeypatch):
+    """Results may lie in its sockets."""
+
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(5.0, stalls.append)
+        watch.begin(batch((1, 40)))
+        await clock.advance(3600)
+        assert stalls == []
+        await clock.advance(4.9)
+        assert stalls == []
+        await clock.advance(0.2)
+        assert stalls == [5.0]
+
+    play(monkeypatch, scene)
+
+
+def test_a_given_bound_holds_for_every_iteration(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(1000.0, stalls.append)
+        for _ in range(2):
+            watch.begin(batch((1, 0)))
+            await clock.advance(1000.1)
+        assert stalls == [1000.0, 1000.0]
+
+    play(monkeypatch, scene)
+
+
+def test_nothing_is_noticed_while_nothing_is_in_flight(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(1.0, lambda _: pytest.fail("no stall"))
+        watch.begin(batch((1, 0)))
+        watch.stop()
+        await clock.advance(1.5)
+        watch.begin(batch((1, 0)))
+        watch.end()
+        await clock.advance(1.5)
+
+    play(monkeypatch, scene)
