@@ -1,8 +1,8 @@
-"""Measures how long the streams of `orca serve` pause when a rank or a controller is killed, and whether they go on.
+"""Measures how long the streams of `orca serve` pause when a rank or a controller is killed or stopped, and whether they go on.
 
-    python benchmarks/recovery.py [MODEL] [--streams 8] [--tokens 400] [--rounds 3] [-- -pp 2 --dtype float32]
+    python benchmarks/recovery.py [MODEL] [--streams 8] [--tokens 400] [--rounds 3] [--signal KILL] [-- -pp 2 --dtype float32]
 
-Each stream is seeded and is first read undisturbed. Then each rank and each controller is killed, `--rounds` times,
+Each stream is seeded and is first read undisturbed. Then each rank and each controller gets the signal, `--rounds` times,
 as soon as every stream has ten tokens. A line per victim has the longest pause of each stream (median and maximum over
 all streams), and how many streams ended with the tokens of the undisturbed run. Streams that ended before the kill are
 counted apart. Clients, master and workers share the machine.
@@ -90,8 +90,10 @@ async def read(client: httpx.AsyncClient, seed: int, num_tokens: int, transcript
                     transcript.times.append(time.monotonic())
 
 
-async def play(url: str, streams: int, num_tokens: int, victim: int | None) -> tuple[list[Transcript], float]:
-    """Read all streams; kill `victim` when each has TOKENS_BEFORE tokens. Return them and the time of the kill."""
+async def play(
+    url: str, streams: int, num_tokens: int, victim: int | None = None, number: signal.Signals = signal.SIGKILL
+) -> tuple[list[Transcript], float]:
+    """Read all streams; send `number` to `victim` when each has TOKENS_BEFORE tokens. Return them and that time."""
     transcripts = [Transcript() for _ in range(streams)]
     killed_at = float("inf")
     async with httpx.AsyncClient(base_url=url, timeout=STREAM_SECONDS) as client, asyncio.timeout(STREAM_SECONDS):
@@ -102,7 +104,7 @@ async def play(url: str, streams: int, num_tokens: int, victim: int | None) -> t
         if victim is not None:
             while any(len(transcript.tokens) < TOKENS_BEFORE for transcript in transcripts):
                 await asyncio.sleep(0.001)
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, number)
             killed_at = time.monotonic()
         await asyncio.gather(*reading)
     return transcripts, killed_at
@@ -128,18 +130,20 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams (8)")
     parser.add_argument("--tokens", type=int, default=400, help="tokens per stream (400)")
     parser.add_argument("--rounds", type=int, default=3, help="kills of each victim (3)")
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL", help="signal for the victims (KILL)")
     settings = parser.parse_args(arguments)
+    number = signal.Signals[f"SIG{settings.signal}"]
     unwind_on_sigterm()
     print(line(circumstances(None)))
     with serve(settings.model, options) as (server, url):
-        undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens, None))
+        undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens))
         names, spares = sorted(victims(server, spares=False)), "--no-spare-ranks" not in options
         for name in names:
             results = []
             for _ in range(settings.rounds):
                 wait_restarted(server, url, names, spares)
                 victim = victims(server, spares)[name]
-                found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victim))
+                found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victim, number))
                 results += [
                     (transcript.pause(killed_at), transcript.tokens == expected.tokens, transcript.error)
                     for transcript, expected in zip(found, undisturbed, strict=True)

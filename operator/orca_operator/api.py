@@ -125,8 +125,8 @@ class RecoveryPolicy(Part):
 
     stall_timeout_seconds: Annotated[Seconds | None, Effect.NEXT_START] = Field(
         None,
-        description="Timeout of an iteration. Default: 20 times the average of such iterations, at least 10 s; 60 s and "
-        "more for the first; 300 s at most.",
+        description="Timeout of an iteration. Default: 20 times the average of such iterations, at least 10 s; 60 s "
+        "and more for the first; 300 s at most.",
     )
     recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
         600, description="How long accepted requests wait for a lost pipeline to recover."

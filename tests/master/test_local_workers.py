@@ -13,7 +13,9 @@ from unittest import mock
 
 import pytest
 from orca_master.commands import local_workers
+from orca_master.commands.heartbeat import FIRST_SECONDS, SILENT_SECONDS
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS, LocalWorkers
+from support.served import eventually
 
 PARENT = """
 import os, signal, time
@@ -56,7 +58,7 @@ def clock(monkeypatch) -> Clock:
 def workers(clock, monkeypatch):
     """One worker, a process that ends at once."""
 
-    def start(_, address: str) -> subprocess.Popen[bytes]:
+    def start(_, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
         assert address.endswith("worker-0.sock")
         process = subprocess.Popen(["true"])
         process.wait(60)
@@ -99,6 +101,41 @@ def test_after_a_stable_time_a_worker_is_restarted_at_once(workers, clock):
     process = workers._workers[0].process
     assert workers.restart_ended() is None
     assert workers._workers[0].process is not process
+
+
+SILENCE = "import time; time.sleep(600)"
+BEAT = "import os, sys, time\nos.write(int(sys.argv[1]), b'.')\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize(("program", "seconds"), [(BEAT, SILENT_SECONDS), (SILENCE, FIRST_SECONDS)])
+def test_a_worker_without_signs_of_life_is_killed_and_restarted(clock, monkeypatch, program, seconds):
+    """Also one that never gave any; if this process was suspended, the wait begins anew."""
+
+    def start(_, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", program, str(heartbeat)], pass_fds=(heartbeat,))
+
+    def check_for(seconds: float) -> None:
+        for _ in range(int(seconds)):
+            clock.now += 1.0
+            workers.end_silent()
+
+    monkeypatch.setattr(LocalWorkers, "_start", start)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with LocalWorkers(1) as workers:
+        process, heartbeat = workers._workers[0].process, workers._workers[0].heartbeat
+        assert not heartbeat.is_silent(clock.now)
+        assert eventually(lambda: not heartbeat.is_silent(clock.now) and heartbeat._beaten == (program is BEAT))
+        check_for(seconds - 1)
+        clock.now += 3600
+        check_for(seconds)
+        assert process.poll() is None
+        check_for(2)
+        assert process.poll() == -signal.SIGKILL
+        assert workers.restart_ended() is None
+        assert workers._workers[0].process is not process
+        monkeypatch.setattr(local_workers, "EXIT_SECONDS", 0.1)
+        monkeypatch.setattr(local_workers, "time", time)
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_folder_of_the_sockets_is_removed():

@@ -24,6 +24,7 @@ from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
 from orca_worker.door import Door
+from orca_worker.heartbeat import beat
 from orca_worker.probes import create_probes
 from orca_worker.rank_process import RANK_COMMAND
 
@@ -39,8 +40,12 @@ async def run(
     rank_command: Sequence[str] = RANK_COMMAND,
     tls: TlsFolder | None = None,
     keeps_spare: bool = False,
+    heartbeat: int | None = None,
 ) -> int:
-    """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker."""
+    """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker.
+
+    `heartbeat`: file descriptor for signs of life (heartbeat.py).
+    """
     # A master that uses a Unix socket, like `orca serve`, knows all workers of this machine. A worker that listens on
     # TCP, like every pod, may share its cores with workers of other masters.
     controller = Controller(rank_command, address.startswith(UNIX), tls, keeps_spare)
@@ -68,8 +73,11 @@ async def run(
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):
             logger.warning("--insecure: all who can reach %s control this worker; traffic is not encrypted", address)
+        beating = asyncio.create_task(beat(heartbeat)) if heartbeat is not None else None
         await controller.stopped.wait()
         await controller.close()
+        if beating is not None:
+            beating.cancel()
     await server.stop(STOP_GRACE_SECONDS)
     return 0
 
@@ -88,6 +96,12 @@ def main(argv: list[str]) -> int:
         "--no-spare-rank",
         action="store_true",
         help="keep no idle process that replaces a failed rank at once (one is kept if 1 GiB of memory is free)",
+    )
+    parser.add_argument(
+        "--heartbeat",
+        type=int,
+        metavar="FD",
+        help="file descriptor that gets a byte per second as a sign of life (none)",
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
@@ -113,7 +127,13 @@ def main(argv: list[str]) -> int:
             tls = TlsFolder(arguments.tls_dir, "worker") if arguments.tls_dir else None
         except TlsError as error:
             parser.error(str(error))
-    keeps_spare = not arguments.no_spare_rank
     return asyncio.run(
-        run(arguments.listen, arguments.probe_port, arguments.drain_timeout, tls=tls, keeps_spare=keeps_spare)
+        run(
+            arguments.listen,
+            arguments.probe_port,
+            arguments.drain_timeout,
+            tls=tls,
+            keeps_spare=not arguments.no_spare_rank,
+            heartbeat=arguments.heartbeat,
+        )
     )

@@ -1,5 +1,7 @@
 """`LocalWorkers`: the worker processes of `orca serve`, on Unix sockets, restarted like the containers of a pod.
 
+A worker that gives no sign of life (heartbeat.py) is killed and restarted, as by a liveness probe.
+
 No worker outlives the process that starts them: workers get SIGTERM, then SIGKILL, and the kernel kills them if that
 process is killed.
 """
@@ -20,6 +22,7 @@ from types import TracebackType
 from orca_protos.exit_code import describe_exit
 
 from orca_master.commands.child_process import die_with_parent
+from orca_master.commands.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class _Worker:
     """One worker. Times in seconds of the monotonic clock."""
 
     process: subprocess.Popen[bytes]
+    heartbeat: Heartbeat
     started_at: float
     num_restarts: int = 0
     """Number of restarts in a row, each before STABLE_SECONDS."""
@@ -61,7 +65,7 @@ class LocalWorkers:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end)
             for address in self.addresses:
-                self._workers.append(_Worker(self._start(address), time.monotonic()))
+                self._workers.append(self._start_worker(address))
             stack.pop_all()
         return self
 
@@ -81,7 +85,17 @@ class LocalWorkers:
             for worker in self._workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers:
+            worker.heartbeat.close()
         self._folder.cleanup()
+
+    def end_silent(self) -> None:
+        """Kill the workers that give no sign of life; `restart_ended` restarts them. Call every CHECK_SECONDS."""
+        for index, worker in enumerate(self._workers):
+            if worker.restart_at is None and worker.heartbeat.is_silent(time.monotonic()):
+                logger.warning("worker %d gives no sign of life and is killed", index)
+                worker.process.kill()
+                worker.process.wait()
 
     def restart_ended(self) -> float | None:
         """Restart the ended workers whose wait is over; return the seconds until the next restart, None without one."""
@@ -96,18 +110,32 @@ class LocalWorkers:
                 logger.warning("worker %d ended (%s) and is restarted %s", index, describe_exit(code), when)
             if worker.restart_at is not None and worker.restart_at <= now:
                 try:
-                    process = self._start(self.addresses[index])
+                    restarted = self._start_worker(self.addresses[index], worker.num_restarts + 1)
                 except OSError as error:  # no memory or no process left
                     worker.restart_at = now + BACK_OFF_SECONDS[-1]
                     logger.warning("worker %d was not started: %s", index, error.strerror)
                 else:
-                    self._workers[index] = _Worker(process, now, worker.num_restarts + 1)
+                    worker.heartbeat.close()
+                    self._workers[index] = restarted
         waits = [worker.restart_at - now for worker in self._workers if worker.restart_at is not None]
         return min(waits, default=None)
 
-    def _start(self, address: str) -> subprocess.Popen[bytes]:
+    def _start_worker(self, address: str, num_restarts: int = 0) -> _Worker:
+        heartbeat = Heartbeat(time.monotonic())
+        try:
+            process = self._start(address, heartbeat.writer)
+        except BaseException:
+            heartbeat.close()
+            raise
+        finally:
+            heartbeat.close_writer()
+        return _Worker(process, heartbeat, time.monotonic(), num_restarts)
+
+    def _start(self, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
+        own = ("--listen", address, "--heartbeat", str(heartbeat))
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "orca_worker", "--listen", address, *self._options],
+            [sys.executable, "-P", "-m", "orca_worker", *own, *self._options],
+            pass_fds=(heartbeat,),
             preexec_fn=_prepare_child,  # noqa: PLW1509  (this process has one thread)
             start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends the workers in order
         )

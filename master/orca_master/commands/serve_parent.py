@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import signal
 
+from orca_master.commands.heartbeat import CHECK_SECONDS
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
-
-CHECK_SECONDS = 60.0
-"""Longest wait; a signal ends every wait, so the length does not matter."""
 
 
 def run_beside(master: int, workers: LocalWorkers) -> int:
@@ -24,7 +22,9 @@ def run_beside(master: int, workers: LocalWorkers) -> int:
         ended, status = os.waitpid(master, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
+        workers.end_silent()
         seconds = workers.restart_ended()
-        received = signal.sigtimedwait((*SIGNALS, signal.SIGCHLD), CHECK_SECONDS if seconds is None else seconds)
+        wait = CHECK_SECONDS if seconds is None else min(seconds, CHECK_SECONDS)
+        received = signal.sigtimedwait((*SIGNALS, signal.SIGCHLD), wait)
         if received is not None and received.si_signo != signal.SIGCHLD:
             os.kill(master, received.si_signo)
