@@ -87,6 +87,9 @@ class LiveEngine:
         await self._supervisor.disconnect("the benchmark ends")
         self._lost.cancel()
 
+    def on_progress(self) -> None:
+        """See PipelineListener."""
+
     def on_change(self) -> None:
         """Do nothing: the state is not used."""
 

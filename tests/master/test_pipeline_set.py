@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 from orca_contract.state import PipelinePhase
+from orca_master.engine import supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.pipeline_set import PipelineSet
 from orca_master.engine.snapshot import LoadedBytes
 from support.fake_engine import topology
@@ -19,6 +21,11 @@ class Listener:
     """Does what the engine does with the set, and ignores iterations."""
 
     pipelines: PipelineSet
+
+    num_progress = 0
+
+    def on_progress(self) -> None:
+        self.num_progress += 1
 
     def on_change(self) -> None:
         self.reports = self.pipelines.reports
@@ -58,6 +65,26 @@ async def all_serve(pipelines: PipelineSet) -> None:
     pipelines.begin(CONFIG)
     while not pipelines.all_serve:
         await asyncio.sleep(0)
+
+
+def test_attempts_that_come_no_further_are_no_progress(monkeypatch):
+    """Workers that crash at each load do not keep requests waiting for ever."""
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.001)
+
+    async def scene(pipelines, cluster):
+        await all_serve(pipelines)
+        listener = pipelines._listener
+        begun = listener.num_progress
+        cluster.refusals["a"] = [WorkerLostError("it ended while it loaded") for _ in range(4)]
+        cluster.newest("a").lose(WorkerLostError("killed"))
+        while cluster.refusals["a"]:
+            await asyncio.sleep(0)
+        assert listener.num_progress - begun == 1, "of the first attempt: the workers were there"
+        while not pipelines.all_serve:
+            await asyncio.sleep(0)
+        assert listener.num_progress - begun > 3
+
+    play(scene)
 
 
 def test_every_pipeline_of_the_topology_is_formed_once():

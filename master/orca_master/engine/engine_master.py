@@ -32,6 +32,7 @@ from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import EngineObserver, Output, Submission
+from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.pipeline_set import PipelineSet
 from orca_master.engine.request_limits import check_fits, check_values
@@ -62,9 +63,8 @@ class EngineMaster:
         make_workers: MakeWorkers = Pipeline,
     ) -> None:
         self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
-        self.pool = RequestPool(
-            config.max_queued_requests, config.max_queued_tokens, POLICIES[config.scheduling_policy]
-        )
+        policy = POLICIES[config.scheduling_policy]
+        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, policy)
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
         self._state = EngineState.LOADING
         self._failure = ""
@@ -81,7 +81,8 @@ class EngineMaster:
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
-        self._recovery_timer: asyncio.TimerHandle | None = None
+        self._patience = Patience(config.recovery_timeout, self._fail_requests)
+        self.on_progress = self._patience.note_progress
         self._applying = asyncio.Lock()
 
     async def start(self) -> None:
@@ -182,8 +183,7 @@ class EngineMaster:
             self.on_change()
             return
         self._facts = supervisor.workers.facts
-        if self._recovery_timer is not None:
-            self._recovery_timer.cancel()
+        self._patience.end()
         self._enter(EngineState.SERVING)
         if not self._started.done():
             self._started.set_result(None)
@@ -222,8 +222,7 @@ class EngineMaster:
                 self._enter(EngineState.FAILED, failure)
             else:
                 self._enter(EngineState.RECOVERING, failure)
-                loop = asyncio.get_running_loop()
-                self._recovery_timer = loop.call_later(self._config.recovery_timeout, self._fail_requests)
+                self._patience.begin()
         self._dispatch()
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:

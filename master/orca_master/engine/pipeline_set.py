@@ -8,8 +8,9 @@ from orca_contract.state import PipelineReport
 from orca_contract.topology import Topology
 
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.listener import PipelineListener
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
-from orca_master.engine.supervisor import PipelineListener, PipelineSupervisor
+from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
 
 

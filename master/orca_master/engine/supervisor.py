@@ -23,7 +23,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from orca_contract.reasons import Reason
 from orca_contract.state import FailureReport, PipelinePhase, PipelineReport
@@ -34,6 +34,7 @@ from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import Evidence, WorkerLostError, closest
 from orca_master.engine.iteration_watch import IterationWatch
+from orca_master.engine.listener import PipelineListener
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError
@@ -59,28 +60,6 @@ _REASONS = {
 """Default reason of a failure, by the state in which the failure occurred."""
 
 
-class PipelineListener(Protocol):
-    """Callbacks for the life cycle of a pipeline. Called on the event loop of the supervisor."""
-
-    def on_change(self) -> None:
-        """Publish the changed report."""
-
-    def on_serving(self, supervisor: PipelineSupervisor) -> None:
-        """Start using a formed pipeline: `send` may be called."""
-
-    def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
-        """Process the result of an iteration."""
-
-    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Record the timings of an iteration on one partition."""
-
-    def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
-        """Rewind the requests of a lost pipeline. `reason`: the cause as far as known."""
-
-    def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """Handle a failure: the pipeline was not formed or was lost, or its supervisor failed."""
-
-
 class PipelineSupervisor:
     """Forms the pipeline of `spec`, sends iterations to its workers, and forms a lost pipeline again."""
 
@@ -104,6 +83,8 @@ class PipelineSupervisor:
         self._attempts = Attempts()
         self._num_blocks = 0
         """K/V blocks of the last formation."""
+        self._furthest = (False, -1, 0)
+        """Progress since the pipeline last served: all loaded, number of loaded workers, loaded bytes."""
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
@@ -197,6 +178,7 @@ class PipelineSupervisor:
         self.has_served, self._num_blocks = True, self.workers.num_blocks
         self.watch.warmup_seconds = self.workers.warmup_seconds
         self._attempts.note_serving()
+        self._furthest = (False, -1, 0)
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
         self._attempts.note_failure()
@@ -273,6 +255,10 @@ class PipelineSupervisor:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
         self._publish()
+        reached = (state is PipelinePhase.FORMING, self.workers.num_loaded, self.workers.loaded_bytes.done)
+        if state in (PipelinePhase.LOADING, PipelinePhase.FORMING) and reached > self._furthest:
+            self._furthest = reached
+            self._listener.on_progress()
 
     def _publish(self) -> None:
         self.report = self._make_report()
