@@ -32,7 +32,14 @@ class RequestTimeoutError(Exception):
 
 
 class EngineUnavailableError(Exception):
-    """No pipeline serves: the model is loading, or a worker was lost (HTTP 503)."""
+    """No pipeline serves: the model is loading, or a worker was lost (HTTP 503).
+
+    `retry_after`: whole seconds after which the request may be tried again.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(Exception):

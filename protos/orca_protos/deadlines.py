@@ -25,9 +25,9 @@ class Bound:
 
 
 PREPARE = Bound(30.0)
-CONNECT_SECONDS = 20.0
-"""How long a rank waits for the connections of its process group over gloo. Below PREPARE, so that a rank whose
-neighbour has died meanwhile can be prepared for the next epoch."""
+CONNECT_SECONDS = 4.0
+"""Timeout of a connection of a process group over gloo, which tries five times. The sum is below PREPARE, so that a
+rank whose neighbour has died meanwhile can be prepared for the next epoch."""
 ALLOCATE = Bound(120.0)
 """Includes writing to the pools, so that their pages exist, and capturing the decode graphs."""
 LOAD_SILENCE = Bound(300.0)

@@ -24,6 +24,7 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -47,7 +48,7 @@ class FakeEngine(EngineClient):
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, "", False, 100, 64, 32, Progress(), 9, 999)
+        return EngineStatus(self.state, "", False, 100, 64, 32, Progress(), 9, 999, Recovery())
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.receivers[submission.request_id] = receive
@@ -287,7 +288,7 @@ def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplo
 
 def test_the_limit_of_a_message_follows_the_model():
     """It admits the longest prompt with a bias for every token, whatever their sizes."""
-    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress(), 9, 999)
+    status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress(), 9, 999, Recovery())
     longest = replace(
         submission("x" * 100),
         prompt=(2**32 - 1,) * 3000,

@@ -13,6 +13,7 @@ from orca_master.endpoint.generation import SUBMITTED_AT_ONCE, Generation, Gener
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.tokenizer import TextCodec
@@ -35,7 +36,7 @@ class Queue(EngineClient):
     @property
     def status(self) -> EngineStatus:
         progress = Progress(num_waiting=self.waiting)
-        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS)
+        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS, Recovery())
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         loop = asyncio.get_running_loop()

@@ -35,6 +35,7 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
 from orca_protos import engine_link_pb2 as pb
@@ -131,6 +132,7 @@ statuses = build(
     ),
     max_queued_requests=uint64,
     max_queued_tokens=uint64,
+    recovery=build(Recovery, since=floats, usual=floats, longest_wait=floats),
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

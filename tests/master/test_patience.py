@@ -1,38 +1,98 @@
-"""How long requests wait while no pipeline serves: progress counts, the clock alone does not."""
+"""How long requests wait while no pipeline serves, and what new ones expect: progress counts, not the clock alone."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+from orca_contract.state import EngineState
+from orca_master.engine import engine_client, patience
+from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.patience import Patience
+from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
+
+
+class Clock:
+    """The time of a loop and of the module, which a test sets; timers run when `advance` passes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+        monkeypatch.setattr(patience, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 def test_progress_begins_the_wait_anew_until_it_is_over(monkeypatch):
     async def run() -> None:
-        now, over = 1000.0, []
-
-        async def advance(seconds: float) -> int:
-            nonlocal now
-            now += seconds
-            for _ in range(3):
-                await asyncio.sleep(0)
-            return len(over)
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-        patience = Patience(60.0, lambda: over.append(now))
-        patience.note_progress()
-        assert await advance(100) == 0, "no wait was begun"
-        patience.begin()
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.note_progress()
+        await clock.advance(100)
+        assert over == [], "no wait was begun"
+        made.begin()
         for _ in range(5):
-            assert await advance(59) == 0
-            patience.note_progress()
-        assert await advance(61) == 1
-        patience.note_progress()
-        assert await advance(100) == 1, "the requests have failed: there is nothing to wait for"
-        patience.begin()
-        patience.end()
-        assert await advance(100) == 1
-        patience.begin()
-        assert await advance(61) == 2
+            await clock.advance(59)
+            assert over == []
+            assert not made.is_over
+            made.note_progress()
+        await clock.advance(61)
+        assert len(over) == 1
+        assert made.is_over
+        made.note_progress()
+        await clock.advance(100)
+        assert len(over) == 1, "the requests have failed: there is nothing to wait for"
+        made.begin()
+        made.end()
+        await clock.advance(100)
+        assert len(over) == 1
+        made.begin()
+        await clock.advance(61)
+        assert len(over) == 2
 
     asyncio.run(run())
+
+
+def test_the_usual_time_is_at_first_that_of_the_start_then_the_average_of_recoveries(monkeypatch):
+    async def run() -> None:
+        clock = Clock(monkeypatch)
+        made = Patience(60.0, 30.0, lambda: None)
+        await clock.advance(8)
+        made.end()
+        assert made.recovery.usual == 8
+        made.begin()
+        assert made.recovery == Recovery(clock.now, 8, 30.0)
+        await clock.advance(2)
+        made.note_progress()
+        made.end()
+        assert made.recovery.usual == 5
+        made.begin()
+        await clock.advance(61)
+        assert made.recovery.longest_wait == 0, "new requests are refused"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "expected", "accepted"),
+    [(0, 10, True), (4, 6, True), (9.5, 0.5, True), (10, 10, True), (25, 25, True), (60, 60, True), (61, 61, False)],
+)
+def test_a_request_is_accepted_if_it_is_expected_to_wait_at_most_that_long(monkeypatch, elapsed, expected, accepted):
+    """A recovery that takes longer than usual is expected to take as long again; Retry-After says the same."""
+    recovery = Recovery(since=1000.0, usual=10.0, longest_wait=60.0)
+    assert recovery.expected_wait(1000.0 + elapsed) == pytest.approx(expected)
+    monkeypatch.setattr(engine_client.time, "monotonic", lambda: 1000.0 + elapsed)
+    status = EngineStatus(EngineState.RECOVERING, "a is lost", False, 9, 9, 9, Progress(), 9, 9, recovery)
+    assert status.unavailable == ("" if accepted else "recovering: a is lost")
+    assert status.retry_after == max(1, expected)
+
+
+def test_no_wait_at_all_is_an_option():
+    assert not Recovery(since=1.0, usual=0.0, longest_wait=0.0).accepts(1.0)

@@ -8,6 +8,7 @@ import pytest
 from orca_contract.state import EngineState
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.progress import Progress, progress_report
+from orca_master.engine.recovery import Recovery
 
 STALLED = Progress(num_iterations=5, num_unfinished=2, num_running=1, num_waiting=1, since=100.0, stall_timeout=30.0)
 
@@ -36,6 +37,6 @@ def test_the_reason_has_the_numbers_and_the_option():
 @pytest.mark.parametrize("state", EngineState)
 def test_only_an_engine_that_claims_to_serve_is_stalled(state):
     """An engine whose pipelines are being formed says that, and not that it is stalled."""
-    status = EngineStatus(state, "", False, 100, 64, 64, STALLED, 9, 999)
+    status = EngineStatus(state, "", False, 100, 64, 64, STALLED, 9, 999, Recovery())
     assert ("stalled" in status.unavailable) == (state is EngineState.SERVING)
     assert progress_report(state, status.serves, status.progress).stalled == (state is EngineState.SERVING)

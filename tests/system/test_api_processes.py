@@ -18,6 +18,7 @@ from orca_master.api_processes.pool import api_processes as run_api_processes
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_protos.http import listen
 from support import pickle_trap
 from support.checkpoints import with_long_context, with_tokenizer
@@ -37,7 +38,7 @@ def model(checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def served(model) -> Iterator[Served]:
-    with serve(model, "--max-batch-size", "8", "--api-processes", "3") as server:
+    with serve(model, "--max-batch-size", "8", "--api-processes", "3", "--max-recovery-wait", "0") as server:
         yield server
 
 
@@ -203,7 +204,7 @@ def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
 class NoEngine(EngineClient):
     """An engine that is loading for ever."""
 
-    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0, Progress(), 0, 0)
+    status = EngineStatus(EngineState.LOADING, "", False, 0, 0, 0, Progress(), 0, 0, Recovery())
 
     async def submit(self, submission, receive) -> None:
         raise NotImplementedError

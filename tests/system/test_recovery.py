@@ -91,6 +91,35 @@ def test_waiting_streams_have_comments(endless):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--api-processes", "1")], ids=["one process", "API process"])
+def test_a_new_request_waits_for_the_recovery(endless, options):
+    """The server stays ready; with --max-recovery-wait 0 it refuses the request with Retry-After."""
+    body = {"prompt": [1, 2], "max_tokens": 5}
+    for wait in ("60", "0"):
+        with serve(endless, "--max-recovery-wait", wait, *options) as served:
+            worker = worker_pid(served, 0, "controller")
+            served.process.send_signal(signal.SIGSTOP)  # it restarts no worker
+            try:
+                os.kill(worker, signal.SIGKILL)
+                if wait == "0":
+                    assert eventually(lambda url=served.url: httpx.get(f"{url}/readyz").status_code == 503)
+                    refused = httpx.post(f"{served.url}/v1/completions", json=body)
+                    assert refused.status_code == 503
+                    assert int(refused.headers["retry-after"]) >= 1
+                    continue
+                assert eventually(lambda log=served.log: any("pipeline local-0 is lost" in line for line in log))
+                with ThreadPoolExecutor(1) as pool:
+                    answer = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=60)
+                    assert eventually(lambda url=served.url: _num_waiting(url) == 1)
+                    assert httpx.get(f"{served.url}/readyz").status_code == 200
+                    served.process.send_signal(signal.SIGCONT)
+                    assert answer.result().status_code == 200
+                    assert answer.result().json()["usage"]["completion_tokens"] == 5
+            finally:
+                served.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.long
 def test_an_idle_death_is_noticed_too(checkpoint):
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
         os.kill(worker_pid(served, 1, "rank"), signal.SIGKILL)
@@ -124,6 +153,10 @@ def test_workers_that_cannot_be_formed_again_end_the_server(copy):
     (line,) = [line for line in served.log if line.startswith("orca serve: error: ")]
     assert "pipeline local-0 is lost: " in line
     assert "config.json" in line
+
+
+def _num_waiting(url: str) -> float:
+    return value(httpx.get(f"{url}/metrics").text, "num_requests_waiting")
 
 
 def _ranks(served: Served, partition: int) -> list[int]:

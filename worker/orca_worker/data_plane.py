@@ -112,6 +112,8 @@ class DataPlane:
             self._group.shared = self._group.process_group = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # A failed start has counted a group, and the count is a part of the next group's keys in the rendezvous.
+            dist.distributed_c10d._world.group_count = 0
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:
         # NCCL orders streams and returns at once; gloo waits for the data.

@@ -85,18 +85,22 @@ class Rank:
         try:
             if isinstance(command, pb.RankCommand):
                 self._run(command)
-            elif not self._epoch_over:
+                return
+            if self._epoch_over:
+                return
+            self._number = 0
+            if isinstance(command, pb.Iteration):
                 self._iterate(command)
+                return
+            lost = command
         except NeighbourError as error:
-            if self._stage is None or not self._stage.outlives_neighbours:
-                raise
-            self._leave_epoch(error)
+            lost = error
+        if self._stage is None or not self._stage.outlives_neighbours:
+            raise lost
+        self._leave_epoch(lost)
 
-    def _iterate(self, iteration: pb.Iteration | NeighbourError) -> None:
+    def _iterate(self, iteration: pb.Iteration) -> None:
         assert self._stage is not None
-        self._number = 0
-        if isinstance(iteration, NeighbourError):
-            raise iteration
         started = self._stage.execute(iteration)
         self.finish()
         self._unfinished = started
@@ -171,6 +175,8 @@ class Rank:
         logger.warning("rank %d leaves epoch %d: %s", self._tensor_rank, self._epoch, error)
         self._unfinished, self._epoch_over = None, True
         self._reply(pb.RankReply(fault=self._fault(error)))
+        # Frames of the traceback refer to the group, whose sockets would stay open.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         self._stage.close()  # ends the waits of other ranks for this rank
 
     def _load(self, request: pb.LoadRequest) -> None:

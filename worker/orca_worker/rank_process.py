@@ -148,7 +148,8 @@ class RankProcess:
             self._partition = command.load.partition
         elif kind == "prepare":
             self._epoch, self._consequence = command.prepare.epoch, None
-            self._last_lines.clear()  # they explain nothing that happens in this epoch
+            self._last_lines.clear()  # what happened before explains nothing that happens in this epoch
+            self._oom_kills = oom_kills()
         elif kind == "unload":
             self._epoch, self._consequence = 0, None
             self._last_lines.clear()
@@ -192,7 +193,8 @@ class RankProcess:
         finally:  # also if this call is cancelled
             if self._process.returncode is None:
                 self._process.kill()
-        await self._process.wait()
+        with contextlib.suppress(TimeoutError):  # a process in an uninterruptible wait
+            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
         for task in (tasks := [*self._tasks, *self._answering]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,16 +7,21 @@ torch and waits for a Load.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.deadlines import LOAD_SILENCE, PING_SECONDS
 
 from orca_worker.cgroup import host_memory, memory_left
+from orca_worker.errors import FaultError
 from orca_worker.rank_process import Question, RankProcess
 
 logger = logging.getLogger(__name__)
+
+PING = pb.RankCommand(ping=pb.PingRequest())
 
 SPARE_DELAY = 5.0
 """Seconds from a formation to the start of a spare, so that its imports do not delay the first iterations."""
@@ -53,13 +58,15 @@ class RankStarter:
         self._on_question = on_question
         self._keeps_spare = keeps_spare
         self._spare: tuple[RankStart, RankProcess] | None = None
+        self._spare_answers = False
+        """The spare has imported torch, and its reader thread has answered."""
         self._starting: asyncio.Task[None] | None = None
 
     async def start(self, tensor_rank: int, start: RankStart) -> RankProcess:
         """Return a process for rank `tensor_rank`: the spare, or a new process; raise OSError if it cannot start."""
         await self._cancel()
         spare, self._spare = self._spare, None
-        if spare is not None and start.may_use(spare[0]) and not spare[1].failed:
+        if spare is not None and start.may_use(spare[0]) and await self._lives(spare[1]):
             process = spare[1]
         else:
             if spare is not None:
@@ -90,9 +97,20 @@ class RankStarter:
             logger.info("no spare rank is started: %d MiB are free, %d are wanted", free >> 20, SPARE_BYTES >> 20)
             return
         try:
-            self._spare = start, await self._spawn(start)
+            self._spare, self._spare_answers = (start, await self._spawn(start)), False
         except OSError as error:
             logger.info("no spare rank is started: %s", error)
+            return
+        with contextlib.suppress(FaultError):
+            await self._spare[1].ask(PING, LOAD_SILENCE.worker)
+            self._spare_answers = True
+
+    async def _lives(self, spare: RankProcess) -> bool:
+        """Return True if the spare answers at once, or is still being started: its load has a bound."""
+        if self._spare_answers:
+            with contextlib.suppress(FaultError):
+                await spare.ask(PING, PING_SECONDS)
+        return not spare.failed
 
     async def _cancel(self) -> None:
         if self._starting is not None:

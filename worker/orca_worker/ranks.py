@@ -82,22 +82,25 @@ class Ranks:
         return ranks
 
     async def ping(self) -> None:
-        """Ask every process for a sign of life; a process that gives none within PING_SECONDS is killed."""
+        """Ask every loaded process for a sign of life; a process that gives none within PING_SECONDS is killed."""
         command = pb.RankCommand(ping=pb.PingRequest())
-        pings = (process.ask(command, PING_SECONDS) for process in self._processes)
+        pings = (process.ask(command, PING_SECONDS) for process in self._processes if process.loaded)
         await asyncio.gather(*pings, return_exceptions=True)
 
     async def replace_failed(self, partition: int, starter: RankStarter) -> None:
         """Start a new process for each that has failed; raise FaultError if one cannot be started."""
-        for tensor_rank, process in enumerate(self._processes):
+        for tensor_rank, process in enumerate(list(self._processes)):
             if process.failed:
                 logger.warning("rank %d is replaced; the worker's other ranks keep their weights", tensor_rank)
                 await asyncio.shield(process.end())
                 try:
-                    start = self.starts[tensor_rank]
-                    self._processes[tensor_rank] = await starter.start(tensor_rank, start)
+                    started = await starter.start(tensor_rank, self.starts[tensor_rank])
                 except OSError as error:
                     raise _not_started(error, partition) from error
+                if process not in self._processes:  # `end` was called meanwhile
+                    await started.end()
+                    return
+                self._processes[tensor_rank] = started
 
     async def keep(self, starts: Sequence[RankStart]) -> Ranks | None:
         """Unload the processes and return them as new Ranks, if they were started with `starts` and none has failed.

@@ -36,14 +36,15 @@ class RendezvousStore(Store):
         return self._exchange(key, self._timeout)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Wait until all keys are set."""
+        """Wait until all keys are set; gloo's `timeout` is that of a connection, and a rank may come later."""
         for key in keys:
-            self._exchange(key, self._timeout if timeout is None else timeout)
+            self._exchange(key, self._timeout if timeout is None else max(timeout, self._timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return True if all keys are set."""
         try:
-            self.wait(keys, datetime.timedelta(0))
+            for key in keys:
+                self._exchange(key, datetime.timedelta(0))
         except RuntimeError:
             return False
         return True

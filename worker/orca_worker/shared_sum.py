@@ -79,17 +79,20 @@ def num_bytes(size: int) -> int:
 
 def share_memory(group: dist.ProcessGroup | None, rank: int, size: int, timeout: float) -> SharedSum | None:
     """Create a SharedSum with the other ranks of a gloo group; return None on all ranks if one of them cannot."""
-    path = _broadcast_path(_create(size) if rank == 0 else "", group)
+    own = _create(size) if rank == 0 else ""
     shared = None
     try:
-        if path:
-            shared = SharedSum(load(), Path(path), rank, size, timeout)
-    except (BuildError, OSError):
-        pass
-    ready = torch.tensor(int(shared is not None))
-    dist.all_reduce(ready, op=dist.ReduceOp.MIN, group=group)
-    if rank == 0 and path:
-        Path(path).unlink(missing_ok=True)  # mappings keep the memory
+        path = _broadcast_path(own, group)
+        try:
+            if path:
+                shared = SharedSum(load(), Path(path), rank, size, timeout)
+        except (BuildError, OSError):
+            pass
+        ready = torch.tensor(int(shared is not None))
+        dist.all_reduce(ready, op=dist.ReduceOp.MIN, group=group)
+    finally:
+        if own:
+            Path(own).unlink(missing_ok=True)  # mappings keep the memory
     return shared if ready.item() else None
 
 

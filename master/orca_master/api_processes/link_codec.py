@@ -31,6 +31,7 @@ from orca_master.api_processes.link_requests import fill_outputs, fill_submissio
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_master.errors import (
     EngineError,
     EngineUnavailableError,
@@ -221,6 +222,9 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.progress.stall_timeout = progress.stall_timeout
     message.max_queued_requests = status.max_queued_requests
     message.max_queued_tokens = status.max_queued_tokens
+    message.recovery.since = status.recovery.since
+    message.recovery.usual = status.recovery.usual
+    message.recovery.longest_wait = status.recovery.longest_wait
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -243,4 +247,5 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
         ),
         message.max_queued_requests,
         message.max_queued_tokens,
+        Recovery(message.recovery.since, message.recovery.usual, message.recovery.longest_wait),
     )

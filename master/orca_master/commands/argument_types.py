@@ -26,6 +26,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def wait_seconds(text: str) -> int:
+    """Parse a whole number of seconds, from 0 to MAX_STALL_SECONDS."""
+    return 0 if text == "0" else stall_seconds(text)
+
+
 def stall_seconds(text: str) -> int:
     """Parse a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
     number = positive(text)

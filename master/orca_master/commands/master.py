@@ -193,8 +193,8 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=0,
         metavar="SECONDS",
-        help="maximum wait of requests for lost workers that a supervisor restarts (0: no supervisor, and the workers "
-        "end with the master)",
+        help="maximum wait, without progress, of requests for lost workers that a supervisor restarts (0: no "
+        "supervisor, and the workers end with the master)",
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(

@@ -13,7 +13,7 @@ from orca_contract.topology import Dtype
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
-from orca_master.commands.argument_types import count, fraction, positive, slots, stall_seconds
+from orca_master.commands.argument_types import count, fraction, positive, slots, stall_seconds, wait_seconds
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
@@ -107,6 +107,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "no iteration has returned for this time (20 times the average of such iterations, at least 10; at first 60)",
     )
     parser.add_argument(
+        "--max-recovery-wait",
+        type=wait_seconds,
+        default=60,
+        metavar="SECONDS",
+        help="while a lost pipeline is formed again, new requests wait if they are expected to wait at most this long; "
+        "503 with Retry-After otherwise (60)",
+    )
+    parser.add_argument(
         "--max-queue-depth",
         type=positive,
         default=4096,
@@ -197,6 +205,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_queued_requests=arguments.max_queue_depth,
         max_queued_tokens=arguments.max_queue_tokens,
         stall_timeout=arguments.stall_timeout,
+        max_recovery_wait=float(arguments.max_recovery_wait),
         iteration_log=arguments.iteration_log,
     )
 

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         type=positive,
         default=RECOVERY_SECONDS,
         metavar="SECONDS",
-        help=f"maximum wait of the requests of a lost pipeline for the restart of its workers ({RECOVERY_SECONDS})",
+        help=f"maximum wait of requests, without progress, until a lost pipeline serves again ({RECOVERY_SECONDS})",
     )
     parser.add_argument(
         "--no-spare-ranks",

@@ -104,7 +104,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(EngineUnavailableError)
     async def _unavailable(_: Request, error: EngineUnavailableError) -> JSONResponse:
-        return error_response(503, str(error), code="engine_unavailable")
+        return error_response(503, str(error), code="engine_unavailable", retry_after=error.retry_after)
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:

@@ -55,10 +55,12 @@ class Format(Protocol):
         """Return the last chunk of a stream with usage."""
 
 
-def error_response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """Return an error in OpenAI's shape."""
+def error_response(
+    status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
+) -> JSONResponse:
+    """Return an error in OpenAI's shape. `retry_after`: seconds, for the statuses 429 and 503."""
     detail = ErrorDetail(message=message, type=KINDS.get(status, "server_error"), param=param, code=code)
-    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    headers = {"Retry-After": str(retry_after)} if status in (429, 503) else None
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
 
 

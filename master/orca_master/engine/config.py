@@ -36,7 +36,8 @@ class EngineConfig:
     `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
     `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests while no pipeline
     serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
-    (iteration_watch.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted
+    meanwhile (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
@@ -55,6 +56,7 @@ class EngineConfig:
     stall_timeout: float | None = None
     worker_owner: WorkerOwner = WorkerOwner.ENGINE
     recovery_timeout: float = 0.0
+    max_recovery_wait: float = 60.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
 

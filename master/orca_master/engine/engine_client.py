@@ -11,6 +11,7 @@ from orca_contract.state import EngineState
 
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class EngineStatus:
     progress: Progress
     max_queued_requests: int
     max_queued_tokens: int
+    recovery: Recovery
 
     @property
     def unavailable(self) -> str:
@@ -34,7 +36,14 @@ class EngineStatus:
             return "draining: the server is shutting down"
         if self.serves:
             return self.progress.stall(time.monotonic())
+        if self.state is EngineState.RECOVERING and self.recovery.accepts(time.monotonic()):
+            return ""
         return f"{self.state.value}: {self.failure or 'the model is not loaded yet'}"
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds after which a request that was refused as `unavailable` may be tried again."""
+        return self.recovery.retry_after(time.monotonic()) if self.state is EngineState.RECOVERING else 1
 
     @property
     def serves(self) -> bool:

@@ -23,7 +23,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import EngineState
 from orca_contract.topology import Topology
 from orca_protos import engine_pb2 as pb
@@ -41,7 +40,7 @@ from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.scheduling.batch import Batch, Proposal
-from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
+from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage, most_slots
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.request import Request
@@ -81,7 +80,7 @@ class EngineMaster:
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
-        self._patience = Patience(config.recovery_timeout, self._fail_requests)
+        self._patience = Patience(config.recovery_timeout, config.max_recovery_wait, self._fail_requests)
         self.on_progress = self._patience.note_progress
         self._applying = asyncio.Lock()
 
@@ -134,7 +133,8 @@ class EngineMaster:
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        if self._state in (EngineState.FAILED, EngineState.STOPPED):
+        recovers = self._state is EngineState.RECOVERING
+        if self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over):
             raise EngineUnavailableError(self._failure)
         if submission.priority and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
@@ -157,7 +157,7 @@ class EngineMaster:
             self._pipelines.reports,
             self._facts.vocabulary_size,
             self._facts.max_model_len,
-            self._num_slots,
+            most_slots(self.scheduler.ledgers),
             kv_usage(self.scheduler.ledgers),
             self.scheduler.num_running,
             len(self.pool),
@@ -166,6 +166,7 @@ class EngineMaster:
             self._pipelines.formed,
             self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
             self._pipelines.stall_seconds,
+            self._patience.recovery,
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -221,8 +222,8 @@ class EngineMaster:
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 self._enter(EngineState.FAILED, failure)
             else:
-                self._enter(EngineState.RECOVERING, failure)
                 self._patience.begin()
+                self._enter(EngineState.RECOVERING, failure)
         self._dispatch()
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
@@ -274,14 +275,10 @@ class EngineMaster:
             return False
         return bool(proposal)
 
-    @property
-    def _num_slots(self) -> int:
-        return max((ledger.num_blocks for ledger in self.scheduler.ledgers), default=0) * BLOCK_SIZE
-
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self._state is EngineState.SERVING:
-            check_fits(request, self._facts.max_model_len, self._num_slots)
+            check_fits(request, self._facts.max_model_len, most_slots(self.scheduler.ledgers))
             check_values(request, self._facts.vocabulary_size)
 
     def _fail(self, reason: str) -> None:

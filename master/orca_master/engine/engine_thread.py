@@ -79,10 +79,11 @@ class EngineThread(EngineClient):
             self.draining,
             engine.vocabulary_size,
             engine.max_model_len,
-            engine.num_slots,
+            engine.num_slots or (engine.formed.num_slots if engine.formed else 0),
             progress,
             self.config.max_queued_requests,
             self.config.max_queued_tokens,
+            engine.recovery,
         )
 
     @property

@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
+
+from orca_master.engine.recovery import Recovery
 
 
 class Patience:
-    """Calls `on_over` after `seconds` without progress, between `begin` and `end`."""
+    """Calls `on_over` after `seconds` without progress, from `begin` to `end`.
 
-    def __init__(self, seconds: float, on_over: Callable[[], None]) -> None:
+    `longest_wait`: see Recovery. The time from the creation to the first `end` is the engine's start.
+    """
+
+    def __init__(self, seconds: float, longest_wait: float, on_over: Callable[[], None]) -> None:
+        self.recovery = Recovery(longest_wait=longest_wait)
+        """The current recovery, or the last one."""
         self._seconds = seconds
+        self._longest_wait = longest_wait
         self._on_over = on_over
+        self._begun = time.monotonic()
+        self._num_recoveries = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """True from the call of `on_over` to the next `begin`: nothing bounds another request's wait."""
+        return self._timer is None
+
     def begin(self) -> None:
-        """Begin to wait, or begin anew."""
-        self.end()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._on_over)
+        """Begin to wait."""
+        self._begun = time.monotonic()
+        self.recovery = Recovery(self._begun, self.recovery.usual, self._longest_wait)
+        self._start()
 
     def note_progress(self) -> None:
-        """Begin anew if a wait is under way and not over."""
-        if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time():
-            self.begin()
+        """Wait anew if a wait is under way and not over."""
+        if self._timer is not None:
+            self._start()
 
     def end(self) -> None:
-        """End the wait."""
+        """End the wait: a pipeline serves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        taken = time.monotonic() - self._begun
+        usual = self.recovery.usual
+        self.recovery = replace(self.recovery, usual=(usual + taken) / 2 if usual else taken)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end_wait)
+
+    def _end_wait(self) -> None:
+        self._timer = None
+        self.recovery = replace(self.recovery, longest_wait=0.0)
+        self._on_over()

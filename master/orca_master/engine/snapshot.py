@@ -9,6 +9,8 @@ from typing import NamedTuple
 from orca_contract.state import EngineState, PipelineReport
 from orca_contract.topology import Topology
 
+from orca_master.engine.recovery import Recovery
+
 
 class LoadedBytes(NamedTuple):
     """Bytes of weights that workers have read, and have to read in all; only of workers that have begun."""
@@ -66,3 +68,5 @@ class EngineSnapshot(NamedTuple):
     """Of all workers, while the engine is loading."""
     stall_seconds: float = 0.0
     """Longest bound of the pipelines' latest iterations."""
+    recovery: Recovery = Recovery()
+    """The current recovery, or the last one."""
