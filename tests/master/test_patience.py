@@ -73,6 +73,9 @@ def test_the_usual_time_is_at_first_that_of_the_start_then_the_average_of_recove
         made.note_progress()
         made.end()
         assert made.recovery.usual == 5
+        await clock.advance(1000)
+        made.end()
+        assert made.recovery.usual == 5, "another pipeline began to serve"
         made.begin()
         await clock.advance(61)
         assert made.recovery.longest_wait == 0, "new requests are refused"

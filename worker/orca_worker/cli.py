@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -119,6 +120,11 @@ def main(argv: list[str]) -> int:
     if not on_unix and not (host and number.isdecimal() and 0 < int(number) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     configure_logging(arguments.log_format, arguments.log_level)
+    if arguments.heartbeat is not None:
+        try:
+            os.fstat(arguments.heartbeat)
+        except OSError as error:
+            parser.error(f"--heartbeat {arguments.heartbeat}: {error.strerror}: an open file descriptor is expected")
     tls = None
     if not on_unix:
         if not arguments.tls_dir and not arguments.insecure:

@@ -1,10 +1,10 @@
 """A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
 
-The controller starts it as `python -m orca_worker.rank --fd N`. A separate thread reads the socket, so
-that this process exits at once when its controller does, even while a kernel runs or the main thread waits for another
-rank. A ModelError is reported and the process stays. After a NeighbourError the process leaves the epoch and keeps its
-weights for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either thread, is reported as
-a fault and ends the process with a non-zero exit code.
+The controller starts it as `python -m orca_worker.rank --fd N`. A separate thread reads the socket, so that this
+process exits at once when its controller does, even while a kernel runs or the main thread waits for another rank. A
+ModelError is reported and the process stays. After a NeighbourError the process leaves the epoch and keeps its weights
+for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either thread, is reported as a fault
+and ends the process with a non-zero exit code.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class LocalWorkers:
             if worker.restart_at is None and worker.heartbeat.is_silent(time.monotonic()):
                 logger.warning("worker %d gives no sign of life and is killed", index)
                 worker.process.kill()
-                worker.process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(EXIT_SECONDS)
 
     def restart_ended(self) -> float | None:
         """Restart the ended workers whose wait is over; return the seconds until the next restart, None without one."""

@@ -22,8 +22,8 @@ class Patience:
         self._seconds = seconds
         self._longest_wait = longest_wait
         self._on_over = on_over
-        self._begun = time.monotonic()
-        self._num_recoveries = 0
+        self._begun: float | None = time.monotonic()
+        """Begin of the start or recovery that is under way; None while a pipeline serves."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -33,8 +33,8 @@ class Patience:
 
     def begin(self) -> None:
         """Begin to wait."""
-        self._begun = time.monotonic()
-        self.recovery = Recovery(self._begun, self.recovery.usual, self._longest_wait)
+        self._begun = now = time.monotonic()
+        self.recovery = Recovery(now, self.recovery.usual, self._longest_wait)
         self._start()
 
     def note_progress(self) -> None:
@@ -43,13 +43,14 @@ class Patience:
             self._start()
 
     def end(self) -> None:
-        """End the wait: a pipeline serves."""
+        """End the wait, if one is under way: a pipeline serves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        taken = time.monotonic() - self._begun
-        usual = self.recovery.usual
-        self.recovery = replace(self.recovery, usual=(usual + taken) / 2 if usual else taken)
+        if self._begun is not None:
+            taken, usual = time.monotonic() - self._begun, self.recovery.usual
+            self.recovery = replace(self.recovery, usual=(usual + taken) / 2 if usual else taken)
+            self._begun = None
 
     def _start(self) -> None:
         if self._timer is not None:
