@@ -32,14 +32,7 @@ class RequestTimeoutError(Exception):
 
 
 class EngineUnavailableError(Exception):
-    """No pipeline serves: the model is loading, or a worker was lost (HTTP 503).
-
-    `retry_after`: whole seconds after which the request may be tried again.
-    """
-
-    def __init__(self, message: str, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    """No pipeline serves: the model is loading, or a worker was lost (HTTP 503)."""
 
 
 class EngineError(Exception):

@@ -129,7 +129,7 @@ class RecoveryPolicy(Part):
         "and more for the first; 300 s at most.",
     )
     recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
-        600, description="How long accepted requests wait for a lost pipeline to recover."
+        600, description="How long requests wait, without progress, for a lost pipeline to recover."
     )
     node_failure_grace_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
         60, description="Time after which pods of a failed node are replaced."

@@ -106,6 +106,8 @@ def test_requests_wait_for_the_only_pipeline_to_be_formed_again():
         await made.until(lambda: made.engine.snapshot.state is EngineState.RECOVERING)
         assert made.engine.snapshot.failure == "pipeline a is lost: worker a:1: killed"
         assert made.phase("a") is PipelinePhase.RECOVERING
+        with pytest.raises(RequestError, match="exceed the model's context"):
+            made.submit("too long", (7,), MAX_MODEL_LEN)
         made.submit("late", (7,), 3)
         assert await made.collect(2) == {"r": continuation((5, 6), 40), "late": continuation((7,), 3)}
         assert len(made.cluster.formed["a"]) == 4

@@ -54,12 +54,12 @@ def test_iterations_of_one_magnitude_are_of_one_kind():
 def test_the_first_of_a_kind_has_a_minute_beyond_its_share_of_a_warm_up(monkeypatch):
     async def scene(clock: Clock) -> None:
         watch = IterationWatch(None, lambda _: None)
-        watch.warmup_seconds = 0.5
+        watch.note_formation(0.5)
         watch.begin(batch((1, 0)))
         assert watch.seconds == FIRST_SECONDS + 0.5
         watch.begin(batch((1500, 0)))
         assert watch.seconds == FIRST_SECONDS + 0.5 * 2048 / 64
-        watch.warmup_seconds = 30
+        watch.note_formation(30)
         watch.begin(batch((1500, 0)))
         assert watch.seconds == LONGEST_SECONDS
         watch.stop()
@@ -104,7 +104,7 @@ def test_the_average_follows(monkeypatch):
 
 
 def test_a_bound_that_was_too_short_grows_until_a_result(monkeypatch):
-    """Otherwise the iteration would end every formation in which it is repeated."""
+    """Otherwise the iteration would end every formation in which it is repeated, behind others that return."""
 
     async def scene(clock: Clock) -> None:
         watch = IterationWatch(None, lambda _: None)
@@ -115,6 +115,8 @@ def test_a_bound_that_was_too_short_grows_until_a_result(monkeypatch):
             watch.begin(batch((1, 40)))
             bounds.append(watch.seconds)
             await clock.advance(watch.seconds + 0.1)
+            watch.begin(batch((512, 0)))
+            watch.end()
         assert bounds == [FLOOR_SECONDS, FLOOR_SECONDS * DOUBT, FLOOR_SECONDS * DOUBT**2, LONGEST_SECONDS]
         watch.begin(batch((1, 40)))
         await clock.advance(0.1)
@@ -164,5 +166,23 @@ def test_nothing_is_noticed_while_nothing_is_in_flight(monkeypatch):
         watch.begin(batch((1, 0)))
         watch.end()
         await clock.advance(1.5)
+
+    play(monkeypatch, scene)
+
+
+def test_the_first_iteration_of_a_formation_has_the_time_of_a_first(monkeypatch):
+    """It may connect the partitions; workers that were formed before have repeated no warm-up."""
+
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(None, lambda _: None)
+        watch.note_formation(2.0)
+        for bound in (FIRST_SECONDS + 2.0, FLOOR_SECONDS):
+            watch.begin(batch((1, 40)))
+            assert watch.seconds == bound
+            watch.end()
+        watch.note_formation(0.0)
+        watch.begin(batch((1, 40)))
+        assert watch.seconds == FIRST_SECONDS + 2.0
+        watch.stop()
 
     play(monkeypatch, scene)

@@ -56,7 +56,8 @@ class PartitionLoader:
                 request.max_model_len,
                 range(request.partition, request.partition + 1),
             )
-            same = self.request == request and self.facts and self.facts.digest == load_digest(request)
+            digest = await asyncio.to_thread(load_digest, request)
+            same = self.request == request and self.facts and self.facts.digest == digest
             ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
             async for progress in self._load(ranks, request):
                 progress.total_bytes = model.num_bytes

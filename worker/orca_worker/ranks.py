@@ -99,7 +99,8 @@ class Ranks:
                     raise _not_started(error, partition) from error
                 if process not in self._processes:  # `end` was called meanwhile
                     await started.end()
-                    return
+                    message = "the ranks were ended while one was replaced"
+                    raise FaultError(pb.Fault(message=message, kind=pb.FAULT_KIND_CAUSE, partition=partition))
                 self._processes[tensor_rank] = started
 
     async def keep(self, starts: Sequence[RankStart]) -> Ranks | None:

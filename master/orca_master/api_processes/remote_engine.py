@@ -143,7 +143,7 @@ class RemoteEngine(EngineClient):
     def _encode(self, message: Submit) -> bytes:
         """Return the wire form; raise RequestError if the request exceeds the model's limits or the link's."""
         submission, status = message.submission, self._status
-        if status.state is EngineState.SERVING:
+        if status.state in (EngineState.SERVING, EngineState.RECOVERING):
             request = Request(submission.request_id, 0, submission.prompt, submission.max_gen_tokens)
             check_fits(request, status.max_model_len, status.num_slots)
         try:

@@ -104,7 +104,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--stall-timeout",
         type=stall_seconds,
         help="timeout of an iteration in seconds, after which its pipeline is lost; /readyz fails if requests wait and "
-        "no iteration has returned for this time (20 times the average of such iterations, at least 10; at first 60)",
+        "no iteration has returned for this time (20 times the average of such iterations, 10 to 300, at first 60 and "
+        "more; 300 if nothing restarts the workers)",
     )
     parser.add_argument(
         "--max-recovery-wait",

@@ -51,7 +51,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         root_path=endpoint.config.root_path,
         responses=error_bodies,  # type: ignore[arg-type]
     )
-    _add_errors(app)
+    _add_errors(app, endpoint)
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
@@ -80,7 +80,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     return app
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         request_error = described(error.errors())
@@ -100,11 +100,13 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(QueueFullError)
     async def _full(_: Request, error: QueueFullError) -> JSONResponse:
-        return error_response(429, str(error), code="queue_full")
+        seconds = endpoint.engine.status.retry_after
+        return error_response(429, str(error), code="queue_full", retry_after=seconds)
 
     @app.exception_handler(EngineUnavailableError)
     async def _unavailable(_: Request, error: EngineUnavailableError) -> JSONResponse:
-        return error_response(503, str(error), code="engine_unavailable", retry_after=error.retry_after)
+        seconds = endpoint.engine.status.retry_after
+        return error_response(503, str(error), code="engine_unavailable", retry_after=seconds)
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:

@@ -45,9 +45,8 @@ class Endpoint:
 
     def check(self, model: str | None) -> None:
         """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model."""
-        status = self.engine.status
-        if reason := status.unavailable:
-            raise EngineUnavailableError(reason, status.retry_after)
+        if reason := self.engine.status.unavailable:
+            raise EngineUnavailableError(reason)
         if model is not None and model not in self.config.model_names:
             served = ", ".join(map(repr, self.config.model_names))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")

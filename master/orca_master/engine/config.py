@@ -34,11 +34,11 @@ class EngineConfig:
     """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
     `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
-    `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests while no pipeline
-    serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
-    (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted
-    meanwhile (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
-    `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
+    `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests, without progress,
+    while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
+    (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
+    (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs; `iteration_log`: see
+    iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
     max_batch_size: int = 32
@@ -64,6 +64,11 @@ class EngineConfig:
     def longest_seconds(self) -> float:
         """Bound of any iteration: the stall timeout, or LONGEST_SECONDS if it is automatic."""
         return LONGEST_SECONDS if self.stall_timeout is None else self.stall_timeout
+
+    @property
+    def fixed_stall_timeout(self) -> float | None:
+        """The stall timeout; None: automatic. Where nobody restarts workers a false alarm would be final."""
+        return self.longest_seconds if self.worker_owner is WorkerOwner.ENGINE else self.stall_timeout
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
         """Return the options of the scheduler; `n_workers` is the number of partitions."""

@@ -42,8 +42,9 @@ class EngineStatus:
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds after which a request that was refused as `unavailable` may be tried again."""
-        return self.recovery.retry_after(time.monotonic()) if self.state is EngineState.RECOVERING else 1
+        """Whole seconds after which a refused request may be tried again."""
+        recovers = self.state is EngineState.RECOVERING and not self.draining
+        return self.recovery.retry_after(time.monotonic()) if recovers else 1
 
     @property
     def serves(self) -> bool:

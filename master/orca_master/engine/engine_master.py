@@ -8,7 +8,7 @@ scheduler, so no lock is needed; other threads read `snapshot`.
 |---|---|---|
 | loading | the first pipeline is being formed; without WorkerOwner.CLUSTER all | serving, failed, stopped |
 | serving | at least one pipeline serves | recovering, failed, stopped |
-| recovering | no pipeline serves; requests wait up to `recovery_timeout` | serving, failed, stopped |
+| recovering | no pipeline serves; requests wait up to `recovery_timeout` without progress | serving, failed, stopped |
 | failed | no pipeline recovers, or an internal error occurred | stopped |
 | stopped | `stop` was called | |
 
@@ -222,6 +222,7 @@ class EngineMaster:
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 self._enter(EngineState.FAILED, failure)
             else:
+                self._pipelines.forget_progress()
                 self._patience.begin()
                 self._enter(EngineState.RECOVERING, failure)
         self._dispatch()
@@ -277,8 +278,9 @@ class EngineMaster:
 
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
-        if self._state is EngineState.SERVING:
-            check_fits(request, self._facts.max_model_len, most_slots(self.scheduler.ledgers))
+        if (formed := self._pipelines.formed) is not None and self._facts.vocabulary_size:
+            num_slots = most_slots(self.scheduler.ledgers) or formed.num_slots
+            check_fits(request, self._facts.max_model_len, num_slots)
             check_values(request, self._facts.vocabulary_size)
 
     def _fail(self, reason: str) -> None:

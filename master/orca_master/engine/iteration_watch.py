@@ -1,8 +1,8 @@
 """`IterationWatch`: detects an iteration that does not return, within a bound that follows the measured times.
 
 Without a given bound, an iteration may take FACTOR times the moving average of iterations of its kind, at least
-FLOOR_SECONDS; the first of a kind has FIRST_SECONDS beyond the time that a warm-up would take. No bound exceeds
-LONGEST_SECONDS (config.py), for which the ranks wait for each other.
+FLOOR_SECONDS; the first of a kind, or of a formation, has FIRST_SECONDS beyond the time that warm-ups would take. No
+bound exceeds LONGEST_SECONDS (config.py), for which the ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARMUP_TOKENS = 64
 WEIGHT = 0.2
 """Weight of the newest iteration in a moving average."""
 DOUBT = 4.0
-"""Factor of the bound after each stall until a result: a bound that was too short must not end every formation."""
+"""Factor of a kind's bound after each stall until a result: a bound that was too short must not end every formation."""
 SUSPENDED_SECONDS = 1.0
 """A timer that is so late shows that this process was suspended or starved; results may wait to be read."""
 
@@ -42,12 +42,13 @@ class IterationWatch:
     def __init__(self, stall_timeout: float | None, on_stall: Callable[[float], None]) -> None:
         self.seconds = FIRST_SECONDS if stall_timeout is None else stall_timeout
         """Bound of the latest iteration."""
-        self.warmup_seconds = 0.0
-        """Time of the warm-up of the present formation."""
+        self._warmup_seconds = 0.0
+        self._is_first = True
+        """No iteration of the present formation has returned."""
         self._fixed = stall_timeout is not None
         self._on_stall = on_stall
         self._averages: dict[tuple[int, int], float] = {}
-        self._doubt = 1.0
+        self._doubts: dict[tuple[int, int], float] = {}
         self._kind = (0, 0)
         self._begun = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +57,14 @@ class IterationWatch:
     def watches(self) -> bool:
         """True between `begin` and `end` or `stop`."""
         return self._timer is not None
+
+    def note_formation(self, warmup_seconds: float) -> None:
+        """Note that a pipeline was formed; `warmup_seconds`: sum of the warm-ups of its partitions.
+
+        Workers that were formed before repeat no warm-up, so the longest time counts.
+        """
+        self._warmup_seconds = max(self._warmup_seconds, warmup_seconds)
+        self._is_first = True
 
     def begin(self, batch: Batch) -> None:
         """Watch the iteration of `batch`, the oldest in flight."""
@@ -70,7 +79,8 @@ class IterationWatch:
         taken = asyncio.get_running_loop().time() - self._begun
         average = self._averages.get(self._kind, taken)
         self._averages[self._kind] = average + WEIGHT * (taken - average)
-        self._doubt = 1.0
+        self._doubts.pop(self._kind, None)
+        self._is_first = False
         self.stop()
 
     def stop(self) -> None:
@@ -81,11 +91,11 @@ class IterationWatch:
 
     def _automatic(self) -> float:
         average = self._averages.get(self._kind)
-        if average is None:
-            bound = FIRST_SECONDS + self.warmup_seconds * max(1.0, (1 << self._kind[0]) / WARMUP_TOKENS)
-        else:
-            bound = max(FLOOR_SECONDS, FACTOR * average)
-        return min(LONGEST_SECONDS, self._doubt * bound)
+        bound = 0.0 if average is None else max(FLOOR_SECONDS, FACTOR * average)
+        if average is None or self._is_first:  # the first also connects the partitions, over NCCL
+            first = FIRST_SECONDS + self._warmup_seconds * max(1.0, (1 << self._kind[0]) / WARMUP_TOKENS)
+            bound = max(bound, first)
+        return min(LONGEST_SECONDS, self._doubts.get(self._kind, 1.0) * bound)
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -97,5 +107,5 @@ class IterationWatch:
             self._start()
             return
         self._timer = None
-        self._doubt *= DOUBT
+        self._doubts[self._kind] = min(LONGEST_SECONDS, self._doubts.get(self._kind, 1.0) * DOUBT)
         self._on_stall(self.seconds)

@@ -13,7 +13,8 @@ from orca_master.engine.recovery import Recovery
 class Patience:
     """Calls `on_over` after `seconds` without progress, from `begin` to `end`.
 
-    `longest_wait`: see Recovery. The time from the creation to the first `end` is the engine's start.
+    `longest_wait`: see Recovery. The time from the first progress to the first `end` is the engine's start; before it
+    the workers may wait for a node or an image.
     """
 
     def __init__(self, seconds: float, longest_wait: float, on_over: Callable[[], None]) -> None:
@@ -22,8 +23,10 @@ class Patience:
         self._seconds = seconds
         self._longest_wait = longest_wait
         self._on_over = on_over
-        self._begun: float | None = time.monotonic()
-        """Begin of the start or recovery that is under way; None while a pipeline serves."""
+        self._begun: float | None = None
+        """Begin of the start or recovery under way; None before the first progress and while a pipeline serves."""
+        self._num_ended = 0
+        """Starts and recoveries that have ended."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -39,6 +42,8 @@ class Patience:
 
     def note_progress(self) -> None:
         """Wait anew if a wait is under way and not over."""
+        if self._begun is None and self._num_ended == 0:
+            self._begun = time.monotonic()
         if self._timer is not None:
             self._start()
 
@@ -49,8 +54,10 @@ class Patience:
             self._timer = None
         if self._begun is not None:
             taken, usual = time.monotonic() - self._begun, self.recovery.usual
-            self.recovery = replace(self.recovery, usual=(usual + taken) / 2 if usual else taken)
+            # The first recovery replaces the start, which says less.
+            self.recovery = replace(self.recovery, usual=(usual + taken) / 2 if self._num_ended > 1 else taken)
             self._begun = None
+            self._num_ended += 1
 
     def _start(self) -> None:
         if self._timer is not None:

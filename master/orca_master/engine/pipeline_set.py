@@ -10,7 +10,7 @@ from orca_contract.topology import Topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
-from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
 
 
@@ -50,8 +50,13 @@ class PipelineSet:
 
     @property
     def stall_seconds(self) -> float:
-        """Longest bound of the serving pipelines' latest iterations, 0 if none serves."""
-        return max((supervisor.watch.seconds for supervisor in self.serving.values()), default=0.0)
+        """Longest bound of the pipelines' latest iterations, 0 without pipelines."""
+        return max((supervisor.watch.seconds for supervisor in self._supervisors.values()), default=0.0)
+
+    def forget_progress(self) -> None:
+        """Let every pipeline report its progress anew."""
+        for supervisor in self._supervisors.values():
+            supervisor.furthest = NO_PROGRESS
 
     def begin(self, config: EngineConfig) -> None:
         """Start forming each pipeline of the topology that has no supervisor yet."""

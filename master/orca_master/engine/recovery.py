@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Recovery:
     """A recovery that began at `since` (CLOCK_MONOTONIC, which all processes of a machine share). Times in seconds.
 
-    `usual`: moving average of the engine's recoveries, at first the time of its start. `longest_wait`: longest expected
-    wait for which new requests are accepted; 0: they are refused.
+    `usual`: moving average of the engine's recoveries, before the first the time of its start. `longest_wait`: longest
+    expected wait for which new requests are accepted; 0: they are refused.
     """
 
     since: float = 0.0
@@ -19,9 +19,8 @@ class Recovery:
     longest_wait: float = 0.0
 
     def expected_wait(self, now: float) -> float:
-        """Return the rest of the usual time; a recovery that takes longer is expected to take as long again."""
-        elapsed = max(0.0, now - self.since)
-        return self.usual - elapsed if elapsed < self.usual else elapsed
+        """Return the rest of the usual time; after it, as much as the recovery has taken beyond it."""
+        return abs(self.usual - max(0.0, now - self.since))
 
     def accepts(self, now: float) -> bool:
         """Return True if new requests may wait."""

@@ -43,6 +43,8 @@ from orca_master.scheduling.batch import Batch
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+NO_PROGRESS = (False, -1, 0)
+"""Progress of a formation: all workers loaded, number of loaded workers (-1: not connected), loaded bytes."""
 
 TRANSITIONS: Mapping[PipelinePhase, frozenset[PipelinePhase]] = {
     PipelinePhase.CONNECTING: frozenset({PipelinePhase.LOADING, PipelinePhase.RECOVERING}),
@@ -83,13 +85,13 @@ class PipelineSupervisor:
         self._attempts = Attempts()
         self._num_blocks = 0
         """K/V blocks of the last formation."""
-        self._furthest = (False, -1, 0)
-        """Progress since the pipeline last served: all loaded, number of loaded workers, loaded bytes."""
+        self.furthest = NO_PROGRESS
+        """Furthest progress since the pipeline last served, or since the engine began to wait for a pipeline."""
         self._last_failure: FailureReport | None = None
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
         self._in_flight: deque[tuple[int, Batch]] = deque()
-        self.watch = IterationWatch(config.stall_timeout, self._on_stall)
+        self.watch = IterationWatch(config.fixed_stall_timeout, self._on_stall)
         self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         """Resolves to the error that ends the state Serving."""
         self._task: asyncio.Task[None] | None = None
@@ -176,9 +178,9 @@ class PipelineSupervisor:
         if (failure := self._last_failure) is not None:
             self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
         self.has_served, self._num_blocks = True, self.workers.num_blocks
-        self.watch.warmup_seconds = self.workers.warmup_seconds
+        self.watch.note_formation(self.workers.warmup_seconds * len(self.spec.workers))
         self._attempts.note_serving()
-        self._furthest = (False, -1, 0)
+        self.furthest = NO_PROGRESS
         self._enter(PipelinePhase.SERVING)
         lost = await self._serve()
         self._attempts.note_failure()
@@ -256,8 +258,8 @@ class PipelineSupervisor:
         self.state = state
         self._publish()
         reached = (state is PipelinePhase.FORMING, self.workers.num_loaded, self.workers.loaded_bytes.done)
-        if state in (PipelinePhase.LOADING, PipelinePhase.FORMING) and reached > self._furthest:
-            self._furthest = reached
+        if state in (PipelinePhase.LOADING, PipelinePhase.FORMING) and reached > self.furthest:
+            self.furthest = reached
             self._listener.on_progress()
 
     def _publish(self) -> None:
