@@ -155,10 +155,11 @@ def main() -> None:
                     if transcript.times[-1] > killed_at
                 ]
             if not results:
-                raise SystemExit("error: all streams ended before the kill: give more --tokens")
+                raise SystemExit("error: all streams ended before the signal: give more --tokens")
             pauses, equal, errors = zip(*results, strict=True)
             print(
-                f"{name} killed: pause {statistics.median(pauses):.2f} s (median), {max(pauses):.2f} s (maximum); "
+                f"{name}, {number.name}: "
+                f"pause {statistics.median(pauses):.2f} s (median), {max(pauses):.2f} s (maximum); "
                 f"{sum(equal)} of {len(results)} streams with the same tokens, "
                 f"{settings.rounds * settings.streams - len(results)} ended before",
                 *{error for error in errors if error},
