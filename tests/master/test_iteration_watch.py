@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from orca_master.engine.config import LONGEST_SECONDS
-from orca_master.engine.iteration_watch import DOUBT, FIRST_SECONDS, FLOOR_SECONDS, IterationWatch, kind_of
+from orca_master.engine.iteration_watch import DOUBT, FIRST_SECONDS, FLOOR_SECONDS, WEIGHT, IterationWatch, kind_of
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 
@@ -103,8 +103,9 @@ def test_the_average_follows(monkeypatch):
     play(monkeypatch, scene)
 
 
-def test_a_bound_that_was_too_short_grows_until_a_result(monkeypatch):
-    """Otherwise the iteration would end every formation in which it is repeated, behind others that return."""
+@pytest.mark.parametrize("before", [(512, 0), (1, 40)], ids=["another kind", "the same kind"])
+def test_a_bound_that_was_too_short_grows(monkeypatch, before):
+    """Otherwise an iteration would end every formation in which it is repeated, behind quicker iterations."""
 
     async def scene(clock: Clock) -> None:
         watch = IterationWatch(None, lambda _: None)
@@ -115,14 +116,15 @@ def test_a_bound_that_was_too_short_grows_until_a_result(monkeypatch):
             watch.begin(batch((1, 40)))
             bounds.append(watch.seconds)
             await clock.advance(watch.seconds + 0.1)
-            watch.begin(batch((512, 0)))
+            watch.begin(batch(before))
             watch.end()
-        assert bounds == [FLOOR_SECONDS, FLOOR_SECONDS * DOUBT, FLOOR_SECONDS * DOUBT**2, LONGEST_SECONDS]
+        factor = DOUBT * (1 - WEIGHT) if before == (1, 40) else DOUBT
+        assert bounds == [pytest.approx(min(LONGEST_SECONDS, FLOOR_SECONDS * factor**power)) for power in range(4)]
+        for _ in range(30):
+            watch.begin(batch((1, 40)))
+            watch.end()
         watch.begin(batch((1, 40)))
-        await clock.advance(0.1)
-        watch.end()
-        watch.begin(batch((1, 40)))
-        assert watch.seconds == FLOOR_SECONDS
+        assert watch.seconds == FLOOR_SECONDS, "results take the doubt away"
         watch.stop()
 
     play(monkeypatch, scene)

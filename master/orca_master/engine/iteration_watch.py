@@ -21,7 +21,8 @@ WARMUP_TOKENS = 64
 WEIGHT = 0.2
 """Weight of the newest iteration in a moving average."""
 DOUBT = 4.0
-"""Factor of a kind's bound after each stall until a result: a bound that was too short must not end every formation."""
+"""Factor of a kind's bound after each stall, of which each result of the kind takes WEIGHT away: a bound that was too
+short must not end every formation, also if quicker iterations of the kind come before."""
 SUSPENDED_SECONDS = 1.0
 """A timer that is so late shows that this process was suspended or starved; results may wait to be read."""
 
@@ -79,7 +80,7 @@ class IterationWatch:
         taken = asyncio.get_running_loop().time() - self._begun
         average = self._averages.get(self._kind, taken)
         self._averages[self._kind] = average + WEIGHT * (taken - average)
-        self._doubts.pop(self._kind, None)
+        self._doubts[self._kind] = max(1.0, self._doubts.get(self._kind, 1.0) * (1 - WEIGHT))
         self._is_first = False
         self.stop()
 
@@ -107,5 +108,6 @@ class IterationWatch:
             self._start()
             return
         self._timer = None
-        self._doubts[self._kind] = min(LONGEST_SECONDS, self._doubts.get(self._kind, 1.0) * DOUBT)
+        if self.seconds < LONGEST_SECONDS:
+            self._doubts[self._kind] = self._doubts.get(self._kind, 1.0) * DOUBT
         self._on_stall(self.seconds)
