@@ -168,6 +168,23 @@ def test_the_parent_passes_signals_on_and_returns_the_code_of_the_master(body, n
     assert ("ValueError: odd" in errors) == ("odd" in body)
 
 
+def test_a_parent_that_was_stopped_goes_on():
+    """For longer than the interval of its checks."""
+    script = PARENT.format(body="time.sleep(60)").replace(
+        "\ndef run():", "\nfrom orca_master.commands import serve_parent\nserve_parent.CHECK_SECONDS = 0.05\ndef run():"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert output.splitlines()[-1] == "code 7"
+
+
 def test_the_master_ends_with_its_parent():
     command = [sys.executable, "-c", PARENT.format(body="time.sleep(60)")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

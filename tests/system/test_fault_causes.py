@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import httpx
 import pytest
 from support.checkpoints import with_long_context
-from support.served import Served, descendants, eventually, serve
+from support.served import Served, descendants, eventually, serve, worker_pid
 
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
 
@@ -31,9 +30,5 @@ def test_the_killed_rank_is_the_reported_cause(checkpoint, tmp_path, partition, 
 
 
 def _rank(served: Served, partition: int, tensor_rank: int) -> int:
-    for pid in descendants(served.process.pid):
-        if f"worker-{partition}.sock" in Path(f"/proc/{pid}/cmdline").read_text():
-            for rank in descendants(pid):
-                if f"--tensor-rank\0{tensor_rank}\0" in Path(f"/proc/{rank}/cmdline").read_text():
-                    return rank
-    raise AssertionError(f"partition {partition} has no rank {tensor_rank}")
+    """Return the process id of a rank: the controller starts them in order."""
+    return sorted(descendants(worker_pid(served, partition, "controller")))[tensor_rank]
