@@ -178,7 +178,7 @@ def test_a_parent_that_was_stopped_goes_on():
         process.stdout.readline()
         for _ in range(3):
             process.send_signal(signal.SIGSTOP)
-            time.sleep(0.2)
+            time.sleep(0.2)  # longer than the parent's timer: nothing can be observed of a stopped process
             process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)

@@ -74,11 +74,10 @@ async def run(
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):
             logger.warning("--insecure: all who can reach %s control this worker; traffic is not encrypted", address)
-        beating = asyncio.create_task(beat(heartbeat)) if heartbeat is not None else None
+        if heartbeat is not None:
+            stack.callback(asyncio.create_task(beat(heartbeat)).cancel)
         await controller.stopped.wait()
         await controller.close()
-        if beating is not None:
-            beating.cancel()
     await server.stop(STOP_GRACE_SECONDS)
     return 0
 

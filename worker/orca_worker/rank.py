@@ -85,22 +85,18 @@ class Rank:
         try:
             if isinstance(command, pb.RankCommand):
                 self._run(command)
-                return
-            if self._epoch_over:
-                return
-            self._number = 0
-            if isinstance(command, pb.Iteration):
+            elif not self._epoch_over:
                 self._iterate(command)
-                return
-            lost = command
         except NeighbourError as error:
-            lost = error
-        if self._stage is None or not self._stage.outlives_neighbours:
-            raise lost
-        self._leave_epoch(lost)
+            self._leave_epoch(error)
 
-    def _iterate(self, iteration: pb.Iteration) -> None:
+    def _iterate(self, iteration: pb.Iteration | NeighbourError) -> None:
+        """Start an iteration, or leave the epoch because of the error that stands for the iteration."""
         assert self._stage is not None
+        self._number = 0
+        if isinstance(iteration, NeighbourError):
+            self._leave_epoch(iteration)
+            return
         started = self._stage.execute(iteration)
         self.finish()
         self._unfinished = started
@@ -170,8 +166,12 @@ class Rank:
             self._reply(reply())
 
     def _leave_epoch(self, error: NeighbourError) -> None:
-        """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared."""
-        assert self._stage is not None
+        """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared.
+
+        Raises `error` if the stage cannot join another group.
+        """
+        if self._stage is None or not self._stage.outlives_neighbours:
+            raise error
         logger.warning("rank %d leaves epoch %d: %s", self._tensor_rank, self._epoch, error)
         self._unfinished, self._epoch_over = None, True
         self._reply(pb.RankReply(fault=self._fault(error)))

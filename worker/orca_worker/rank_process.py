@@ -31,6 +31,7 @@ Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
 RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
 """-P: the current folder is not in the module path, so Python files of a model's folder are never imported."""
+PING = pb.RankCommand(ping=pb.PingRequest())
 LAST_LINES = 5
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}

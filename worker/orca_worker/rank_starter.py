@@ -17,11 +17,9 @@ from orca_protos.deadlines import LOAD_SILENCE, PING_SECONDS
 
 from orca_worker.cgroup import host_memory, memory_left
 from orca_worker.errors import FaultError
-from orca_worker.rank_process import Question, RankProcess
+from orca_worker.rank_process import PING, Question, RankProcess
 
 logger = logging.getLogger(__name__)
-
-PING = pb.RankCommand(ping=pb.PingRequest())
 
 SPARE_DELAY = 5.0
 """Seconds from a formation to the start of a spare, so that its imports do not delay the first iterations."""

@@ -14,7 +14,7 @@ from orca_protos.together import together
 
 from orca_worker.cores import Processors, rank_setting
 from orca_worker.errors import FaultError, ModelError, kind_of
-from orca_worker.rank_process import RANK_COMMAND, RankProcess
+from orca_worker.rank_process import PING, RANK_COMMAND, RankProcess
 from orca_worker.rank_starter import RankStart, RankStarter
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,7 @@ class Ranks:
 
     async def ping(self) -> None:
         """Ask every loaded process for a sign of life; a process that gives none within PING_SECONDS is killed."""
-        command = pb.RankCommand(ping=pb.PingRequest())
-        pings = (process.ask(command, PING_SECONDS) for process in self._processes if process.loaded)
+        pings = (process.ask(PING, PING_SECONDS) for process in self._processes if process.loaded)
         await asyncio.gather(*pings, return_exceptions=True)
 
     async def replace_failed(self, partition: int, starter: RankStarter) -> None:

@@ -1,9 +1,9 @@
 // All-reduce over the ranks of one worker through shared memory instead of sockets.
 //
 // The memory begins with a cache line per rank: its process id (written by shared_sum.py; kGone after the rank has left)
-// and the number of rounds that it has entered. Two buffers per rank follow, used alternately: after all ranks have entered round n, a rank may
-// overwrite its buffer of round n - 1, because every rank had read it before. Every rank adds all buffers in the order
-// of ranks, so the results are bitwise equal.
+// and the number of rounds that it has entered. Two buffers per rank follow, used alternately: after all ranks have
+// entered round n, a rank may overwrite its buffer of round n - 1, because every rank had read it before. Every rank
+// adds all buffers in the order of ranks, so the results are bitwise equal.
 #pragma once
 
 #include <signal.h>
