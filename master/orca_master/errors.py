@@ -36,4 +36,4 @@ class EngineUnavailableError(Exception):
 
 
 class EngineError(Exception):
-    """An internal engine error (HTTP 500); the master's log has the cause."""
+    """An internal engine error, or a request on which workers fail (HTTP 500); the master's log has the cause."""

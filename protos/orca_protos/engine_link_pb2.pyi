@@ -39,6 +39,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_FAULT: _ClassVar[FinishReason]
 ENDED_AS_NOT_COUNTED: EndedAs
 ENDED_AS_STOP: EndedAs
 ENDED_AS_ABORT: EndedAs
@@ -59,6 +60,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
     __slots__ = ("submit", "release", "ask_metrics")

@@ -280,20 +280,22 @@ class StageTiming(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
-    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory")
+    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     message: str
     kind: FaultKind
     epoch: int
     partition: int
     tensor_rank: int
     out_of_memory: bool
-    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+    outside: bool
+    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("epoch", "sequence", "timing", "fault")

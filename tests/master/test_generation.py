@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import SUBMITTED_AT_ONCE, Generation, Generator
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
@@ -16,6 +21,7 @@ from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
+from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
 DEPTH, TOKENS = 256, 100_000
@@ -178,5 +184,31 @@ def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
         with pytest.raises(RequestTimeoutError, match="does not read: more than 1000 bytes"):
             async for _ in pieces:
                 pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
+    async def run() -> None:
+        engine = Queue()
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not engine.receivers:
+                await asyncio.sleep(0)
+            if stream:  # after the first token the status is 200
+                engine.finish(1, finish_reason=None)
+            engine.finish(1, token=None, finish_reason=FinishReason.FAULT, error="request x: alone")
+            answer = await asking
+        if stream:
+            last = answer.text.split("data: ")[-1]
+            assert json.loads(last)["error"]["code"] == "engine_error"
+        else:
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
+            expected = {"message": "request x: alone", "type": "server_error", "param": None, "code": "engine_error"}
+            assert answer.json()["error"] == expected
 
     asyncio.run(run())

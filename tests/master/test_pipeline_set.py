@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from orca_contract.state import PipelinePhase
@@ -31,7 +32,7 @@ class Listener:
         self.reports = self.pipelines.reports
 
     def on_serving(self, supervisor) -> None:
-        self.pipelines.add_serving(supervisor)
+        self.pipelines.add_serving(supervisor, logging.INFO)
 
     def on_lost(self, supervisor, reason) -> None:
         self.pipelines.remove_serving(supervisor)

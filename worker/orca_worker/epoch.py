@@ -78,7 +78,9 @@ class Epoch:
 
     def leave(self, reason: str) -> None:
         """End the epoch because of another command; `reason` is the cause."""
-        self.end(self._own_fault(reason, pb.FAULT_KIND_CAUSE))
+        fault = self._own_fault(reason, pb.FAULT_KIND_CAUSE)
+        fault.outside = True
+        self.end(fault)
 
     def lose_caller(self) -> None:
         """End the epoch because the caller's stream of iterations ended."""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
-from orca_protos.exit_code import describe_exit
+from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
 from orca_worker.cgroup import memory_limit, oom_kills
@@ -218,7 +218,8 @@ class RankProcess:
             died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # for the last lines of standard error
         self._fail(
-            self._consequence or self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory)
+            self._consequence
+            or self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory, is_sent(code))
         )
 
     def _take(self, reply: pb.RankReply) -> None:
@@ -265,7 +266,7 @@ class RankProcess:
             self._last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
 
-    def _own_fault(self, message: str, out_of_memory: bool = False) -> pb.Fault:
+    def _own_fault(self, message: str, out_of_memory: bool = False, outside: bool = False) -> pb.Fault:
         """Return a fault of this rank that the controller detected."""
         # A rank that its controller ends, because of another rank or another model, is not the cause.
         kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
@@ -276,6 +277,7 @@ class RankProcess:
             partition=self._partition,
             tensor_rank=self._tensor_rank,
             out_of_memory=out_of_memory,
+            outside=outside and not out_of_memory,
         )
 
     def _kill(self, message: str) -> pb.RankReply:

@@ -20,6 +20,7 @@ _REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.FAULT: pb.FINISH_REASON_FAULT,
 }
 _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}
 

@@ -33,6 +33,7 @@ from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCar
 from orca_master.endpoint.responding import error_response
 from orca_master.engine.progress import progress_report
 from orca_master.errors import (
+    EngineError,
     EngineUnavailableError,
     ModelNotFoundError,
     QueueFullError,
@@ -107,6 +108,12 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
     async def _unavailable(_: Request, error: EngineUnavailableError) -> JSONResponse:
         seconds = endpoint.engine.status.retry_after
         return error_response(503, str(error), code="engine_unavailable", retry_after=seconds)
+
+    @app.exception_handler(EngineError)
+    async def _failed(_: Request, error: EngineError) -> JSONResponse:
+        response = error_response(500, str(error), code="engine_error")
+        response.headers["X-Should-Retry"] = "false"  # OpenAI's clients repeat requests that end with 5xx
+        return response
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:

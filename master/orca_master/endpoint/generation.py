@@ -24,7 +24,7 @@ from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.request_limits import check_choices
-from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
+from orca_master.errors import EngineError, EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
@@ -217,7 +217,8 @@ class _Run:
             return  # output after a stop string or after the end of the generation
         try:
             if output.error is not None:
-                raise EngineUnavailableError(output.error)
+                of_request = output.finish_reason is FinishReason.FAULT
+                raise (EngineError if of_request else EngineUnavailableError)(output.error)
             piece = _piece(choice, output)
         except Exception as error:  # raised by next_piece
             self._fail(error)

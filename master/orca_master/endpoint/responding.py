@@ -19,7 +19,7 @@ from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint import event_stream
 from orca_master.endpoint.generation import Generation, Generator, Piece
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that has disconnected; only visible in logs."""
@@ -152,8 +152,13 @@ async def _events(
         if include_usage:
             yield _event(dump(style.usage_chunk(generation, _usage(generation, generated))))
         yield "data: [DONE]\n\n"
-    except (EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
-        codes = {RequestTimeoutError: "request_timeout", QueueFullError: "queue_full", RequestError: "text_unavailable"}
+    except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
+        codes = {
+            EngineError: "engine_error",
+            RequestTimeoutError: "request_timeout",
+            QueueFullError: "queue_full",
+            RequestError: "text_unavailable",
+        }
         code = codes.get(type(error), "engine_unavailable")
         detail = ErrorDetail(message=str(error), type="server_error", code=code)
         yield _event(ErrorBody(error=detail).model_dump())

@@ -30,6 +30,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
+from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
@@ -62,11 +63,10 @@ class EngineMaster:
         make_workers: MakeWorkers = Pipeline,
     ) -> None:
         self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
-        policy = POLICIES[config.scheduling_policy]
-        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, policy)
+        order = POLICIES[config.scheduling_policy]
+        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, order)
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
-        self._state = EngineState.LOADING
-        self._failure = ""
+        self._state, self._failure = EngineState.LOADING, ""
         self._config = config
         self._deliver = deliver
         self._observer = observer
@@ -74,6 +74,7 @@ class EngineMaster:
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._requests = LiveRequests(self.scheduler, deliver)
+        self._losses = Losses(self.scheduler, self._requests.fail_alone)
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
         self._facts = pb.ModelFacts()
@@ -172,12 +173,11 @@ class EngineMaster:
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
         """Add the pipeline to the scheduler, and enter the state serving if the start is complete."""
         self._progressed_at = time.monotonic()
+        self._losses.forget(supervisor.id)
         self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
-        formed = self._pipelines.add_serving(supervisor)
         assert self._started is not None
-        level = logging.INFO if self._started.done() else logging.DEBUG  # the start report covers the first pipelines
-        text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
-        logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
+        # The start report covers the first pipelines.
+        self._pipelines.add_serving(supervisor, logging.INFO if self._started.done() else logging.DEBUG)
         complete = self._pipelines.all_serve or self._started.done()
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
@@ -198,10 +198,9 @@ class EngineMaster:
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
         for index, request in self.scheduler.commit(batch, list(result.token)):
-            outputs.append(
-                Output(request.request_id, request.generated[-1], request.finish_reason, logprobs=logprobs.get(index))
-            )
-            if request.finish_reason is not None:
+            reason = request.finish_reason
+            outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))
+            if reason is not None:
                 self._requests.finished(request)
         self._dispatch()
         if outputs:
@@ -214,6 +213,7 @@ class EngineMaster:
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Remove the pipeline from the scheduler; its requests return to the pool."""
         self._pipelines.remove_serving(supervisor)
+        self._losses.note(supervisor.id, self.scheduler.computing(supervisor.id))
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
             self._requests.refuse_misfits(self._check_fits)  # the lost pipeline may have been the largest
@@ -228,8 +228,10 @@ class EngineMaster:
         self._dispatch()
 
     def on_failure(self, supervisor: PipelineSupervisor, error: BaseException) -> None:
-        """Fail `start` or the engine if no pipeline can recover."""
+        """Fail the request that is the cause; fail `start` or the engine if no pipeline can recover."""
         assert self._started is not None
+        if self._losses.settle(supervisor.id, error):
+            supervisor.note_progress()
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
             return
@@ -263,6 +265,7 @@ class EngineMaster:
         After an unexpected exception scheduler and workers may disagree. The exception is logged and this pipeline is
         abandoned, so that the engine continues.
         """
+        proposal = Proposal()
         try:
             proposal = select(supervisor)
             if proposal:
@@ -272,6 +275,7 @@ class EngineMaster:
                 self._observer.on_preemption(len(proposal.preempted))
         except Exception as error:
             logger.exception("pipeline %s is abandoned after an internal error", supervisor.id)
+            self._losses.note(supervisor.id, (selection.request for selection in proposal.selections))
             supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
             return False
         return bool(proposal)

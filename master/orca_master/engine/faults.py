@@ -34,16 +34,22 @@ class Evidence(enum.IntEnum):
 class WorkerLostError(EngineUnavailableError):
     """A worker did not answer, or a rank or controller failed.
 
-    `reason` is set if the cause is known, `worker` is the address.
+    `reason` is set if the cause is known, `worker` is the address. `outside`: no computation can be the cause.
     """
 
     def __init__(
-        self, message: str, reason: Reason | None = None, worker: str = "", evidence: Evidence = Evidence.CAUSE
+        self,
+        message: str,
+        reason: Reason | None = None,
+        worker: str = "",
+        evidence: Evidence = Evidence.CAUSE,
+        outside: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.worker = worker
         self.evidence = evidence
+        self.outside = outside or evidence is not Evidence.CAUSE  # cut connections, silence
 
 
 def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
@@ -52,7 +58,7 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
         evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
     reason = Reason.WORKER_OOM_KILLED if fault.out_of_memory else None
-    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence)
+    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside)
 
 
 def choose(errors: Iterable[BaseException]) -> BaseException:
@@ -72,7 +78,8 @@ def closest(errors: Sequence[WorkerLostError]) -> WorkerLostError:
     if len(chosen) == 1:
         return chosen[0]
     message = "; ".join(dict.fromkeys(map(str, chosen)))
-    return WorkerLostError(message, chosen[0].reason, chosen[0].worker, evidence)
+    outside = all(error.outside for error in chosen)
+    return WorkerLostError(message, chosen[0].reason, chosen[0].worker, evidence, outside)
 
 
 def is_conclusive(error: BaseException) -> bool:

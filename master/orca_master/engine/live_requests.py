@@ -67,12 +67,17 @@ class LiveRequests:
             except RequestError as error:
                 self._fail([request], str(error))
 
+    def fail_alone(self, request: Request, cause: str) -> None:
+        """Fail a live request on which workers failed while nothing else was computed."""
+        message = f"request {request.request_id}: workers failed on it again and again, at last alone: {cause}"
+        self._fail([request], message, FinishReason.FAULT)
+
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""
         self._fail(list(self._requests.values()), reason)
 
-    def _fail(self, requests: list[Request], reason: str) -> None:
-        self._deliver([Output(request.request_id, None, FinishReason.ERROR, reason) for request in requests])
+    def _fail(self, requests: list[Request], message: str, reason: FinishReason = FinishReason.ERROR) -> None:
+        self._deliver([Output(request.request_id, None, reason, message) for request in requests])
         for request in requests:
             del self._requests[request.request_id]
-            self._scheduler.cancel(request, FinishReason.ERROR)
+            self._scheduler.cancel(request, reason)

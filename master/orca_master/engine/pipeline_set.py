@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from orca_contract.state import PipelineReport
 from orca_contract.topology import Topology
@@ -12,6 +13,8 @@ from orca_master.engine.listener import PipelineListener
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
+
+logger = logging.getLogger(__name__)
 
 
 class PipelineSet:
@@ -80,11 +83,12 @@ class PipelineSet:
             await supervisor.workers.close()
         self.begin(config)
 
-    def add_serving(self, supervisor: PipelineSupervisor) -> FormedPipeline:
-        """Note that a pipeline serves; return what its workers reported."""
+    def add_serving(self, supervisor: PipelineSupervisor, level: int) -> None:
+        """Note and log that a pipeline serves."""
         self.serving[supervisor.id] = supervisor
-        self.formed = formed_pipeline(supervisor.id, supervisor.workers)
-        return self.formed
+        self.formed = formed = formed_pipeline(supervisor.id, supervisor.workers)
+        text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
+        logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
 
     def remove_serving(self, supervisor: PipelineSupervisor) -> None:
         """Note that a pipeline no longer serves."""

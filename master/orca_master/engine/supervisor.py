@@ -148,6 +148,10 @@ class PipelineSupervisor:
         if not self._broken.done():
             self._broken.set_result(error)
 
+    def note_progress(self) -> None:
+        """Grant new attempts, as after a result: the request that caused the losses has been found."""
+        self._attempts.note_result()
+
     # -- inside --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
+LOSSES_BEFORE_ALONE = 2
+"""Losses in a row, without a token between them, after which a request runs alone (docs/architecture.md, section 3)."""
+
 
 class RequestState(enum.Enum):
     """States of Algorithm 1, and FINISHED for requests that have ended."""
@@ -24,12 +27,13 @@ class RequestState(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended; the first two are OpenAI's `finish_reason`."""
+    """Why a request ended; the first two are OpenAI's. ERROR: the engine failed; FAULT: it failed on this request."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    FAULT = "fault"
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,8 @@ class Request:
     """Tokens in the iterations in flight."""
     incarnation: int = 0
     """Rises when in-flight work becomes stale; a result of an older incarnation is ignored."""
+    num_losses: int = 0
+    """Losses of pipelines that count against this request (losses.py), since its last token."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -85,6 +91,11 @@ class Request:
         """Number of tokens that may still be generated."""
         return self.max_gen_tokens - len(self.generated)
 
+    @property
+    def runs_alone(self) -> bool:
+        """True if the request may have caused losses, and must show it by a token of its own."""
+        return self.num_losses >= LOSSES_BEFORE_ALONE
+
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""
         prompt_length = len(self.prompt)
@@ -96,6 +107,7 @@ class Request:
     def append(self, token: int) -> None:
         """Append a sampled token and set `finish_reason` if the token is the last."""
         self.generated.append(token)
+        self.num_losses = 0
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif len(self.generated) == self.max_gen_tokens:

@@ -16,12 +16,12 @@ Four extensions of the printed algorithm, each of which can be disabled:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
+from orca_master.scheduling.candidates import Candidates, Room
 from orca_master.scheduling.kv_ledger import KvLedger
-from orca_master.scheduling.policies import Order
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 
@@ -44,59 +44,6 @@ class _Pipeline:
     """Requests that hold slots here, in the order of the policy."""
 
 
-@dataclass(slots=True)
-class _Room:
-    """Free K/V blocks and remaining token budget (None: unlimited) of the batch being built."""
-
-    num_blocks: int
-    num_tokens: int | None
-    preempted: list[Request] = field(default_factory=list)
-
-    def tokens_for(self, request: Request) -> int:
-        """Return how many tokens of `request` fit into the batch."""
-        left = request.num_uncomputed
-        return left if self.num_tokens is None else min(left, self.num_tokens)
-
-    def take(self, num_blocks: int, num_tokens: int) -> None:
-        """Subtract the blocks and tokens of a request."""
-        self.num_blocks -= num_blocks
-        if self.num_tokens is not None:
-            self.num_tokens -= num_tokens
-
-
-class _Candidates:
-    """Iterator over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
-
-    The first waiting request that cannot be admitted ends admission: no later request is admitted (line 25, no
-    starvation). In the printed algorithm no admitted request is later than that request. After a rewind, or with
-    priorities, an admitted request can be later; it still runs, because only its end frees the slots needed.
-    """
-
-    def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:
-        self._waiting = iter(waiting)
-        self._admitted = admitted
-        self._order = order
-        self._head = next(self._waiting, None)
-
-    def end_admission(self) -> None:
-        """Skip all further waiting requests."""
-        self._waiting, self._head = iter(()), None
-
-    def __iter__(self) -> Iterator[Request]:
-        order = self._order
-        for request in self._admitted:
-            while self._head is not None and order(self._head) < order(request):
-                yield self._next_waiting(self._head)
-            if request.state is RequestState.INCREMENT:
-                yield request
-        while self._head is not None:
-            yield self._next_waiting(self._head)
-
-    def _next_waiting(self, request: Request) -> Request:
-        self._head = next(self._waiting, None)
-        return request
-
-
 class Scheduler:
     """Iteration-level scheduling over one pool and any number of pipelines."""
 
@@ -105,6 +52,8 @@ class Scheduler:
         self.pool = pool
         self._pipelines: dict[str, _Pipeline] = {}
         self._pipeline_of: dict[str, str] = {}
+        self._suspects: list[Request] = []
+        """Requests that run alone."""
 
     def add_pipeline(self, pipeline: str, ledger: KvLedger) -> None:
         """Add `pipeline`, so that requests can be admitted to it."""
@@ -117,6 +66,10 @@ class Scheduler:
             self.rewind(request)
         del self._pipelines[pipeline]
         return requests
+
+    def computing(self, pipeline: str) -> list[Request]:
+        """Return the requests with tokens in the iterations in flight."""
+        return [request for request in self._pipelines[pipeline].admitted if request.num_tokens_in_flight]
 
     @property
     def num_running(self) -> int:
@@ -144,13 +97,29 @@ class Scheduler:
         If an admitted request lacks blocks (policy `paged`), the proposal preempts the last admitted requests of the
         order for it.
         """
-        state, config = self._pipelines[pipeline], self.config
-        if state.in_flight >= config.n_workers:
+        state = self._pipelines[pipeline]
+        if state.in_flight >= self.config.n_workers:
             return Proposal()
-        room = _Room(state.ledger.num_free_blocks, config.token_budget)
+        self._suspects = [request for request in self._suspects if request.runs_alone and request.finish_reason is None]
+        alone = [entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline]
+        if not alone:
+            return self._fill(state, self.pool, state.admitted, self._batch_cap(state))
+        if state.in_flight:
+            return Proposal()
+        waiting = [request for request in self.pool if request in alone]
+        proposal = self._fill(state, waiting, [request for request in state.admitted if request in alone], 1)
+        others = [request for request in state.admitted if request not in alone]
+        # Without blocks for a suspect the others run on and free some.
+        return proposal or self._fill(state, (), others, self.config.max_batch_size)
+
+    def _fill(
+        self, state: _Pipeline, waiting: Iterable[Request], admitted: Sequence[Request], batch_cap: int
+    ) -> Proposal:
+        """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
+        config = self.config
+        room = Room(state.ledger.num_free_blocks, config.token_budget)
         batch: list[Selection] = []
-        candidates = _Candidates(self.pool, state.admitted, self.pool.order)
-        batch_cap = self._batch_cap(state)
+        candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:
             if len(batch) == batch_cap or room.num_tokens == 0 or request in room.preempted:
                 break
@@ -251,9 +220,15 @@ class Scheduler:
         request.rewind()
         self.pool.put_back(request)
 
+    def suspect(self, request: Request) -> None:
+        """Count a loss against a live `request`, which from LOSSES_BEFORE_ALONE on shares no pipeline at work."""
+        request.num_losses += 1
+        if request.runs_alone and request not in self._suspects:
+            self._suspects.append(request)
+
     # -- inside --------------------------------------------------------------------------------------
 
-    def _preempt_for(self, request: Request, num_blocks: int, state: _Pipeline, room: _Room) -> bool:
+    def _preempt_for(self, request: Request, num_blocks: int, state: _Pipeline, room: Room) -> bool:
         """Preempt the last requests behind `request` until `num_blocks` are free; return False if impossible."""
         victims: list[Request] = []
         num_free = room.num_blocks

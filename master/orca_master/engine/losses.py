@@ -1,0 +1,50 @@
+"""`Losses`: counts the losses of pipelines against the requests that may have caused them.
+
+A loss counts against the requests that were in an iteration in flight, unless the cause is known to lie outside the
+computation (WorkerLostError.outside). A token begins the count anew. After LOSSES_BEFORE_ALONE losses a request runs
+alone (scheduler.py); if the pipeline is lost once more, the request has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from orca_master.engine.faults import WorkerLostError
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.scheduler import Scheduler
+
+
+class Losses:
+    """The lost pipelines whose cause is not known yet, each with its requests that were in flight.
+
+    `fail` ends a request, with the cause as a text.
+    """
+
+    def __init__(self, scheduler: Scheduler, fail: Callable[[Request, str], None]) -> None:
+        self._scheduler = scheduler
+        self._fail = fail
+        self._in_flight: dict[str, dict[Request, int]] = {}
+        """By pipeline: requests, and the number of tokens that each had generated."""
+
+    def forget(self, pipeline: str) -> None:
+        """Forget an earlier pipeline of this name, which was removed before its cause was known."""
+        self._in_flight.pop(pipeline, None)
+
+    def note(self, pipeline: str, requests: Iterable[Request]) -> None:
+        """Note that the pipeline is lost while it computed `requests`."""
+        noted = self._in_flight.setdefault(pipeline, {})
+        noted |= {request: len(request.generated) for request in requests}
+
+    def settle(self, pipeline: str, cause: BaseException) -> bool:
+        """Count the noted loss against its requests; return True if a request was alone and has failed."""
+        noted = self._in_flight.pop(pipeline, {})
+        if isinstance(cause, WorkerLostError) and cause.outside:
+            return False
+        for request, num_generated in noted.items():
+            if request.finish_reason is not None or len(request.generated) != num_generated:
+                continue  # the request has ended, or has moved on with another pipeline
+            if request.runs_alone and len(noted) == 1:
+                self._fail(request, str(cause))
+                return True
+            self._scheduler.suspect(request)
+        return False
