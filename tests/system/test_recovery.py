@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -132,6 +133,58 @@ def test_a_lost_replica_is_formed_again(checkpoint):
     with serve(checkpoint(NAME), "--replicas", "2") as served:
         os.kill(worker_pid(served, 1, "controller"), signal.SIGKILL)
         assert eventually(lambda: any("pipeline local-1 serves: epoch" in line for line in served.log))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--api-processes", "1")], ids=["one process", "API process"])
+def test_a_killed_master_is_restarted_and_the_workers_keep_their_weights(checkpoint, options):
+    """New connections wait on the port, which the parent process keeps; other deaths may come at the same time."""
+    body = {"prompt": [1, 2], "max_tokens": 20, "temperature": 0.8, "seed": 3, "return_token_ids": True}
+    with serve(checkpoint("qwen2-gqa-tied"), "-pp", "2", *options) as served:
+        ask = functools.partial(httpx.post, f"{served.url}/v1/completions", json=body, timeout=100)
+        before = ask().json()["choices"][0]["token_ids"]
+        ranks = [_ranks(served, partition) for partition in range(2)]
+        first = served.master
+        os.kill(first, signal.SIGKILL)
+        assert _answered(ask) == before
+        assert served.master != first
+        assert [_ranks(served, partition) for partition in range(2)] == ranks
+        os.kill(served.master, signal.SIGKILL)
+        os.kill(worker_pid(served, 0, "controller"), signal.SIGKILL)
+        assert _answered(ask) == before
+        assert _ranks(served, 1) == ranks[1]
+        folders = [line for line in served.log if "Traceback" in line]
+        assert not folders, served.log
+
+
+@pytest.mark.long
+def test_a_master_that_is_killed_again_and_again_ends_the_server(checkpoint):
+    with serve(checkpoint("gpt2-head64-tied")) as served:
+        for count in range(1, 7):
+            assert eventually(lambda: _has_master(served))
+            os.kill(served.master, signal.SIGKILL)
+            assert eventually(lambda: sum("the master ended" in line for line in served.log) == count)  # noqa: B023
+        assert served.process.wait(60) == 1
+    assert served.log[-1] == "orca serve: error: the master ended: killed by SIGKILL"
+
+
+def _has_master(served: Served) -> bool:
+    try:
+        return served.master > 0
+    except ValueError:
+        return False
+
+
+def _answered(ask: Callable[[], httpx.Response]) -> list[int]:
+    """Return the tokens of the first answer with status 200: API processes answer 503 while the master starts."""
+    answers = []
+
+    def answered() -> bool:
+        answers.append(ask())
+        return answers[-1].status_code == 200
+
+    assert eventually(answered), answers
+    return answers[-1].json()["choices"][0]["token_ids"]
 
 
 @pytest.mark.long

@@ -52,12 +52,13 @@ class LocalWorkers:
     """`count` workers at `addresses`. A context manager, for processes with one thread; raises OSError on entry.
 
     With a second thread a fork would be unsafe, and PR_SET_PDEATHSIG applies to the thread that starts a child.
-    `options`: more options of `orca worker`.
+    `options`: more options of `orca worker`. `folder` is temporary and has the sockets.
     """
 
     def __init__(self, count: int, options: Sequence[str] = WITHOUT_RECOVERY) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orca-")
-        self.addresses = [f"unix:{self._folder.name}/worker-{index}.sock" for index in range(count)]
+        self.folder = self._folder.name
+        self.addresses = [f"unix:{self.folder}/worker-{index}.sock" for index in range(count)]
         self._options = options
         self._workers: list[_Worker] = []
 

@@ -56,6 +56,9 @@ from orca_master.text.tokenizer import TextCodec
 
 logger = logging.getLogger(__name__)
 
+HOLD_SECONDS = 10.0
+"""How long a restarted master leaves new connections without an answer while it forms its pipelines."""
+
 
 async def run_server(topology: Topology, config: EngineConfig, endpoint_config: EndpointConfig, ports: Ports) -> None:
     """Serve until a signal arrives.
@@ -80,16 +83,21 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
             app = create_admin_app(engine, ports.admin_token)
             await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))
         front: Endpoint | ApiProcesses = endpoint
-        if endpoint_config.num_processes:
-            front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
-            ended: asyncio.Future[Any] = front.ended
-        else:
-            await stack.enter_async_context(template)
-            ended = await stack.enter_async_context(serving(create_app(endpoint), ports.api[0], endpoint_config.http))
-        started = asyncio.create_task(_start(engine, front))
+        formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(engine.failure())
+        tasks = [formed, stopped, failed]
         try:
+            if ports.restarted:  # new connections wait in the kernel's queue, instead of getting 503
+                await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if endpoint_config.num_processes:
+                front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
+                ended: asyncio.Future[Any] = front.ended
+            else:
+                await stack.enter_async_context(template)
+                app = create_app(endpoint)
+                ended = await stack.enter_async_context(serving(app, ports.api[0], endpoint_config.http))
+            tasks.append(started := asyncio.create_task(_start(formed, front)))
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
                 await started
@@ -104,19 +112,24 @@ async def run_server(topology: Topology, config: EngineConfig, endpoint_config: 
                 engine.draining = True
                 await front.drain()
         finally:
-            for task in (started, stopped, failed):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(started, stopped, failed, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
             # The end of the event loop would restore the default handlers: a second signal would kill this process.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-async def _start(engine: EngineThread, front: Endpoint | ApiProcesses) -> None:
-    """Start the engine and return when requests can be served."""
+async def _form(engine: EngineThread) -> None:
+    """Start the engine and return when its pipelines serve."""
     async with load_progress(lambda: engine.engine.snapshot.loaded_bytes, sys.stderr):
         await engine.start()
+
+
+async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> None:
+    """Return when requests can be served."""
+    await formed
     if isinstance(front, ApiProcesses):
         await front.joined()
 

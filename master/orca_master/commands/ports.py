@@ -29,9 +29,13 @@ def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Listening sockets of a master, `api` with one per API process. `admin_token` protects the admin port."""
+    """Listening sockets of a master, `api` with one per API process. `admin_token` protects the admin port.
+
+    `restarted`: the master takes the place of a killed master, whose clients' new connections already wait.
+    """
 
     api: tuple[socket.socket, ...]
     probes: socket.socket | None = None
     admin: socket.socket | None = None
     admin_token: str = ""
+    restarted: bool = False

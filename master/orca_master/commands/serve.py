@@ -1,13 +1,14 @@
 """`orca serve`: master and workers on this machine.
 
 Starts `orca worker` processes on Unix sockets (local_workers.py), builds their topology and runs the same server as
-`orca master` in a child process. This process restarts workers that end (serve_parent.py).
+`orca master` in a child process. This process restarts master and workers that end (serve_parent.py).
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -31,7 +32,7 @@ from orca_master.commands.options import (
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, model_command, text_command
-from orca_master.commands.serve_parent import run_beside
+from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
@@ -94,10 +95,11 @@ def main(argv: list[str]) -> int:
         worker_options.append("--no-spare-rank")
     with LocalWorkers(num_workers, worker_options) as workers:
 
-        def run_master() -> int:
+        def run_master(restarted: bool) -> int:
             # The import takes a second: do it while the workers start.
             from orca_master.commands.master import run_to_exit_code
 
+            tempfile.tempdir = workers.folder  # removed at the end, also after a kill
             topology = local_topology(
                 ModelSpec(
                     path=str(model),
@@ -112,12 +114,16 @@ def main(argv: list[str]) -> int:
             )
             seconds = float(arguments.recovery_timeout)
             config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
-            return run_to_exit_code(parser.prog, topology, config, names, Ports(listeners))
+            return run_to_exit_code(parser.prog, topology, config, names, Ports(listeners, restarted=restarted))
 
-        master = fork(run_master)
-        for listener in listeners:  # else the port would take connections that nobody accepts while the master ends
-            listener.close()
-        code = run_beside(master, workers)
+        def close_port() -> None:
+            for listener in listeners:
+                listener.close()
+
+        # The parent keeps the port open, so that connections wait while a killed master is restarted.
+        master = MasterProcess(lambda restarted: fork(lambda: run_master(restarted)))
+        code = run_beside(master, workers, close_port)
+        close_port()
     if code < 0:
         print(f"{parser.prog}: error: the master ended: {describe_exit(code)}", file=sys.stderr)
         return 1

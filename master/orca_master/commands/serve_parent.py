@@ -1,4 +1,4 @@
-"""The parent process of `orca serve`: it restarts the workers and passes signals on to the master, its child process.
+"""The parent process of `orca serve`: it restarts the workers and the master, and passes signals on to the master.
 
 The parent has one thread and waits with sigwaitinfo(2), so that no signal is lost between a check and a wait. A timer
 limits the wait: Python's sigtimedwait returns an undefined signal if the process was stopped beyond the timeout.
@@ -6,28 +6,93 @@ limits the wait: Python's sigtimedwait returns an undefined signal if the proces
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
+from collections.abc import Callable
+
+from orca_protos.exit_code import describe_exit
 
 from orca_master.commands.heartbeat import CHECK_SECONDS
-from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.local_workers import BACK_OFF_SECONDS, LocalWorkers
 from orca_master.commands.ports import SIGNALS
 
+logger = logging.getLogger(__name__)
 
-def run_beside(master: int, workers: LocalWorkers) -> int:
-    """Keep the workers running until the child process `master` ends; return its exit code as `subprocess` would.
+MAX_RESTARTS = 5
+"""Maximum restarts of the master in a row, each before STABLE_SECONDS."""
+STABLE_SECONDS = 10.0
+"""A master that ran for so long is restarted without a wait; a start takes a second if the workers have the model."""
+FAILED = 1
+"""Exit code of a master whose engine did not start or failed."""
 
-    SIGNALS and SIGCHLD must be blocked. Uses SIGALRM.
+
+class MasterProcess:
+    """The master, a child process that `start` forks; `start` gets True for a restart and returns the process id."""
+
+    def __init__(self, start: Callable[[bool], int]) -> None:
+        self._start = start
+        self._pid: int | None = start(False)
+        self._started_at = time.monotonic()
+        self._num_restarts = 0
+        self._restart_at = 0.0
+        self.stopping = False
+        """True after a signal to end."""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, as `subprocess` would, of a master that has ended and is not restarted."""
+        if self._pid is None:
+            return None
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        if not ended:
+            return None
+        code, now = os.waitstatus_to_exitcode(status), time.monotonic()
+        stable = now - self._started_at >= STABLE_SECONDS
+        # A restarted master that met the loss of a worker is started again, too.
+        may_start = code < 0 or (code == FAILED and self._num_restarts > 0 and not stable)
+        self._num_restarts = 0 if stable else self._num_restarts
+        if self.stopping or not may_start or self._num_restarts == MAX_RESTARTS:
+            return code
+        seconds = BACK_OFF_SECONDS[self._num_restarts]
+        self._pid, self._restart_at = None, now + seconds
+        self._num_restarts += 1
+        when = f"in {seconds:.0f} s" if seconds else "now"
+        logger.error("the master ended (%s) and is restarted %s", describe_exit(code), when)
+        return None
+
+    def restart(self) -> float | None:
+        """Restart the ended master if its wait is over; return the seconds until the restart, None without one."""
+        if self._pid is not None:
+            return None
+        now = time.monotonic()
+        if self._restart_at <= now:
+            self._pid, self._started_at = self._start(True), now
+            return None
+        return self._restart_at - now
+
+    def send(self, number: int) -> bool:
+        """Pass a signal to end on; return False if no master runs."""
+        self.stopping = True
+        if self._pid is not None:
+            os.kill(self._pid, number)
+        return self._pid is not None
+
+
+def run_beside(master: MasterProcess, workers: LocalWorkers, close_port: Callable[[], None]) -> int:
+    """Keep master and workers running until the master ends for good; return its exit code as `subprocess` would.
+
+    `close_port` is called at a signal to end. SIGNALS and SIGCHLD must be blocked. Uses SIGALRM.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM,))
-    while True:
-        ended, status = os.waitpid(master, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
+    while (code := master.exit_code()) is None:
         workers.end_silent()
-        seconds = workers.restart_ended()
-        wait = CHECK_SECONDS if seconds is None else min(seconds, CHECK_SECONDS)
+        waits = [wait for wait in (workers.restart_ended(), master.restart()) if wait is not None]
+        wait = min([CHECK_SECONDS, *waits])
         signal.setitimer(signal.ITIMER_REAL, max(wait, 0.001))  # 0 would mean no timer
         number = signal.sigwaitinfo((*SIGNALS, signal.SIGCHLD, signal.SIGALRM)).si_signo
         if number in SIGNALS:
-            os.kill(master, number)
+            close_port()
+            if not master.send(number):
+                return 0
+    return code
