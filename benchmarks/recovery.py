@@ -1,13 +1,15 @@
-"""Measures how long the streams of `orca serve` pause when a rank or a controller is killed or stopped.
+"""Measures how long the streams of `orca serve` pause when a rank, a controller or the master is killed or stopped.
 
-    python benchmarks/recovery.py [MODEL] [--streams 8] [--tokens 400] [--rounds 3] [--signal STOP] [-- -pp 2]
+    python benchmarks/recovery.py [MODEL] [--streams 8] [--tokens 400] [--rounds 3] [--signal STOP] [--only NAME]
+        [-- -pp 2 --journal DIR]
 
-Each stream is seeded and is first read undisturbed. Then each rank and each controller gets the signal, `--rounds`
-times, as soon as every stream has ten tokens. A line per victim has the longest pause of each stream (median and
-maximum over all streams), and how many streams ended with the tokens of the undisturbed run. Streams that ended before
-the signal are counted apart. Before each round, every worker has its spare rank again. `orca serve` restarts a
-controller that ends several times in a minute after waits of 0, 1, 2, 4 and 8 s, which the pauses include. Clients,
-master and workers share the machine.
+Each stream is seeded and is first read undisturbed. Then each rank, each controller and, if it has a journal, the
+master gets the signal, `--rounds` times, as soon as every stream has ten tokens. A line per victim has the longest
+pause of each stream (median and maximum over all streams), and how many streams ended with the tokens of the
+undisturbed run. Streams that ended before the signal are counted apart. Before each round, every worker has its spare
+rank again. `orca serve` restarts a controller that ends several times in a minute after waits of 0, 1, 2, 4 and 8 s,
+which the pauses include. Clients, master and workers share the machine. A client whose connection is lost with the
+master continues its stream by request id and Last-Event-ID; the pause includes that.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ STREAM_SECONDS = 300.0
 READY_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
 """From the start of a spare rank to the next round: it imports torch meanwhile."""
+RETRY_SECONDS = 0.05
 SOCKET = re.compile(r"worker-(\d+)\.sock")
 
 
@@ -43,6 +46,9 @@ SOCKET = re.compile(r"worker-(\d+)\.sock")
 class Transcript:
     """What a client received. `times`: of each event, in seconds of the monotonic clock."""
 
+    request_id: str = ""
+    last_event: str = "0"
+    done: bool = False
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     error: str = ""
@@ -60,6 +66,8 @@ def victims(server: subprocess.Popen[str], spares: bool) -> dict[str, int]:
     """
     found = {}
     for controller in _children(server.pid):
+        if _command(controller) == _command(server.pid):  # a forked child
+            found["master"] = controller
         if worker := SOCKET.search(_command(controller)):
             found[f"controller {worker[1]}"] = controller
             ranks = sorted(child for child in _children(controller) if "orca_worker.rank" in _command(child))
@@ -84,14 +92,33 @@ async def read(client: httpx.AsyncClient, seed: int, num_tokens: int, transcript
     """Read one stream into `transcript`."""
     body = {"prompt": [seed + 1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "stream": True,
             "temperature": 0.8, "seed": seed, "return_token_ids": True}  # fmt: skip
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        async for text in answer.aiter_lines():
-            if text.startswith("data: {"):
-                event = json.loads(text.removeprefix("data: "))
-                transcript.error = event.get("error", {}).get("message", "")
-                if not transcript.error:
-                    transcript.tokens += event["choices"][0].get("token_ids", [])
-                    transcript.times.append(time.monotonic())
+    while not transcript.done and not transcript.error:
+        asking = client.stream("POST", "/v1/completions", json=body)
+        if transcript.request_id:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": transcript.last_event}
+            asking = client.stream("GET", f"/v1/requests/{transcript.request_id}", headers=headers)
+        try:
+            async with asking as answer:
+                async for text in answer.aiter_lines():
+                    _take(text, transcript)
+        except httpx.TransportError as error:
+            if transcript.last_event == "0":  # without a journal
+                transcript.error = str(error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def _take(text: str, transcript: Transcript) -> None:
+    if text.startswith("id: "):
+        transcript.last_event = text.removeprefix("id: ")
+    elif text.startswith("data: {"):
+        event = json.loads(text.removeprefix("data: "))
+        transcript.error = event.get("error", {}).get("message", "")
+        if not transcript.error:
+            transcript.request_id = event["id"]
+            transcript.tokens += event["choices"][0].get("token_ids", [])
+            transcript.times.append(time.monotonic())
+    elif text.startswith("data: [DONE]"):
+        transcript.done = True
 
 
 async def play(
@@ -136,13 +163,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400, help="tokens per stream (400)")
     parser.add_argument("--rounds", type=int, default=3, help="kills of each victim (3)")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL", help="signal for the victims (KILL)")
+    parser.add_argument("--only", default="", metavar="NAME", help="victims whose names begin so, as in `rank` (all)")
     settings = parser.parse_args(arguments)
     number = signal.Signals[f"SIG{settings.signal}"]
     unwind_on_sigterm()
     print(line(circumstances(None)))
     with serve(settings.model, options) as (server, url):
         undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens))
-        names, spares = sorted(victims(server, spares=False)), "--no-spare-ranks" not in options
+        spares = "--no-spare-ranks" not in options
+        names = sorted(
+            name
+            for name in victims(server, spares=False)
+            if name.startswith(settings.only) and (name != "master" or "--journal" in options)
+        )
         for name in names:
             results = []
             for _ in range(settings.rounds):

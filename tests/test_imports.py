@@ -42,14 +42,15 @@ def test_packages_import_only_downward(package):
 ROOMS = {
     "errors": set(),
     "scheduling": {"errors"},
+    "journal": {"errors"},
     "bodies": {"errors", "scheduling"},
     "text": {"errors", "bodies"},
     "engine": {"errors", "scheduling"},
-    "metrics": {"errors", "scheduling", "engine"},
-    "endpoint": {"errors", "scheduling", "bodies", "text", "engine"},
+    "metrics": {"errors", "scheduling", "engine", "journal"},
+    "endpoint": {"errors", "scheduling", "bodies", "text", "engine", "journal"},
     "api_processes": {"errors", "scheduling", "text", "engine", "endpoint"},
-    "commands": {"errors", "text", "engine", "metrics", "endpoint", "api_processes"},
-    "llm": {"errors", "bodies", "text", "engine", "endpoint", "commands"},
+    "commands": {"errors", "text", "engine", "metrics", "journal", "endpoint", "api_processes"},
+    "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"},
     "cli": {"errors"},
 }
 """What the parts of orca_master may import of each other."""
@@ -86,7 +87,12 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
     ("modules", "absent"),
     [
         (
-            ["orca_master.commands.serve", "orca_master.commands.master", "orca_master.cli"],
+            [
+                "orca_master.commands.serve",
+                "orca_master.commands.master",
+                "orca_master.commands.server",
+                "orca_master.cli",
+            ],
             ["torch", "numpy", "transformers"],
         ),
         (["orca_worker.cli", "orca_worker.controller", "orca_worker.fetch"], ["torch", "transformers", "fastapi"]),

@@ -25,15 +25,16 @@ from pydantic import ValidationError
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_workers import LocalWorkers
-from orca_master.commands.master import make_engine
 from orca_master.commands.preflight import check, model_command, text_command
 from orca_master.commands.serve import local_topology
+from orca_master.commands.server import make_engine
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Piece
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
+from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
@@ -117,7 +118,7 @@ class LLM:
 
             async def make() -> tuple[EngineThread, Endpoint]:
                 config = EndpointConfig(model_names=(path.name,))
-                thread = make_engine(topology, EngineConfig(**engine), config)
+                thread = make_engine(topology, EngineConfig(**engine), Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._run(make())

@@ -12,7 +12,7 @@ import pytest
 from orca_master.commands.options import add_engine_options, add_model_options, add_server_options, endpoint_config
 from orca_master.endpoint import api_keys
 from orca_master.endpoint.api_keys import KeyRing, digest, digests_of, read_key_file
-from orca_master.endpoint.middleware import ApiKeys
+from orca_master.endpoint.middleware import _key_of
 from orca_master.errors import ConfigurationError
 
 HASH = hashlib.sha256(b"hashed").hexdigest()
@@ -76,10 +76,14 @@ def test_a_newline_after_the_variable_is_not_of_the_key(monkeypatch):
 @pytest.mark.parametrize("key", ["schlüssel", "ключ", "\udcff"])
 def test_keys_beyond_ascii(key):
     """Keys are the bytes that a client sends."""
-    middleware = ApiKeys(None, KeyRing(frozenset([digest(key)]), None))
+    keys = KeyRing(frozenset([digest(key)]), None)
     sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
-    assert middleware._accepts(f"Bearer {sent}")
-    assert not middleware._accepts(f"Bearer {sent}x")
+    found, other = _key_of(f"Bearer {sent}"), _key_of(f"Bearer {sent}x")
+    assert found is not None
+    assert other is not None
+    assert keys.accepts(found)
+    assert not keys.accepts(other)
+    assert _key_of(f"Basic {sent}") is None
 
 
 @pytest.mark.parametrize("options", [["--api-key", ""], ["--api-key", "sha256:12"], ["--api-key", f"sha256:{HASH}0"]])

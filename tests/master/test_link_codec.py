@@ -77,6 +77,7 @@ submissions = build(
     sampling=sampling,
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
+    generated=st.lists(uint32, max_size=20).map(tuple),
 )
 http_limits = build(
     HttpLimits,

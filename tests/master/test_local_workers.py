@@ -1,4 +1,4 @@
-"""`LocalWorkers` and `run_beside`: restarts with a growing wait, signals, and exit codes of the master."""
+"""`LocalWorkers`, `MasterProcess` and `run_beside`: restarts with a growing wait, signals, exit codes of the master."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ import os, signal, time
 from orca_master.commands.child_process import fork
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
-from orca_master.commands.serve_parent import run_beside
+from orca_master.commands import serve_parent
 
-def run():
+serve_parent.BACK_OFF_SECONDS = [0.0] * 5
+
+def run(restarted):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     print(os.getpid(), flush=True)
@@ -32,7 +34,8 @@ def run():
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
 with LocalWorkers(0) as workers:
-    code = run_beside(fork(run), workers)
+    master = serve_parent.MasterProcess(lambda restarted: fork(lambda: run(restarted)))
+    code = serve_parent.run_beside(master, workers, lambda: print("closed", flush=True))
 print("code", code)
 """
 
@@ -146,16 +149,18 @@ def test_the_folder_of_the_sockets_is_removed():
 
 
 @pytest.mark.parametrize(
-    ("body", "number", "ends_with"),
+    ("body", "number", "ends_with", "num_starts"),
     [
-        ("return 5", None, "code 5"),
-        ("time.sleep(60)", signal.SIGTERM, "code 7"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", None, "code -9"),
-        ("raise ValueError('odd')", None, "code 1"),
+        ("return 5", None, "code 5", 1),
+        ("time.sleep(60)", signal.SIGTERM, "code 7", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
+        ("raise ValueError('odd')", None, "code 1", 1),
+        ("return 5 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 5", 2),
+        ("return 1 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 1", 6),
     ],
-    ids=["ends", "signal", "killed", "raises"],
+    ids=["ends", "signal", "killed", "raises", "killed once", "fails again"],
 )
-def test_the_parent_passes_signals_on_and_returns_the_code_of_the_master(body, number, ends_with):
+def test_the_parent_restarts_the_master_passes_signals_on_and_returns_the_code(body, number, ends_with, num_starts):
     command = [sys.executable, "-c", PARENT.format(body=body)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -164,15 +169,16 @@ def test_the_parent_passes_signals_on_and_returns_the_code_of_the_master(body, n
         if number is not None:
             process.send_signal(number)
         output, errors = process.communicate(timeout=60)
-    assert output.splitlines()[-1] == ends_with
+    *lines, last = output.splitlines()
+    assert last == ends_with
+    assert 1 + len([line for line in lines if line != "closed"]) == num_starts
+    assert ("closed" in lines) == (number is not None)
     assert ("ValueError: odd" in errors) == ("odd" in body)
 
 
 def test_a_parent_that_was_stopped_goes_on():
     """For longer than the interval of its checks."""
-    script = PARENT.format(body="time.sleep(60)").replace(
-        "\ndef run():", "\nfrom orca_master.commands import serve_parent\nserve_parent.CHECK_SECONDS = 0.05\ndef run():"
-    )
+    script = PARENT.format(body="time.sleep(60)").replace("\ndef run(", "\nserve_parent.CHECK_SECONDS = 0.05\ndef run(")
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()

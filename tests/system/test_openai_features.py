@@ -38,7 +38,7 @@ def complete(client, prompt="Once", max_tokens=24, temperature=0, **options):
 
 
 def test_a_start_logs_its_report_and_no_details(served):
-    logger = " INFO orca_master.commands.master: "
+    logger = " INFO orca_master.commands.server: "
     *lines, ready = [line.split(logger)[1] for line in served.log if logger in line][:5]
     assert lines[0] == f"model: llama, 5 layers, float32, sequences of at most {MAX_POSITIONS} tokens"
     assert lines[1] == "engine: 1 pipeline of 2 partitions (P) x 1 rank (T) on cpu (gloo)"

@@ -34,6 +34,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     message.priority = submission.priority
     try:
         message.prompt.extend(submission.prompt)
+        message.generated.extend(submission.generated)
     except ValueError as error:
         raise ValueOutOfRangeError("prompt", "a token id is not between 0 and 4294967295") from error
     try:
@@ -56,6 +57,7 @@ def submission_of(message: pb.Submission) -> Submission:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         priority=message.priority,
+        generated=tuple(message.generated),
     )
 
 

@@ -18,6 +18,8 @@ from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
+from orca_master.errors import ConfigurationError
+from orca_master.journal.config import JournalConfig
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +187,20 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="processes for HTTP and text, which else share an interpreter with the scheduler; useful above some "
         "thousand tokens per second (0)",
     )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="DIR",
+        help="folder in which accepted requests, prompts included, and their tokens are recorded: a restarted master "
+        "finishes them, and clients read them again at /v1/requests/ID (none)",
+    )
+    parser.add_argument(
+        "--resume-window",
+        type=positive,
+        default=300,
+        metavar="SECONDS",
+        help="with --journal: how long a request is kept after its end (300)",
+    )
     add_http_limits(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--vllm-metrics", action="store_true", help="export every metric also under vLLM's name")
@@ -209,6 +225,15 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_recovery_wait=float(arguments.max_recovery_wait),
         iteration_log=arguments.iteration_log,
     )
+
+
+def journal_config(arguments: argparse.Namespace) -> JournalConfig | None:
+    """Return the options of the journal, None without one; raise ConfigurationError."""
+    if arguments.journal is None:
+        return None
+    if arguments.api_processes:
+        raise ConfigurationError("--journal: does not work with --api-processes yet, remove one of them")
+    return JournalConfig(arguments.journal.resolve(), float(arguments.resume_window))
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:

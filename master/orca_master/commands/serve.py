@@ -29,6 +29,7 @@ from orca_master.commands.options import (
     add_server_options,
     endpoint_config,
     engine_config,
+    journal_config,
 )
 from orca_master.commands.ports import SIGNALS, Ports, bind
 from orca_master.commands.preflight import check, model_command, text_command
@@ -75,6 +76,7 @@ def main(argv: list[str]) -> int:
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
         names = endpoint_config(arguments, model.name)
+        journal = journal_config(arguments)
         check(
             model_command(
                 model, arguments.pipeline_parallel_size, arguments.tensor_parallel_size, arguments.max_model_len
@@ -97,7 +99,7 @@ def main(argv: list[str]) -> int:
 
         def run_master(restarted: bool) -> int:
             # The import takes a second: do it while the workers start.
-            from orca_master.commands.master import run_to_exit_code
+            from orca_master.commands.server import run_to_exit_code
 
             tempfile.tempdir = workers.folder  # removed at the end, also after a kill
             topology = local_topology(
@@ -114,7 +116,8 @@ def main(argv: list[str]) -> int:
             )
             seconds = float(arguments.recovery_timeout)
             config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
-            return run_to_exit_code(parser.prog, topology, config, names, Ports(listeners, restarted=restarted))
+            ports = Ports(listeners, restarted=restarted)
+            return run_to_exit_code(parser.prog, topology, config, names, ports, journal)
 
         def close_port() -> None:
             for listener in listeners:

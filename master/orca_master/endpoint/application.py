@@ -30,6 +30,7 @@ from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
+from orca_master.endpoint.requests_route import add_requests
 from orca_master.endpoint.responding import error_response
 from orca_master.engine.progress import progress_report
 from orca_master.errors import (
@@ -56,6 +57,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
+    if endpoint.resumable is not None:
+        add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
     app.add_middleware(BodyLimits, limits=endpoint.config.http)

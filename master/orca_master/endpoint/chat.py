@@ -20,6 +20,7 @@ from orca_master.endpoint.openai_answers import (
     Usage,
 )
 from orca_master.endpoint.responding import respond
+from orca_master.endpoint.resumable import CHAT
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
 
@@ -125,4 +126,5 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         generation = endpoint.generator.prepare("chatcmpl", body, [prompt], max_tokens, logprobs)
         style = ChatFormat(body, endpoint.model_name, endpoint.codec)
-        return await respond(request, body, endpoint.generator, generation, style)
+        recorder = endpoint.recorder(CHAT, body, generation, request)
+        return await respond(request, body, endpoint.generator, generation, style, recorder)

@@ -12,6 +12,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Piece
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from orca_master.endpoint.responding import respond
+from orca_master.endpoint.resumable import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -113,4 +114,5 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         prompts = await token_prompts(body, endpoint)
         generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)
         style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
-        return await respond(request, body, endpoint.generator, generation, style)
+        recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
+        return await respond(request, body, endpoint.generator, generation, style, recorder)

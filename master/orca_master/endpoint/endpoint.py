@@ -7,11 +7,16 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 
+from fastapi import Request
+
 from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.config import EndpointConfig
-from orca_master.endpoint.generation import Generator
+from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.middleware import OWNER
 from orca_master.endpoint.openai_answers import ModelCard
+from orca_master.endpoint.resumable import ResumableRequest, ResumableRequests
 from orca_master.engine.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.text.chat_template import ChatTemplate
@@ -30,6 +35,8 @@ class Endpoint:
     generator: Generator = field(init=False)
     _encoder: Encoder = field(init=False)
     bodies: BodyChecker = field(default_factory=BodyChecker)
+    resumable: ResumableRequests | None = None
+    """The requests in the journal, None without a journal."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -50,6 +57,14 @@ class Endpoint:
         if model is not None and model not in self.config.model_names:
             served = ", ".join(map(repr, self.config.model_names))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
+
+    def recorder(
+        self, route: str, body: GenerationRequest, generation: Generation, request: Request
+    ) -> ResumableRequest | None:
+        """Return the recorder of a new request, None without a journal."""
+        if self.resumable is None:
+            return None
+        return self.resumable.accept(route, body, generation, request.scope.get(OWNER, ""))
 
     def cards(self) -> list[ModelCard]:
         """Return a model card for each name of the model."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import uuid
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
+from orca_contract.state import EngineState
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import GenerationRequest
@@ -33,6 +33,7 @@ PIECE_BYTES = 256
 """Memory of a piece without its text, including its queue entry."""
 _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
 """Sampling parameters with the same name and value in the body."""
+CANCELLED = "cancelled: the client closed the connection"
 SUBMITTED_AT_ONCE = 16
 """Choices submitted before the event loops of endpoint and engine can serve other requests."""
 
@@ -46,6 +47,22 @@ class Piece:
     token: int
     logprobs: pb.Logprobs | None
     finish_reason: Literal["stop", "length"] | None
+
+
+class Recorder(Protocol):
+    """Records the tokens of a generation before a client receives them."""
+
+    def accept(self) -> None:
+        """Record that the engine has accepted the generation."""
+
+    def note(self, choice: int, output: Output) -> None:
+        """Record the token of an output."""
+
+    def flush(self) -> None:
+        """Make the recorded tokens survive the process."""
+
+    def end(self, error: str) -> None:
+        """Record the end; `error` is "" if all choices are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +142,23 @@ class Generator:
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         if body.min_tokens > max_tokens:
             raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
-        stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
-        request_id = f"{prefix}-{uuid.uuid4().hex}"
+        request_id = f"{prefix}-{secrets.token_hex(16)}"
+        return self.generation(request_id, int(time.time()), body, prompts, max_tokens, logprobs, seed)
+
+    def generation(
+        self,
+        request_id: str,
+        created: int,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        logprobs: int | None,
+        seed: int,
+    ) -> Generation:
+        """Create the choices of a request that was checked before."""
+        stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
+        bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         choices = []
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
@@ -140,32 +171,44 @@ class Generator:
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))
-        return Generation(request_id, int(time.time()), shared, choices)
+        return Generation(request_id, created, shared, choices)
 
-    async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
+    async def pieces(
+        self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None
+    ) -> AsyncIterator[Piece]:
         """Yield the pieces of all choices in order of arrival; closing the iterator cancels unfinished choices.
+
+        `choices`: those that are not complete yet, None for all.
 
         Raises the engine's errors, and RequestTimeoutError after `timeout` or when more than `max_unread_bytes` of
         pieces are unread; the choices are then cancelled.
         """
-        run = _Run(self._engine, self._max_unread_bytes)
+        choices = generation.choices if choices is None else choices
+        run = _Run(self._engine, self._max_unread_bytes, recorder)
+        error = CANCELLED
+        left = len(choices)
         self._num_active += 1
         self.idle.clear()
         try:
             deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
             try:
                 async with asyncio.timeout_at(deadline):
-                    await run.submit(generation.choices)
-                left = len(generation.choices)
+                    await run.submit(choices)
                 while left:
                     async with asyncio.timeout_at(deadline):
                         piece = await run.next_piece()
                     left -= piece.finish_reason is not None
                     yield piece
-            except TimeoutError as error:
-                raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from error
+            except TimeoutError as timeout:
+                raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from timeout
+        except Exception as failure:
+            error = str(failure)
+            raise
         finally:
             run.cancel()
+            # After a stop of the server the next server continues what has not ended.
+            if recorder is not None and (left == 0 or self._engine.status.state is not EngineState.STOPPED):
+                recorder.end("" if left == 0 else error)
             self._num_active -= 1
             if self._num_active == 0:
                 self.idle.set()
@@ -174,14 +217,15 @@ class Generator:
 class _Run:
     """A running generation: converts outputs into pieces and queues the unread pieces."""
 
-    def __init__(self, engine: EngineClient, max_unread_bytes: int) -> None:
+    def __init__(self, engine: EngineClient, max_unread_bytes: int, recorder: Recorder | None) -> None:
         self._engine = engine
+        self._recorder = recorder
         self._max_unread_bytes = self._bytes_left = max_unread_bytes
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._running: dict[int, Choice] = {}
         """Choices that must be released, by index."""
 
-    async def submit(self, choices: list[Choice]) -> None:
+    async def submit(self, choices: Sequence[Choice]) -> None:
         """Submit the choices to the engine; raise the first refusal."""
         for start in range(0, len(choices), SUBMITTED_AT_ONCE):
             group = choices[start : start + SUBMITTED_AT_ONCE]
@@ -196,6 +240,8 @@ class _Run:
             for refusal in refusals:
                 if refusal is not None:
                     raise refusal
+        if self._recorder is not None:
+            self._recorder.accept()
 
     async def next_piece(self) -> Piece:
         """Wait for the next piece; raise the error that ended the generation."""
@@ -203,6 +249,8 @@ class _Run:
         if isinstance(piece, Exception):
             raise piece
         self._bytes_left += _size(piece)
+        if self._recorder is not None:
+            self._recorder.flush()
         return piece
 
     def cancel(self) -> None:
@@ -219,10 +267,12 @@ class _Run:
             if output.error is not None:
                 of_request = output.finish_reason is FinishReason.FAULT
                 raise (EngineError if of_request else EngineUnavailableError)(output.error)
-            piece = _piece(choice, output)
+            piece = as_piece(choice, output)
         except Exception as error:  # raised by next_piece
             self._fail(error)
             return
+        if self._recorder is not None:
+            self._recorder.note(choice.index, output)
         if piece.finish_reason is not None:
             del self._running[choice.index]
             # If the engine has not ended the request, a stop string did.
@@ -238,7 +288,8 @@ class _Run:
         self._pieces.put_nowait(error)
 
 
-def _piece(choice: Choice, output: Output) -> Piece:
+def as_piece(choice: Choice, output: Output) -> Piece:
+    """Convert an output of the engine; raise RequestError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
     text = choice.decoder.step(output.token, last=reason is not None)

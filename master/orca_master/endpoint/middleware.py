@@ -11,7 +11,7 @@ from orca_contract import routes
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca_master.endpoint.api_keys import KeyRing
+from orca_master.endpoint.api_keys import KeyRing, digest
 from orca_master.endpoint.responding import error_response
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ OPEN_PATHS = frozenset(
 REQUEST_ID = "X-Request-Id"
 VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 256
+OWNER = "orca.owner"
+"""Key of a request's scope: the SHA-256 of its API key in hexadecimal digits; absent without keys."""
 
 
 def _path(scope: Scope) -> str:
@@ -73,14 +75,17 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
         is_open = scope["type"] != "http" or _path(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
-        if is_open or self._accepts(Headers(scope=scope).get("authorization", "")):
+        key = None if is_open else _key_of(Headers(scope=scope).get("authorization", ""))
+        if is_open or (key is not None and self._keys.accepts(key)):
+            scope[OWNER] = "" if key is None else digest(key)
             await self._app(scope, receive, send)
             return
         message = "an API key of this server is needed: Authorization: Bearer KEY"
         await error_response(401, message, code="invalid_api_key")(scope, receive, send)
 
-    def _accepts(self, authorization: str) -> bool:
-        scheme, _, credentials = authorization.partition(" ")
-        # ASGI headers are bytes, which Starlette decodes as latin-1; configured keys are UTF-8.
-        key = credentials.encode("latin-1").decode("utf-8", "surrogateescape")
-        return scheme.lower() == "bearer" and self._keys.accepts(key)
+
+def _key_of(authorization: str) -> str | None:
+    """Return the key of an Authorization header, None without one."""
+    scheme, _, credentials = authorization.partition(" ")
+    # ASGI headers are bytes, which Starlette decodes as latin-1; configured keys are UTF-8.
+    return credentials.encode("latin-1").decode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else None

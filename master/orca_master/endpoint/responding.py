@@ -7,6 +7,7 @@ has its own status code, but at the latest after COMMENT_SECONDS. A client that 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint import event_stream
-from orca_master.endpoint.generation import Generation, Generator, Piece
+from orca_master.endpoint.generation import Generation, Generator, Piece, Recorder
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
@@ -65,16 +66,24 @@ def error_response(
 
 
 async def respond(
-    request: Request, body: GenerationRequest, generator: Generator, generation: Generation, style: Format
+    request: Request,
+    body: GenerationRequest,
+    generator: Generator,
+    generation: Generation,
+    style: Format,
+    recorder: Recorder | None = None,
 ) -> Response:
-    """Run a generation and return its response in `style`; raise what `Generator.pieces` raises."""
-    pieces = generator.pieces(generation)
+    """Run a generation and return its response in `style`; raise what `Generator.pieces` raises.
+
+    With a recorder the events of a stream have numbers, from which a client can continue (Last-Event-ID).
+    """
+    pieces = generator.pieces(generation, recorder)
     if not body.stream:
         collected = await unless_gone(request, _collect(generation, pieces))
         if collected is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        usage = _usage(generation, sum(map(len, collected)))
-        return Response(await _answer(generation, collected, usage, style), media_type="application/json")
+        usage = usage_of(generation, sum(map(len, collected)))
+        return Response(await answer_of(generation, collected, usage, style), media_type="application/json")
     first = asyncio.create_task(_first(pieces))
     try:
         waited = await unless_gone(request, asyncio.wait({first}, timeout=event_stream.COMMENT_SECONDS))
@@ -87,13 +96,19 @@ async def respond(
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return event_stream.EventStream(_events(generation, pieces, first, body.include_usage, style), first)
+    numbers = None if recorder is None else itertools.count(1)
+    return event_stream.EventStream(events(generation, pieces, first, body.include_usage, style, numbers), first)
 
 
-async def _answer(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """Return the response as JSON. Yield to the event loop after each choice, because long choices take time."""
+async def answer_of(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
+    """Return the response as JSON, without choices that have no piece yet.
+
+    Yields to the event loop after each choice, because long choices take time.
+    """
     choices = []
     for index, pieces_of_choice in enumerate(pieces):
+        if not pieces_of_choice:
+            continue
         choices.append(_json(_dump_choice(style.choice(generation, index, pieces_of_choice).model_dump())))
         await asyncio.sleep(0)
     answer = dump(style.answer(generation, usage))
@@ -133,25 +148,30 @@ async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list
     return collected
 
 
-async def _events(
-    generation: Generation, pieces: AsyncIterator[Piece], first: asyncio.Task[Piece], include_usage: bool, style: Format
+async def events(
+    generation: Generation,
+    pieces: AsyncIterator[Piece],
+    first: asyncio.Task[Piece],
+    include_usage: bool,
+    style: Format,
+    numbers: Iterator[int] | None,
 ) -> AsyncIterator[str]:
-    """Yield server-sent events; an error becomes the last event."""
+    """Yield server-sent events with ids from `numbers`; an error becomes the last event, without an id."""
     try:
         piece = await first
         for chunk in style.opening(generation):
-            yield _event(dump(chunk))
+            yield _event(_json(dump(chunk)), numbers)
         generated = 0
         while True:
             generated += 1
-            yield _event(dump(style.chunk(generation, piece)))
+            yield _event(_json(dump(style.chunk(generation, piece))), numbers)
             try:
                 piece = await anext(pieces)
             except StopAsyncIteration:
                 break
         if include_usage:
-            yield _event(dump(style.usage_chunk(generation, _usage(generation, generated))))
-        yield "data: [DONE]\n\n"
+            yield _event(_json(dump(style.usage_chunk(generation, usage_of(generation, generated)))), numbers)
+        yield _event("[DONE]", numbers)
     except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
         codes = {
             EngineError: "engine_error",
@@ -161,20 +181,21 @@ async def _events(
         }
         code = codes.get(type(error), "engine_unavailable")
         detail = ErrorDetail(message=str(error), type="server_error", code=code)
-        yield _event(ErrorBody(error=detail).model_dump())
+        yield _event(_json(ErrorBody(error=detail).model_dump()), None)
     finally:
         await pieces.aclose()  # type: ignore[attr-defined]
 
 
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {_json(data)}\n\n"
+def _event(data: str, numbers: Iterator[int] | None) -> str:
+    return f"data: {data}\n\n" if numbers is None else f"id: {next(numbers)}\ndata: {data}\n\n"
 
 
 def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def _usage(generation: Generation, generated: int) -> Usage:
+def usage_of(generation: Generation, generated: int) -> Usage:
+    """Return the usage of a generation with `generated` tokens so far."""
     prompt = generation.prompt_tokens
     return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
 

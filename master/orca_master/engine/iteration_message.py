@@ -37,6 +37,7 @@ def check_encodes(request: Request) -> None:
     try:
         _fill(pb.Admission(), request)
         pb.Iteration(token=request.prompt)
+        pb.Iteration(token=request.generated)
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"a number of this request is out of range: {error}") from error
 

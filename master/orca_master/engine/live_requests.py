@@ -41,6 +41,7 @@ class LiveRequests:
             submission.stop_token_ids,
             submission.priority,
             time.monotonic(),
+            generated=list(submission.generated),
         )
         check_encodes(request)
         check(request)

@@ -15,7 +15,10 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as submitted by the endpoint; the engine adds the arrival."""
+    """A request as submitted by the endpoint; the engine adds the arrival.
+
+    `generated`: tokens that an earlier master generated, part of `max_gen_tokens`.
+    """
 
     request_id: str
     prompt: Sequence[int]
@@ -23,6 +26,7 @@ class Submission:
     sampling: SamplingParameters
     stop_token_ids: frozenset[int]
     priority: int = 0
+    generated: Sequence[int] = ()
 
 
 class Output(NamedTuple):

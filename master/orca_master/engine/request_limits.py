@@ -64,6 +64,7 @@ def check_values(request: Request, vocabulary_size: int) -> None:
     """
     sampling = request.sampling
     _check_tokens("prompt", request.prompt, vocabulary_size)
+    _check_tokens("generated", request.generated, vocabulary_size)
     _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocabulary_size)
     if sampling.min_tokens:  # only then are the stop tokens sent to the workers
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
@@ -71,6 +72,8 @@ def check_values(request: Request, vocabulary_size: int) -> None:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
     if request.max_gen_tokens < 1:
         raise RequestError(f"max_tokens: {request.max_gen_tokens} is not between 1 and inf", "max_tokens")
+    if request.num_left < 1:
+        raise RequestError(f"max_tokens: {len(request.generated)} tokens are generated already", "max_tokens")
     sampling.check()
 
 

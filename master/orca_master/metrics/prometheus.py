@@ -13,6 +13,7 @@ from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from orca_master.engine.engine_master import EngineMaster
+from orca_master.journal.journal import Journal
 from orca_master.metrics.stage_metrics import StageMetrics
 from orca_master.scheduling.batch import Batch
 
@@ -54,6 +55,13 @@ class Metrics:
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
+
+    def watch_journal(self, journal: Journal) -> None:
+        """Add the gauges of `journal`."""
+        self._gauge(
+            "journal_on", "1 while accepted requests are recorded, 0 after a failed write", lambda: journal.is_on
+        )
+        self._gauge("journal_bytes", "Size of the journal's files", lambda: journal.num_bytes)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

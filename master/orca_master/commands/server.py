@@ -1,0 +1,190 @@
+"""The server of a master, shared by `orca master` and `orca serve`, which have bound its ports.
+
+Order of events: serve HTTP, /readyz reports loading → form the engine → resume journalled requests → ready. On a
+signal: refuse new connections, wait for running requests with a timeout, shut the workers down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from orca_contract.topology import Topology
+from orca_protos.http import serving, serving_apart
+from orca_protos.http_limits import ADMIN_LIMITS
+
+from orca_master.api_processes.pool import ApiProcesses, api_processes
+from orca_master.commands.load_progress import load_progress
+from orca_master.commands.ports import SIGNALS, Ports
+from orca_master.commands.start_report import start_report
+from orca_master.endpoint.admin import create_admin_app, create_probes
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.messages import EngineObserver, Observers
+from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.journal.config import JournalConfig
+from orca_master.journal.journal import Journal
+from orca_master.metrics.iteration_log import IterationLog
+from orca_master.metrics.prometheus import Metrics
+from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.tokenizer import TextCodec
+
+logger = logging.getLogger(__name__)
+
+HOLD_SECONDS = 10.0
+"""How long a restarted master leaves new connections without an answer while it forms its pipelines."""
+
+
+async def run_server(
+    topology: Topology,
+    config: EngineConfig,
+    endpoint_config: EndpointConfig,
+    ports: Ports,
+    journal: JournalConfig | None = None,
+) -> None:
+    """Serve until a signal arrives.
+
+    Raises ConfigurationError or EngineUnavailableError if the start fails, the latter also if the engine fails.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    path = Path(topology.model.path)
+    # Also with API processes: a damaged file is then reported once, before anything starts.
+    codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
+    metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
+    engine = make_engine(topology, config, metrics)
+    endpoint = Endpoint(endpoint_config, engine, codec, template)
+    async with contextlib.AsyncExitStack() as stack:
+        if journal is not None:
+            endpoint.resumable = await stack.enter_async_context(_resumable(endpoint, journal, path, metrics))
+        await stack.enter_async_context(_cluster_ports(engine, ports, config))
+        formed = asyncio.create_task(_form(engine))
+        stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(engine.failure())
+        tasks = [formed, stopped, failed]
+        try:
+            if ports.restarted:  # new connections wait in the kernel's queue, instead of getting 503
+                await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            front: Endpoint | ApiProcesses = endpoint
+            if endpoint_config.num_processes:
+                front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
+                ended: asyncio.Future[Any] = front.ended
+            else:
+                await stack.enter_async_context(template)
+                app = create_app(endpoint)
+                ended = await stack.enter_async_context(serving(app, ports.api[0], endpoint_config.http))
+            tasks.append(started := asyncio.create_task(_start(formed, front)))
+            await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if started.done() and not stop.is_set():
+                await started
+                _announce(endpoint, engine, ports)
+                await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    raise EngineUnavailableError(failed.result())
+                engine.draining = True
+                await front.drain()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Stop the engine before the servers, so that clients of unfinished requests receive an error.
+            await engine.stop("the server ends")
+            # The end of the event loop would restore the default handlers: a second signal would kill this process.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+@contextlib.asynccontextmanager
+async def _resumable(
+    endpoint: Endpoint, config: JournalConfig, model: Path, metrics: Metrics
+) -> AsyncIterator[ResumableRequests]:
+    """Open the journal; raise ConfigurationError."""
+    journal = Journal(config.folder, str(model))
+    metrics.watch_journal(journal)
+    resumable = ResumableRequests(journal, endpoint.generator, config.window)
+    try:
+        yield resumable
+    finally:
+        await resumable.close()
+
+
+@contextlib.asynccontextmanager
+async def _cluster_ports(engine: EngineThread, ports: Ports, config: EngineConfig) -> AsyncIterator[None]:
+    """Serve the probe port and the admin port, if the master has them."""
+    async with contextlib.AsyncExitStack() as stack:
+        if ports.probes is not None:
+            await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
+        if ports.admin is not None:
+            tls = config.tls.server_context() if config.tls else None
+            app = create_admin_app(engine, ports.admin_token)
+            await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))
+        yield
+
+
+async def _form(engine: EngineThread) -> None:
+    """Start the engine and return when its pipelines serve."""
+    async with load_progress(lambda: engine.engine.snapshot.loaded_bytes, sys.stderr):
+        await engine.start()
+
+
+async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> None:
+    """Return when requests can be served."""
+    await formed
+    if isinstance(front, ApiProcesses):
+        await front.joined()
+
+
+def _announce(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
+    """Resume the journalled requests and log that the server is ready."""
+    if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
+        logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)
+    gc.freeze()  # the objects so far are permanent, and a full collection over them takes 100 ms
+    address = ports.api[0].getsockname()
+    for line in start_report(engine.engine.snapshot):
+        logger.info("%s", line)
+    logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
+
+
+def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics) -> EngineThread:
+    """Create the engine without starting it; needs a running event loop."""
+    observer: EngineObserver = metrics
+    if config.iteration_log is not None:
+        observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size))
+    engine = EngineThread(topology, config, observer, metrics)
+    metrics.watch(engine.engine)
+    return engine
+
+
+def run_to_exit_code(
+    program: str,
+    topology: Topology,
+    config: EngineConfig,
+    endpoint_config: EndpointConfig,
+    ports: Ports,
+    journal: JournalConfig | None = None,
+) -> int:
+    """Run the server and return the exit code: 0, 1 if the engine failed, 2 for a configuration error."""
+    # A signal during the creation of the loop would leave it half-created: defer signals until the loop handles them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        asyncio.run(run_server(topology, config, endpoint_config, ports, journal))
+    except ConfigurationError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
+    except EngineUnavailableError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
+    return 0

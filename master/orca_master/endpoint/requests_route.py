@@ -1,0 +1,90 @@
+"""GET /v1/requests/{request_id}: an accepted request again, as JSON with the tokens so far or as server-sent events.
+
+The id is that of the response or of the chunks of a stream. Events have numbers; a client that has lost its connection
+continues after the event Last-Event-ID (WHATWG HTML, section 9.2), also with a restarted master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Request, Response
+from starlette.exceptions import HTTPException
+
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from orca_master.endpoint.chat import ChatFormat
+from orca_master.endpoint.completions import CompletionFormat
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.event_stream import EventStream
+from orca_master.endpoint.middleware import OWNER
+from orca_master.endpoint.responding import Format, answer_of, events, usage_of
+from orca_master.endpoint.resumable import ResumableRequest, ResumableRequests
+
+EVENTS = "text/event-stream"
+MAX_EVENT = 2**53
+
+
+def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests) -> None:
+    """Add the route."""
+
+    @app.get("/v1/requests/{request_id}", response_model=None)
+    async def accepted_request(
+        request_id: str,
+        request: Request,
+        accept: Annotated[str, Header()] = "",
+        last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT)] = 0,
+    ) -> Response:
+        """Return an accepted request with its tokens so far; `Accept: text/event-stream` continues its stream."""
+        found = resumable.find(request_id, request.scope.get(OWNER, ""))
+        if found is None:
+            raise HTTPException(
+                404, f"the request {request_id!r} is unknown: it ended too long ago, or another key asked"
+            )
+        style = _style(endpoint, found.body)
+        if EVENTS in accept:
+            return _stream(endpoint, found, style, last_event_id)
+        return Response(await _answer(endpoint, found, style), media_type="application/json")
+
+
+def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
+    if isinstance(body, ChatCompletionRequest):
+        return ChatFormat(body, endpoint.model_name, endpoint.codec)
+    assert isinstance(body, CompletionRequest)
+    return CompletionFormat(body, endpoint.model_name, endpoint.codec)
+
+
+def _stream(endpoint: Endpoint, found: ResumableRequest, style: Format, last_event: int) -> EventStream:
+    generation = found.generation(endpoint.generator)
+    pieces = found.pieces(generation)
+    first = asyncio.ensure_future(anext(pieces))
+    all_events = events(generation, pieces, first, found.body.include_usage, style, itertools.count(1))
+    return EventStream(_after(all_events, last_event), first)
+
+
+async def _after(all_events: AsyncIterator[str], last_event: int) -> AsyncIterator[str]:
+    """Yield the events with ids above `last_event`, and those without an id."""
+    async with contextlib.aclosing(all_events) as remaining:  # type: ignore[type-var]
+        async for event in remaining:
+            if not event.startswith("id: ") or int(event[4 : event.index("\n")]) > last_event:
+                yield event
+
+
+async def _answer(endpoint: Endpoint, found: ResumableRequest, style: Format) -> bytes:
+    """Return the state of a request, and the response as far as it is known, as JSON."""
+    ended = found.ended
+    generation = found.generation(endpoint.generator)
+    pieces = await found.known_pieces(generation)
+    response = await answer_of(generation, pieces, usage_of(generation, sum(map(len, pieces))), style)
+    status = "in_progress" if ended is None else "failed" if ended.error else "completed"
+    state = {
+        "id": found.accepted.request_id,
+        "object": "request",
+        "status": status,
+        "error": ended.error if ended is not None and ended.error else None,
+    }
+    return f'{json.dumps(state)[:-1]}, "response": {response.decode()}}}'.encode()

@@ -1,0 +1,1 @@
+"""The journal of accepted requests, from which a restarted master finishes them."""

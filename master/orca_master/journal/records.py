@@ -1,0 +1,130 @@
+"""The records of the journal and their form in a file: a line each, the CRC-32 of a JSON array and the array.
+
+| record | array |
+|---|---|
+| Header | `["journal", VERSION, MODEL]`, the first of each file |
+| Accepted | `["accepted", NUMBER, {…}]` |
+| Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
+| Ended | `["ended", NUMBER, SECONDS, ERROR]` |
+
+Pure functions. A request has a number, which is shorter than its id.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+VERSION = 1
+
+
+class RecordError(Exception):
+    """A line that is damaged or was not written by this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that the engine has accepted. `prompts` are token ids, `created` is in seconds since the epoch.
+
+    `route`: a key of endpoint/resumable.py, ROUTES. `body`: the fields that the client set, without its texts.
+    `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys.
+    """
+
+    request_id: str
+    route: str
+    body: dict[str, Any]
+    prompts: list[list[int]]
+    max_tokens: int
+    logprobs: int | None
+    seed: int
+    created: int
+    owner: str
+
+
+class Token(NamedTuple):
+    """An output of the engine for a choice. `logprobs`: a serialized pb.Logprobs; `finish_reason`: as the engine's."""
+
+    choice: int
+    token: int
+    finish_reason: str | None = None
+    logprobs: bytes | None = None
+
+
+class Ended(NamedTuple):
+    """The end of a request. `at`: seconds since the epoch. `error`: "" if all of its choices are complete."""
+
+    at: float
+    error: str
+
+
+@dataclass(slots=True)
+class JournalledRequest:
+    """A request as read from the journal."""
+
+    accepted: Accepted
+    tokens: list[Token] = field(default_factory=list)
+    ended: Ended | None = None
+
+
+def encode(record: list[Any]) -> bytes:
+    """Return the line of an array."""
+    text = json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (binascii.crc32(text), text)
+
+
+def header(model: str) -> list[Any]:
+    """Return the array of a Header; `model` identifies the model that the requests are for."""
+    return ["journal", VERSION, model]
+
+
+def accepted(number: int, request: Accepted) -> list[Any]:
+    """Return the array of an Accepted."""
+    return ["accepted", number, asdict(request)]
+
+
+def token(number: int, output: Token) -> list[Any]:
+    """Return an element of the array of Tokens."""
+    if output.finish_reason is None and output.logprobs is None:
+        return [number, output.choice, output.token]
+    logprobs = None if output.logprobs is None else base64.b64encode(output.logprobs).decode()
+    return [number, output.choice, output.token, output.finish_reason, logprobs]
+
+
+def ended(number: int, end: Ended) -> list[Any]:
+    """Return the array of an Ended."""
+    return ["ended", number, end.at, end.error]
+
+
+def decode(line: bytes) -> list[Any]:
+    """Return the array of a line; raise RecordError."""
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % binascii.crc32(text):
+        raise RecordError("the checksum does not match")
+    record = json.loads(text)
+    if not isinstance(record, list) or not record:
+        raise RecordError("it is not an array")
+    return record
+
+
+def replay(record: list[Any], requests: dict[int, JournalledRequest]) -> None:
+    """Apply a record that is no Header; tokens and ends of unknown requests are ignored. Raises RecordError."""
+    try:
+        match record:
+            case ["accepted", int(number), dict(fields)]:
+                requests[number] = JournalledRequest(Accepted(**fields))
+            case ["tokens", *outputs]:
+                for number, choice, value, *rest in outputs:
+                    if number in requests:
+                        reason, logprobs = rest or (None, None)
+                        data = None if logprobs is None else base64.b64decode(logprobs)
+                        requests[number].tokens.append(Token(choice, value, reason, data))
+            case ["ended", int(number), float(at), str(error)]:
+                if number in requests:
+                    requests[number].ended = Ended(at, error)
+            case _:
+                raise RecordError(f"a record of the unknown kind {record[0]!r}")
+    except (TypeError, ValueError) as error:
+        raise RecordError(str(error)) from error

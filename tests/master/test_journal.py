@@ -1,0 +1,192 @@
+"""The journal's files: what a damaged end, a full disk, another model and forgotten requests leave in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orca_master.errors import ConfigurationError
+from orca_master.journal import journal as journal_module
+from orca_master.journal import records
+from orca_master.journal.journal import Journal
+from orca_master.journal.records import Accepted, Ended, RecordError, Token
+
+MODEL = "/models/m"
+tokens = st.builds(
+    Token,
+    st.integers(0, 100),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([None, "stop", "length"]),
+    st.none() | st.binary(max_size=20),
+)
+
+
+def request(name: str = "cmpl-1", prompt_length: int = 3) -> Accepted:
+    return Accepted(name, "completions", {"stop": "ü\n"}, [[1] * prompt_length, [7]], 20, None, 2**64 - 1, 1_700, "")
+
+
+def segments(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(".journal"))
+
+
+def test_what_was_written_is_read(tmp_path):
+    journal = Journal(tmp_path / "new" / "folder", MODEL)
+    first, second = journal.accept(request("a")), journal.accept(request("b"))
+    journal.note(first, Token(0, 5))
+    journal.note(second, Token(1, 6, "stop", b"\x01\xff"))
+    journal.flush()
+    journal.note(first, Token(1, 9))
+    journal.end(second, Ended(12.5, "why"))
+    journal.close()
+    again = Journal(tmp_path / "new" / "folder", MODEL)
+    a, b = again.requests.values()
+    assert (a.accepted, a.tokens, a.ended) == (request("a"), [Token(0, 5), Token(1, 9)], None)
+    assert (b.accepted, b.tokens, b.ended) == (request("b"), [Token(1, 6, "stop", b"\x01\xff")], Ended(12.5, "why"))
+    assert again.accept(request("c")) not in (first, second)
+    again.close()
+
+
+@given(st.lists(tokens, max_size=20), st.data())
+def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory, outputs, data):
+    """The kernel may have written a part of the last line when the machine died."""
+    folder = tmp_path_factory.mktemp("journal")
+    journal = Journal(folder, MODEL)
+    number = journal.accept(request())
+    ends = []
+    for output in outputs:
+        journal.note(number, output)
+        journal.flush()
+        ends.append(journal.num_bytes)
+    journal.close()
+    path = folder / segments(folder)[0]
+    content = path.read_bytes()
+    begin = content.index(b"\n", content.index(b"\n") + 1) + 1
+    length = data.draw(st.integers(begin, len(content)))
+    path.write_bytes(content[:length])
+    again = Journal(folder, MODEL)
+    (found,) = again.requests.values()
+    again.close()
+    assert found.tokens == [output for output, end in zip(outputs, ends, strict=True) if end <= length]
+
+
+@given(st.binary(max_size=60))
+def test_a_damaged_line_is_an_error_of_its_own(line):
+    with pytest.raises(RecordError):
+        records.decode(line)
+    good = records.encode(["ended", 1, 2.0, ""])
+    assert records.decode(good) == ["ended", 1, 2.0, ""]
+    with pytest.raises(RecordError):
+        records.decode(good[:-1])
+
+
+@pytest.mark.parametrize(
+    "record", [["accepted", 1, {"unknown": 1}], ["ended", 1, "x", ""], ["tokens", [1]], ["tokens", 5], ["other", 1]]
+)
+def test_a_line_of_another_version_ends_the_reading_of_its_file(tmp_path, record, caplog):
+    journal = Journal(tmp_path, MODEL)
+    journal.accept(request())
+    journal.close()
+    path = tmp_path / segments(tmp_path)[0]
+    path.write_bytes(path.read_bytes() + records.encode(record))
+    again = Journal(tmp_path, MODEL)
+    assert len(again.requests) == 1
+    again.close()
+    assert "the rest of the file is ignored" in caplog.text
+
+
+def test_requests_of_another_model_are_ignored_and_their_files_deleted(tmp_path, caplog):
+    journal = Journal(tmp_path, "/models/other")
+    journal.accept(request())
+    journal.close()
+    again = Journal(tmp_path, MODEL)
+    assert again.requests == {}
+    assert len(segments(tmp_path)) == 1
+    assert "it is for another model" in caplog.text
+    again.close()
+
+
+def test_files_are_deleted_when_their_requests_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1_000)
+    journal = Journal(tmp_path, MODEL)
+    numbers = [journal.accept(request(str(index), 200)) for index in range(20)]
+    assert len(segments(tmp_path)) > 5
+    for number in numbers[1:]:
+        journal.forget(number)
+    assert len(segments(tmp_path)) > 5, "the first request is in the first file"
+    journal.forget(numbers[0])
+    assert len(segments(tmp_path)) == 1
+    assert journal.num_bytes == (tmp_path / segments(tmp_path)[0]).stat().st_size
+    journal.close()
+    again = Journal(tmp_path, MODEL)
+    assert {entry.accepted.request_id for entry in again.requests.values()} <= {"18", "19"}, "of the last file"
+    again.close()
+
+
+@pytest.mark.parametrize("fault", ["limit", "disk", "sync"])
+def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path, monkeypatch, caplog, fault):
+    journal = Journal(tmp_path, MODEL, max_bytes=1_000 if fault == "limit" else 1 << 20)
+    number = journal.accept(request("a"))
+    if fault == "disk":
+        monkeypatch.setattr(os, "write", _no_space)
+    elif fault == "sync":
+        monkeypatch.setattr(os, "fsync", _no_space)
+    for _ in range(1_000):
+        journal.note(number, Token(0, 5))
+        journal.flush()
+    journal.end(journal.accept(request("b")), Ended(1.0, ""))
+    journal.close()
+    assert not journal.is_on
+    monkeypatch.undo()
+    assert caplog.text.count("the journal is off, serving goes on") == 1
+    again = Journal(tmp_path, MODEL)
+    assert again.is_on
+    assert next(iter(again.requests.values())).accepted == request("a")
+    again.close()
+
+
+def test_only_the_owner_can_read_the_files(tmp_path):
+    journal = Journal(tmp_path / "j", MODEL)
+    journal.accept(request())
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()}
+    assert (modes, (tmp_path / "j").stat().st_mode & 0o777) == ({0o600}, 0o700)
+    journal.close()
+
+
+def test_a_second_master_is_refused_and_a_killed_one_does_not_hold_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "LOCK_SECONDS", 0.0)
+    program = (
+        "import os, sys, pathlib; from orca_master.journal.journal import Journal; "
+        "journal = Journal(pathlib.Path(sys.argv[1]), '/models/m'); print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(ConfigurationError, match="another master uses this folder"):
+            Journal(tmp_path, MODEL)
+        holder.kill()
+    Journal(tmp_path, MODEL).close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--journal .*/file: "):
+        Journal(tmp_path / "file", MODEL)
+
+
+def test_no_texts_are_written(tmp_path):
+    journal = Journal(tmp_path, MODEL)
+    journal.accept(request())
+    journal.close()
+    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[1]
+    assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(28, "No space left on device")

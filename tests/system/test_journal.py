@@ -1,0 +1,150 @@
+"""`--journal`: a killed or restarted master finishes what it had accepted, and clients continue their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from support.resuming import Transcript, stream
+from support.served import Served, eventually, serve
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
+FLOAT32 = ("--dtype", "float32")
+KINDS: dict[str, dict] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.9, "seed": 5},
+    "penalties": {"temperature": 0.7, "seed": 6, "presence_penalty": 0.9, "repetition_penalty": 1.2},
+    "logprobs": {"temperature": 0.7, "seed": 7, "logprobs": 2},
+    "two choices": {"temperature": 0.9, "seed": 8, "n": 2, "stream_options": {"include_usage": True}},
+    "two prompts": {"prompt": [[1, 2], [9, 8, 7]], "temperature": 0.9, "seed": 9, "echo": True},
+    "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
+    "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
+}
+BASE = {"prompt": [1, 2, 3], "max_tokens": 250, "stream": True, "ignore_eos": True, "return_token_ids": True}
+
+
+async def play(served: Served, kills: int, number: int = signal.SIGKILL) -> dict[str, Transcript]:
+    """Read a stream of each kind, and kill the master `kills` times while they run."""
+    transcripts = {name: Transcript() for name in KINDS}
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        reading = [
+            asyncio.create_task(stream(client, *_request(KINDS[name]), transcript))
+            for name, transcript in transcripts.items()
+        ]
+        for kill in range(1, kills + 1):
+            while any(len(entry.events) < 20 * kill and not entry.complete for entry in transcripts.values()):
+                failed = [task for task in reading if task.done() and task.exception() is not None]
+                await asyncio.gather(*failed)
+                await asyncio.sleep(0.001)
+            before = served.master
+            os.kill(before, number)
+            while not await asyncio.to_thread(lambda: _other_master(served, before)):  # noqa: B023
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*reading)
+    return transcripts
+
+
+@pytest.mark.long
+def test_streams_continue_when_the_master_is_killed(tmp_path):
+    """Twice, with every kind of request: each event comes once, in order, and is that of the undisturbed run."""
+    folder = tmp_path / "journal"
+    with serve(DEMO, *FLOAT32, "-pp", "2", "--journal", str(folder)) as served:
+        undisturbed = asyncio.run(play(served, kills=0))
+        resumed = asyncio.run(play(served, kills=2))
+        for name, entry in resumed.items():
+            assert entry.events == undisturbed[name].events, name
+        assert sum(entry.num_losses for entry in resumed.values()) >= len(KINDS), "short streams may end between kills"
+        assert sum("requests of an earlier master are resumed" in line for line in served.log) == 2
+        assert not any("Traceback" in line for line in served.log), served.log
+        assert all((folder / name).stat().st_mode & 0o077 == 0 for name in os.listdir(folder))
+        metrics = httpx.get(f"{served.url}/metrics").text
+        assert re.search(r"^orca:journal_on\{.*\} 1.0$", metrics, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_a_request_whose_client_does_not_come_back_is_finished_and_can_be_read(tmp_path):
+    body = {**BASE, "temperature": 0.9, "seed": 5, "max_tokens": 300}
+    options = ("--journal", str(tmp_path), "--api-key", "one", "--api-key", "two")
+    one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+    with serve(DEMO, *FLOAT32, *options) as served:
+        client = httpx.Client(base_url=served.url, timeout=60, headers=one)
+        whole = client.post("/v1/completions", json={**body, "stream": False}).json()
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            first = [json.loads(next(lines)[6:]) for _ in range(20)][-1]
+            path = f"/v1/requests/{first['id']}"
+            running = client.get(path).json()
+            assert (running["status"], running["error"]) == ("in_progress", None)
+            before = served.master
+            os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: _other_master(served, before))  # a new connection to the killed one may be reset
+        assert client.get(path, headers=two).status_code == 404, "of another key"
+        assert client.get("/v1/requests/cmpl-0").status_code == 404
+        assert client.get(path, headers={"Accept": "text/event-stream", "Last-Event-ID": "x"}).status_code == 400
+        assert eventually(lambda: client.get(path).json()["status"] == "completed")
+        known = client.get(path).json()["response"]
+        assert known["choices"] == whole["choices"]
+        assert (known["usage"], known["id"]) == (whole["usage"], first["id"])
+        kept = client.get(f"/v1/requests/{whole['id']}").json()
+        assert kept["response"] == whole, "also what had ended before the kill"
+
+
+@pytest.mark.long
+def test_a_stopped_server_continues_at_its_next_start_and_forgets_what_is_old(tmp_path):
+    options = ("--journal", str(tmp_path), "--resume-window", "1", "--drain-timeout", "1")
+    body = {**BASE, "max_tokens": 690, "temperature": 0.9, "seed": 5}
+    transcript = Transcript()
+
+    async def read(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            await stream(client, "/v1/completions", body, transcript)
+
+    async def read_until_stopped(served: Served) -> None:
+        reading = asyncio.create_task(read(served.url))
+        while len(transcript.events) < 20:
+            await asyncio.sleep(0.001)
+        os.kill(served.master, signal.SIGSTOP)  # so that the request cannot end within the drain timeout
+        served.process.send_signal(signal.SIGTERM)
+        os.kill(served.master, signal.SIGKILL)
+        await asyncio.to_thread(served.process.wait, 60)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    with serve(DEMO, *FLOAT32, *options) as served:
+        asyncio.run(read_until_stopped(served))
+    assert not transcript.complete
+    with serve(DEMO, *FLOAT32, *options) as served:
+        asyncio.run(read(served.url))
+        path = f"{served.url}/v1/requests/{transcript.request_id}"
+        assert eventually(lambda: httpx.get(path).status_code == 404), "forgotten after a second"
+        whole = httpx.post(f"{served.url}/v1/completions", json={**body, "stream": False}, timeout=60).json()
+    tokens = [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
+    assert tokens == whole["choices"][0]["token_ids"]
+
+
+@pytest.mark.long
+def test_one_master_at_a_time_has_the_folder(tmp_path):
+    with serve(DEMO, "--journal", str(tmp_path)):
+        second = Served([str(DEMO), "--journal", str(tmp_path)])
+        assert second.process.wait(100) == 2
+    assert f"orca serve: error: --journal {tmp_path}: another master uses this folder" in second.log
+
+
+def _request(fields: dict) -> tuple[str, dict]:
+    """Return path and body of a kind of request."""
+    if "messages" in fields:
+        return "/v1/chat/completions", {**{name: BASE[name] for name in BASE if name != "prompt"}, **fields}
+    return "/v1/completions", {**BASE, **fields}
+
+
+def _other_master(served: Served, before: int) -> bool:
+    try:
+        return served.master != before and Path(f"/proc/{served.master}").exists()
+    except ValueError:
+        return False
