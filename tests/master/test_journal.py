@@ -38,10 +38,10 @@ def segments(folder: Path) -> list[str]:
 def test_what_was_written_is_read(tmp_path):
     journal = Journal(tmp_path / "new" / "folder", MODEL)
     first, second = journal.accept(request("a")), journal.accept(request("b"))
-    journal.note(first, Token(0, 5))
-    journal.note(second, Token(1, 6, "stop", b"\x01\xff"))
+    journal.note(first, 0, 5)
+    journal.note(second, 1, 6, "stop", b"\x01\xff")
     journal.flush()
-    journal.note(first, Token(1, 9))
+    journal.note(first, 1, 9)
     journal.end(second, Ended(12.5, "why"))
     journal.close()
     again = Journal(tmp_path / "new" / "folder", MODEL)
@@ -60,7 +60,7 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     number = journal.accept(request())
     ends = []
     for output in outputs:
-        journal.note(number, output)
+        journal.note(number, *output)
         journal.flush()
         ends.append(journal.num_bytes)
     journal.close()
@@ -137,7 +137,7 @@ def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path
     elif fault == "sync":
         monkeypatch.setattr(os, "fsync", _no_space)
     for _ in range(1_000):
-        journal.note(number, Token(0, 5))
+        journal.note(number, 0, 5)
         journal.flush()
     journal.end(journal.accept(request("b")), Ended(1.0, ""))
     journal.close()

@@ -81,7 +81,7 @@ class ResumableRequest:
     def restore(self, journalled: JournalledRequest) -> None:
         """Take over the tokens and the end that the journal has."""
         for token in journalled.tokens:
-            self._append(token)
+            self._append(*token)
         self.ended = journalled.ended
 
     def unfinished(self, generation: Generation) -> list[Choice]:
@@ -107,15 +107,16 @@ class ResumableRequest:
 
     def note(self, choice: int, output: Output) -> None:
         """See Recorder."""
-        self.accept()  # the first token may come before the engine's answer
+        if self.number is None:
+            self.accept()  # the first token may come before the engine's answer
         assert output.token is not None
         assert self.number is not None
         reason = None if output.finish_reason is None else output.finish_reason.value
         logprobs = None if output.logprobs is None else output.logprobs.SerializeToString()
-        token = Token(choice, output.token, reason, logprobs)
-        self._append(token)
-        self._journal.note(self.number, token)
-        self._wake()
+        self._append(choice, output.token, reason, logprobs)
+        self._journal.note(self.number, choice, output.token, reason, logprobs)
+        if self._waiters:
+            self._wake()
 
     def flush(self) -> None:
         """See Recorder."""
@@ -161,10 +162,11 @@ class ResumableRequest:
                 await asyncio.sleep(0)
         return pieces
 
-    def _append(self, token: Token) -> None:
-        if token.finish_reason is not None or token.logprobs is not None:
-            self._details[len(self._tokens) // 2] = token.finish_reason, token.logprobs
-        self._tokens.extend((token.choice, token.token))
+    def _append(self, choice: int, token: int, reason: str | None, logprobs: bytes | None) -> None:
+        if reason is not None or logprobs is not None:
+            self._details[len(self._tokens) // 2] = reason, logprobs
+        self._tokens.append(choice)
+        self._tokens.append(token)
 
     def _outputs(self) -> Iterator[Token]:
         position = 0

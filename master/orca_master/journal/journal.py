@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ SEGMENT_BYTES = 8 << 20
 """Size after which a new file begins."""
 MAX_BYTES = 256 << 20
 """Maximum size of all files: the journal is off beyond it."""
-SYNC_SECONDS = 0.05
+SYNC_SECONDS = 0.1
 LOCK_SECONDS = 5.0
 """Longest wait for the end of an earlier master that has the folder."""
 JOIN_SECONDS = 5.0
@@ -49,7 +50,7 @@ class Journal:
         """Size of each file in bytes, by its number in ascending order."""
         self._first_segments: dict[int, int] = {}
         """Number of the file in which each remembered request begins."""
-        self._tokens: list[list[Any]] = []
+        self._tokens: list[Sequence[Any]] = []
         self._retired: list[int] = []
         """Descriptors of complete files, which the thread closes."""
         self._lock = threading.Lock()
@@ -84,9 +85,14 @@ class Journal:
         self._write(records.encode(records.accepted(number, request)))
         return number
 
-    def note(self, number: int, token: Token) -> None:
-        """Record a token; `flush` writes it."""
-        self._tokens.append(records.token(number, token))
+    def note(
+        self, number: int, choice: int, token: int, finish_reason: str | None = None, logprobs: bytes | None = None
+    ) -> None:
+        """Record a token (see records.Token); `flush` writes it. Hot path."""
+        if finish_reason is None and logprobs is None:
+            self._tokens.append((number, choice, token))
+        else:
+            self._tokens.append(records.token(number, Token(choice, token, finish_reason, logprobs)))
 
     def flush(self) -> None:
         """Write the recorded tokens. Call before a client receives one of them."""
