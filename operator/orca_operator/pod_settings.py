@@ -48,11 +48,27 @@ class PodSettings(Part):
     annotations: Annotations = Field({}, description="Additional annotations of the pods.")
 
 
+class Journal(Part):
+    """Where the master records accepted requests, prompts included. Not used with API processes."""
+
+    claim_name: Text | None = Field(
+        None,
+        description="PersistentVolumeClaim of the journal, with which requests survive the master pod. If unset, the "
+        "journal is in an emptyDir, and requests survive a restart of the container.",
+    )
+    resume_window_seconds: Annotated[int, Field(ge=1, le=86400)] = Field(
+        300, description="Time for which a request is kept after its end."
+    )
+
+
 class MasterSettings(PodSettings):
     """The master pod."""
 
     api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
         0, description="Processes for HTTP and tokenization; 0 runs both in a thread of the scheduler's process."
+    )
+    journal: Journal | None = Field(
+        None, description="The journal of accepted requests, which a restarted master finishes."
     )
 
 

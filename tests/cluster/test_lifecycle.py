@@ -260,3 +260,48 @@ def scale(cluster: Kubernetes, operator: str, replicas: int) -> None:
     else:
         gone = ("-n", operator, "get", "pods", "-l", "app.kubernetes.io/name=orca-operator", "-o", "name")
         assert eventually(lambda: not cluster.kubectl(*gone).strip(), POD_SECONDS)
+
+
+KILL_AFTER = 50
+STREAM_AND_KILL = """
+import json, os, pathlib, sys, urllib.request
+body = json.dumps(json.loads(sys.argv[1])).encode()
+request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
+events = 0
+for line in urllib.request.urlopen(request, timeout=60):
+    if line.startswith(b"data: {"):
+        events += 1
+        if events == int(sys.argv[2]):
+            print(json.loads(line[6:])["id"], flush=True)
+            for process in pathlib.Path("/proc").glob("[0-9]*"):
+                command = (process / "cmdline").read_bytes().split(b"\\0")
+                if b"master" in command and b"--journal" in command and b"dumb-init" not in command[0]:
+                    os.kill(int(process.name), 9)
+"""
+"""Program for the master's container: reads a stream; at an event prints the request's id and kills the master."""
+
+
+def test_a_killed_master_finishes_what_it_had_accepted(namespace: Namespace):
+    """The container restarts in its pod, whose journal is an emptyDir; the workers are the same processes."""
+    namespace.deploy(demo_spec(model={"uri": "file:///models/demo", "dtype": "float32"}))
+    namespace.wait_ready()
+    body = {**BODY, "max_tokens": 600, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    (undisturbed,) = namespace.ask("demo", [body])
+    master = next(pod["metadata"]["name"] for pod in namespace.pods() if "-master-" in pod["metadata"]["name"])
+    program = ("exec", master, "--", "python3", "-c", STREAM_AND_KILL, json.dumps({**body, "stream": True}))
+    request_id = namespace.kubectl(*program, str(KILL_AFTER), check=False).splitlines()[0]
+    assert request_id.startswith("cmpl-")
+
+    def resumed() -> dict:
+        url = f"http://127.0.0.1:8000/v1/requests/{request_id}"
+        reader = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=10).read().decode())"
+        printed = namespace.kubectl("exec", master, "--", "python3", "-c", reader, check=False)
+        return json.loads(printed) if printed.startswith("{") else {}
+
+    assert eventually(lambda: resumed().get("status") == "completed", 90), resumed()
+    assert resumed()["response"]["choices"] == undisturbed["choices"]
+    restarts = {
+        pod["metadata"]["name"]: sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
+        for pod in namespace.pods()
+    }
+    assert restarts == {name: int(name == master) for name in restarts}

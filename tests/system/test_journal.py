@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.cluster import Cluster
 from support.resuming import Transcript, stream
-from support.served import Served, eventually, serve
+from support.served import Served, descendants, eventually, serve
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
 FLOAT32 = ("--dtype", "float32")
@@ -124,8 +125,47 @@ def test_a_stopped_server_continues_at_its_next_start_and_forgets_what_is_old(tm
         path = f"{served.url}/v1/requests/{transcript.request_id}"
         assert eventually(lambda: httpx.get(path).status_code == 404), "forgotten after a second"
         whole = httpx.post(f"{served.url}/v1/completions", json={**body, "stream": False}, timeout=60).json()
-    tokens = [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
-    assert tokens == whole["choices"][0]["token_ids"]
+    assert _tokens(transcript) == whole["choices"][0]["token_ids"]
+
+
+@pytest.mark.long
+def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(checkpoint, tmp_path):
+    """`orca master` as in a pod: the workers live on."""
+    cluster = Cluster(checkpoint("qwen2-gqa-tied"), tmp_path)
+    transcript = Transcript()
+
+    async def play_on() -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{cluster.api}", timeout=60) as client:
+            body = {**BASE, "temperature": 0.8, "seed": 1, "max_tokens": 600}
+            reading = asyncio.create_task(stream(client, "/v1/completions", body, transcript))
+            while len(transcript.events) < 50:
+                await asyncio.sleep(0.001)
+            assert cluster.master is not None
+            cluster.master.kill()
+            await asyncio.to_thread(cluster.master.wait, 60)
+            cluster.start_master("--journal", str(tmp_path / "journal"))
+            await reading
+
+    try:
+        for index in range(2):
+            cluster.start_worker(index)
+        cluster.start_master("--journal", str(tmp_path / "journal"))
+        assert eventually(lambda: cluster.probe(cluster.master_probe, "/readyz") == 200)
+        undisturbed = cluster.ask(**{**BASE, "stream": False, "temperature": 0.8, "seed": 1, "max_tokens": 600})
+        ranks = [descendants(worker.pid) for worker in cluster.workers.values()]
+        asyncio.run(play_on())
+        assert transcript.num_losses >= 1
+        assert _tokens(transcript) == undisturbed
+        assert all(
+            descendants(worker.pid) >= before for worker, before in zip(cluster.workers.values(), ranks, strict=True)
+        )
+    finally:
+        cluster.stop()
+
+
+def _tokens(transcript: Transcript) -> list[int]:
+    """Return the tokens of a stream of one choice; the first event has the prompt."""
+    return [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
 
 
 @pytest.mark.long

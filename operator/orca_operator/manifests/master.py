@@ -6,12 +6,16 @@ from typing import Any
 
 from orca_operator import names
 from orca_operator.manifests.context import Context
-from orca_operator.manifests.pod import pod_template, resources
+from orca_operator.manifests.pod import CACHE_GROUP, pod_template, resources
 from orca_operator.manifests.tls import pod_tls
+from orca_operator.pod_settings import Journal
 
 BOOT = "/etc/orca"
 ADMIN = "/etc/orca-admin"
 API_KEYS = "/etc/orca-keys"
+JOURNAL = "/var/lib/orca"
+JOURNAL_SIZE = "512Mi"
+"""Size limit of the journal's emptyDir; the master's own limit of the files is 256 MiB."""
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 
 
@@ -31,6 +35,13 @@ def master_deployment(context: Context) -> dict[str, Any]:
         items = [{"key": keys.key, "path": "keys"}]
         volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items}})
         mounts.append({"name": "api-keys", "mountPath": API_KEYS, "readOnly": True})
+    journal = settings.journal or Journal()
+    arguments = ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml"]
+    if not settings.api_processes:
+        # Not in master.yaml, which also reaches the pods of revisions from before the journal.
+        arguments += ["--journal", f"{JOURNAL}/requests", "--resume-window", str(journal.resume_window_seconds)]
+        volumes.append({"name": "journal", **_journal_source(journal)})
+        mounts.append({"name": "journal", "mountPath": JOURNAL})
     tls = pod_tls(context, names.MASTER)
     volumes += tls.volumes
     limits = resources(settings, {}, DEFAULT_REQUESTS)
@@ -41,7 +52,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
     container = {
         "name": names.MASTER,
         "image": settings.image or context.images.master,
-        "args": ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml", *tls.options],
+        "args": [*arguments, *tls.options],
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
@@ -52,6 +63,8 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
     template = pod_template(spec, settings, context.name, labels, {}, container, volumes, ["--without-weights"])
+    if journal.claim_name and not settings.api_processes:
+        template["spec"]["securityContext"]["fsGroup"] = CACHE_GROUP
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -64,3 +77,10 @@ def master_deployment(context: Context) -> dict[str, Any]:
             "template": template,
         },
     }
+
+
+def _journal_source(journal: Journal) -> dict[str, Any]:
+    """Return the source of the journal's volume."""
+    if journal.claim_name:
+        return {"persistentVolumeClaim": {"claimName": journal.claim_name}}
+    return {"emptyDir": {"sizeLimit": JOURNAL_SIZE}}
