@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.errors import ConfigurationError
+from orca_contract.state import EngineState
+from orca_master.endpoint.generation import Generator
+from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequest, ResumableRequests
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.live_requests import LiveRequests
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
+from orca_master.errors import ConfigurationError, QueueFullError
 from orca_master.journal import journal as journal_module
 from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, RecordError, Token
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.sampling_parameters import SamplingParameters
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.text.tokenizer import TextCodec
 
 MODEL = "/models/m"
 tokens = st.builds(
@@ -190,3 +205,62 @@ def test_no_texts_are_written(tmp_path):
 
 def _no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
+
+
+def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
+    """Also one that ends them before its first token; a token of a later life begins the count anew."""
+
+    async def life(wants: int) -> list[ResumableRequest]:
+        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        journal = Journal(tmp_path / "j", MODEL)
+        resumable = ResumableRequests(journal, generator, 60)
+        assert resumable.resume() == wants
+        await asyncio.sleep(0)
+        requests = [found for name in ("a", "b") if (found := resumable.find(name, "")) is not None]
+        await resumable.close()
+        return requests
+
+    journal = Journal(tmp_path / "j", MODEL)
+    journal.accept(replace(request("a"), body={}))
+    second = journal.accept(replace(request("b"), body={}))
+    journal.close()
+    for _ in range(MAX_RESUMES - 1):
+        asyncio.run(life(wants=2))
+    journal = Journal(tmp_path / "j", MODEL)
+    journal.note(second, 0, 5)
+    journal.close()
+    asyncio.run(life(wants=2))
+    first, other = asyncio.run(life(wants=1))
+    assert first.ended is not None
+    assert first.ended.error == f"{MAX_RESUMES} masters have ended since the request's last token"
+    assert other.ended is None
+
+
+def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
+    pool = RequestPool(1, 100)
+    requests = LiveRequests(Scheduler(SchedulerConfig(1, 1), pool), lambda outputs: None)
+    for name in ("a", "b"):
+        submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
+        requests.accept(submission, lambda request: None)
+    assert [entry.generated for entry in pool] == [[5], [5]]
+    with pytest.raises(QueueFullError):
+        requests.accept(Submission("c", [1], 1, SamplingParameters(), frozenset()), lambda request: None)
+
+
+class Idle(EngineClient):
+    """Accepts requests and never generates."""
+
+    @property
+    def status(self) -> EngineStatus:
+        return EngineStatus(EngineState.STOPPED, "", False, 100, 64, 64, Progress(), 10, 1000, Recovery())
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        return answer
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        pass
+
+    async def metrics(self) -> bytes:
+        return b""

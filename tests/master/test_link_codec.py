@@ -77,7 +77,7 @@ submissions = build(
     sampling=sampling,
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
-    generated=st.lists(uint32, max_size=20).map(tuple),
+    generated=st.none(),
 )
 http_limits = build(
     HttpLimits,
@@ -194,7 +194,8 @@ def test_a_message_from_the_master_survives_the_wire(message):
 @pytest.mark.parametrize("cls", CARRIED)
 def test_the_wire_carries_every_field(cls):
     """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
-    assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls])
+    absent = {"generated"} if cls is Submission else set()  # only a journal has it, and API processes have none
+    assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls]) | absent
 
 
 def test_the_wire_carries_every_field_of_an_output():

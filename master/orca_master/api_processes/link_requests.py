@@ -26,7 +26,8 @@ _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number 
 
 
 def fill_submission(message: pb.Submission, submission: Submission) -> None:
-    """Write a submission into an empty message; raise ValueOutOfRangeError."""
+    """Write a submission of a new request into an empty message; raise ValueOutOfRangeError."""
+    assert submission.generated is None, "API processes have no journal"
     message.request_id = submission.request_id
     if not 0 <= submission.max_gen_tokens < 1 << 64:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
@@ -34,7 +35,6 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     message.priority = submission.priority
     try:
         message.prompt.extend(submission.prompt)
-        message.generated.extend(submission.generated)
     except ValueError as error:
         raise ValueOutOfRangeError("prompt", "a token id is not between 0 and 4294967295") from error
     try:
@@ -57,7 +57,6 @@ def submission_of(message: pb.Submission) -> Submission:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         priority=message.priority,
-        generated=tuple(message.generated),
     )
 
 

@@ -25,6 +25,7 @@ from orca_master.scheduling.request import FinishReason
 logger = logging.getLogger(__name__)
 
 COMPLETIONS, CHAT = "completions", "chat"
+MAX_RESUMES = 3
 YIELD_PIECES = 64
 """Pieces after which a reader lets the event loop serve others."""
 
@@ -55,6 +56,8 @@ class ResumableRequest:
         self._details: dict[int, tuple[str | None, bytes | None]] = {}
         """Finish reason and logprobs of the outputs that have either, by position."""
         self._waiters: list[asyncio.Future[None]] = []
+        self.num_resumed = 0
+        """See JournalledRequest."""
 
     @property
     def body(self) -> GenerationRequest:
@@ -82,7 +85,7 @@ class ResumableRequest:
         """Take over the tokens and the end that the journal has."""
         for token in journalled.tokens:
             self._append(*token)
-        self.ended = journalled.ended
+        self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
     def unfinished(self, generation: Generation) -> list[Choice]:
         """Return the choices that are not complete, with the tokens that they have; advances their decoders."""
@@ -233,8 +236,15 @@ class ResumableRequests:
         return request if request is not None and request.accepted.owner == owner else None
 
     def resume(self) -> int:
-        """Continue the requests that have not ended; return their number."""
+        """Continue the requests that have not ended; return their number.
+
+        A request that was continued MAX_RESUMES times without a token ends: it may be what ends the masters.
+        """
+        for request in [request for request in self._requests.values() if request.num_resumed >= MAX_RESUMES]:
+            request.end(f"{request.num_resumed} masters have ended since the request's last token")
         waiting = [request for request in self._requests.values() if request.ended is None]
+        if waiting:
+            self._journal.resume([request.number for request in waiting if request.number is not None])
         for request in waiting:
             task = asyncio.create_task(self._run(request))
             self._running.add(task)
@@ -249,9 +259,15 @@ class ResumableRequests:
         self._journal.close()
 
     async def _run(self, request: ResumableRequest) -> None:
-        generation = request.generation(self._generator)
         try:
-            async for _ in self._generator.pieces(generation, request, request.unfinished(generation)):
+            generation = request.generation(self._generator)
+            choices = request.unfinished(generation)
+        except Exception as error:  # a record that this version does not understand
+            logger.exception("request %s cannot be resumed", request.accepted.request_id)
+            request.end(f"the request cannot be resumed: {type(error).__name__}")
+            return
+        try:
+            async for _ in self._generator.pieces(generation, request, choices):
                 pass
         except Exception as error:
             logger.warning("request %s was resumed and failed: %s", request.accepted.request_id, error)

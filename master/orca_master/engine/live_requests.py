@@ -28,7 +28,7 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
-        """Add a request to the pool.
+        """Add a request to the pool, whose bounds do not apply to a request that an earlier master had accepted.
 
         Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
         """
@@ -41,11 +41,14 @@ class LiveRequests:
             submission.stop_token_ids,
             submission.priority,
             time.monotonic(),
-            generated=list(submission.generated),
+            generated=list(submission.generated or ()),
         )
         check_encodes(request)
         check(request)
-        self._scheduler.pool.add(request)
+        if submission.generated is None:
+            self._scheduler.pool.add(request)
+        else:
+            self._scheduler.pool.put_back(request)
         self._num_arrived += 1
         self._requests[request.request_id] = request
 

@@ -17,7 +17,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 class Submission:
     """A request as submitted by the endpoint; the engine adds the arrival.
 
-    `generated`: tokens that an earlier master generated, part of `max_gen_tokens`.
+    `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
     """
 
     request_id: str
@@ -26,7 +26,7 @@ class Submission:
     sampling: SamplingParameters
     stop_token_ids: frozenset[int]
     priority: int = 0
-    generated: Sequence[int] = ()
+    generated: Sequence[int] | None = None
 
 
 class Output(NamedTuple):

@@ -55,7 +55,7 @@ class Journal:
         """Descriptors of complete files, which the thread closes."""
         self._lock = threading.Lock()
         self._dirty = threading.Event()
-        self._closing = False
+        self._closing = threading.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = self._take_folder()
@@ -105,6 +105,10 @@ class Journal:
         self.flush()
         self._write(records.encode(records.ended(number, end)))
 
+    def resume(self, numbers: Sequence[int]) -> None:
+        """Write that requests of an earlier master are continued."""
+        self._write(records.encode(["resumed", *numbers]))
+
     def forget(self, number: int) -> None:
         """Forget a request, and delete the files that only have forgotten requests."""
         self._first_segments.pop(number, None)
@@ -114,7 +118,7 @@ class Journal:
     def close(self) -> None:
         """Write and sync what is left."""
         self.flush()
-        self._closing = True
+        self._closing.set()
         self._dirty.set()
         self._thread.join(JOIN_SECONDS)
         os.close(self._lock_file)
@@ -197,7 +201,7 @@ class Journal:
         while not closing:
             self._dirty.wait()
             self._dirty.clear()
-            closing = self._closing
+            closing = self._closing.is_set()
             with self._lock:
                 retired, self._retired = self._retired, []
                 current = self._descriptor
@@ -209,5 +213,5 @@ class Journal:
                     self._fail(error)
             for descriptor in retired:
                 os.close(descriptor)
-            time.sleep(SYNC_SECONDS)
+            self._closing.wait(SYNC_SECONDS)
         os.close(self._descriptor)

@@ -6,6 +6,7 @@
 | Accepted | `["accepted", NUMBER, {…}]` |
 | Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
 | Ended | `["ended", NUMBER, SECONDS, ERROR]` |
+| Resumed | `["resumed", NUMBER, …]`, the requests that a restarted master continues |
 
 Pure functions. A request has a number, which is shorter than its id.
 """
@@ -67,6 +68,8 @@ class JournalledRequest:
     accepted: Accepted
     tokens: list[Token] = field(default_factory=list)
     ended: Ended | None = None
+    num_resumed: int = 0
+    """How often a restarted master has continued the request since its last token."""
 
 
 def encode(record: list[Any]) -> bytes:
@@ -121,6 +124,11 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest]) -> None:
                         reason, logprobs = rest or (None, None)
                         data = None if logprobs is None else base64.b64decode(logprobs)
                         requests[number].tokens.append(Token(choice, value, reason, data))
+                        requests[number].num_resumed = 0
+            case ["resumed", *numbers]:
+                for number in numbers:
+                    if number in requests:
+                        requests[number].num_resumed += 1
             case ["ended", int(number), float(at), str(error)]:
                 if number in requests:
                     requests[number].ended = Ended(at, error)
