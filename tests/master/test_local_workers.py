@@ -26,15 +26,22 @@ from orca_master.commands import serve_parent
 
 serve_parent.BACK_OFF_SECONDS = [0.0] * 5
 
-def run(restarted):
+def run(restarted, on_ready):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     print(os.getpid(), flush=True)
     {body}
 
+starts = 0
+
+def start(restarted, on_ready):
+    global starts
+    starts += 1
+    return fork(lambda: run(restarted, on_ready))
+
 signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
 with LocalWorkers(0) as workers:
-    master = serve_parent.MasterProcess(lambda restarted: fork(lambda: run(restarted)))
+    master = serve_parent.MasterProcess(start)
     code = serve_parent.run_beside(master, workers, lambda: print("closed", flush=True))
 print("code", code)
 """
@@ -157,12 +164,23 @@ def test_the_folder_of_the_sockets_is_removed():
         ("raise ValueError('odd')", None, "code 1", 1),
         ("return 5 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 5", 2),
         ("return 1 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 1", 6),
+        ("on_ready(); os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
+        (
+            "on_ready(); time.sleep(0.02); os.kill(os.getpid(), signal.SIGKILL) if starts < 12 else os._exit(7)",
+            None,
+            "code 7",
+            12,
+        ),
     ],
-    ids=["ends", "signal", "killed", "raises", "killed once", "fails again"],
+    ids=["ends", "signal", "killed", "raises", "killed once", "fails again", "killed at once", "killed later"],
 )
 def test_the_parent_restarts_the_master_passes_signals_on_and_returns_the_code(body, number, ends_with, num_starts):
-    command = [sys.executable, "-c", PARENT.format(body=body)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    script = PARENT.format(body=body)
+    if "sleep(0.02)" in body:
+        script = script.replace("starts = 0", "starts = 0; serve_parent.STABLE_SECONDS = 0.01")
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         master = int(process.stdout.readline())
         assert master != process.pid

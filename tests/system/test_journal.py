@@ -27,7 +27,7 @@ KINDS: dict[str, dict] = {
     "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
     "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
 }
-BASE = {"prompt": [1, 2, 3], "max_tokens": 250, "stream": True, "ignore_eos": True, "return_token_ids": True}
+BASE = {"prompt": [1, 2, 3], "max_tokens": 900, "stream": True, "ignore_eos": True, "return_token_ids": True}
 
 
 async def play(served: Served, kills: int, number: int = signal.SIGKILL) -> dict[str, Transcript]:
@@ -59,8 +59,9 @@ def test_streams_continue_when_the_master_is_killed(tmp_path):
         undisturbed = asyncio.run(play(served, kills=0))
         resumed = asyncio.run(play(served, kills=2))
         for name, entry in resumed.items():
-            assert entry.events == undisturbed[name].events, name
-        assert sum(entry.num_losses for entry in resumed.values()) >= len(KINDS), "short streams may end between kills"
+            assert _by_choice(entry) == _by_choice(undisturbed[name]), name
+        lost = {name for name, entry in resumed.items() if entry.num_losses}
+        assert lost >= KINDS.keys() - {"stop string"}, "that one is short"
         assert sum("requests of an earlier master are resumed" in line for line in served.log) == 2
         assert not any("Traceback" in line for line in served.log), served.log
         assert all((folder / name).stat().st_mode & 0o077 == 0 for name in os.listdir(folder))
@@ -161,6 +162,15 @@ def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(
         )
     finally:
         cluster.stop()
+
+
+def _by_choice(transcript: Transcript) -> dict[int, list[str]]:
+    """Return the events of each choice in order; choices of one request run at their own paces. -1: other events."""
+    events: dict[int, list[str]] = {}
+    for event in transcript.events:
+        choices = [] if event == "data: [DONE]" else json.loads(event)["choices"]
+        events.setdefault(choices[0]["index"] if choices else -1, []).append(event)
+    return events
 
 
 def _tokens(transcript: Transcript) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orca_protos.http import listen
@@ -31,7 +32,8 @@ def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
 class Ports:
     """Listening sockets of a master, `api` with one per API process. `admin_token` protects the admin port.
 
-    `restarted`: the master takes the place of a killed master, whose clients' new connections already wait.
+    `restarted`: the master takes the place of a killed master, whose clients' new connections already wait. `on_ready`
+    is called when the master serves.
     """
 
     api: tuple[socket.socket, ...]
@@ -39,3 +41,4 @@ class Ports:
     admin: socket.socket | None = None
     admin_token: str = ""
     restarted: bool = False
+    on_ready: Callable[[], None] = lambda: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> int:
         worker_options.append("--no-spare-rank")
     with LocalWorkers(num_workers, worker_options) as workers:
 
-        def run_master(restarted: bool) -> int:
+        def run_master(restarted: bool, on_ready: Callable[[], None]) -> int:
             # The import takes a second: do it while the workers start.
             from orca_master.commands.server import run_to_exit_code
 
@@ -116,7 +117,7 @@ def main(argv: list[str]) -> int:
             )
             seconds = float(arguments.recovery_timeout)
             config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
-            ports = Ports(listeners, restarted=restarted)
+            ports = Ports(listeners, restarted=restarted, on_ready=on_ready)
             return run_to_exit_code(parser.prog, topology, config, names, ports, journal)
 
         def close_port() -> None:
@@ -124,7 +125,7 @@ def main(argv: list[str]) -> int:
                 listener.close()
 
         # The parent keeps the port open, so that connections wait while a killed master is restarted.
-        master = MasterProcess(lambda restarted: fork(lambda: run_master(restarted)))
+        master = MasterProcess(lambda restarted, on_ready: fork(lambda: run_master(restarted, on_ready)))
         code = run_beside(master, workers, close_port)
         close_port()
     if code < 0:

@@ -21,20 +21,25 @@ from orca_master.commands.ports import SIGNALS
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
-"""Maximum restarts of the master in a row, each before STABLE_SECONDS."""
-STABLE_SECONDS = 10.0
-"""A master that ran for so long is restarted without a wait; a start takes a second if the workers have the model."""
+"""Maximum restarts of the master in a row, each of which served for less than STABLE_SECONDS."""
+STABLE_SECONDS = 2.0
+"""A master that has served for so long is restarted without a wait."""
 FAILED = 1
 """Exit code of a master whose engine did not start or failed."""
 
 
-class MasterProcess:
-    """The master, a child process that `start` forks; `start` gets True for a restart and returns the process id."""
+Start = Callable[[bool, Callable[[], None]], int]
+"""Forks a master and returns its process id. Gets True for a restart, and what the master calls when it serves."""
 
-    def __init__(self, start: Callable[[bool], int]) -> None:
-        self._start = start
-        self._pid: int | None = start(False)
-        self._started_at = time.monotonic()
+
+class MasterProcess:
+    """The master, a child process that `start` forks."""
+
+    def __init__(self, start: Start) -> None:
+        self._start_process = start
+        self._reader = -1
+        """Pipe in which the master writes when it has begun to serve."""
+        self._pid: int | None = self._start(restarted=False)
         self._num_restarts = 0
         self._restart_at = 0.0
         self.stopping = False
@@ -48,7 +53,7 @@ class MasterProcess:
         if not ended:
             return None
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
-        stable = now - self._started_at >= STABLE_SECONDS
+        stable = self._has_served(now)
         # A restarted master that met the loss of a worker is started again, too.
         may_start = code < 0 or (code == FAILED and self._num_restarts > 0 and not stable)
         self._num_restarts = 0 if stable else self._num_restarts
@@ -67,9 +72,22 @@ class MasterProcess:
             return None
         now = time.monotonic()
         if self._restart_at <= now:
-            self._pid, self._started_at = self._start(True), now
+            self._pid = self._start(restarted=True)
             return None
         return self._restart_at - now
+
+    def _start(self, restarted: bool) -> int:
+        self._reader, writer = os.pipe()
+        try:
+            return self._start_process(restarted, lambda: _write_time(writer))
+        finally:
+            os.close(writer)
+
+    def _has_served(self, now: float) -> bool:
+        """Return True if the master that has ended served for STABLE_SECONDS; close its pipe."""
+        with open(self._reader, "rb") as pipe:
+            text = pipe.read()
+        return bool(text) and now - float(text) >= STABLE_SECONDS
 
     def send(self, number: int) -> bool:
         """Pass a signal to end on; return False if no master runs."""
@@ -96,3 +114,7 @@ def run_beside(master: MasterProcess, workers: LocalWorkers, close_port: Callabl
             if not master.send(number):
                 return 0
     return code
+
+
+def _write_time(descriptor: int) -> None:
+    os.write(descriptor, str(time.monotonic()).encode())  # of a clock that all processes share

@@ -156,6 +156,7 @@ def _announce(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
     for line in start_report(engine.engine.snapshot):
         logger.info("%s", line)
     logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
+    ports.on_ready()
 
 
 def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics) -> EngineThread:
