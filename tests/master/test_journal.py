@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.state import EngineState
 from orca_master.endpoint.generation import Generator
-from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequest, ResumableRequests
+from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
+from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import Output, Submission
@@ -26,7 +28,7 @@ from orca_master.errors import ConfigurationError, QueueFullError
 from orca_master.journal import journal as journal_module
 from orca_master.journal import records
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, Ended, RecordError, Token
+from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -43,11 +45,45 @@ tokens = st.builds(
 
 
 def request(name: str = "cmpl-1", prompt_length: int = 3) -> Accepted:
-    return Accepted(name, "completions", {"stop": "ü\n"}, [[1] * prompt_length, [7]], 20, None, 2**64 - 1, 1_700, "")
+    prompts = [array("I", [1] * prompt_length), array("I", [7])]
+    return Accepted(name, "completions", {"stop": "ü\n"}, prompts, 20, None, 2**64 - 1, 1_700, "")
 
 
 def segments(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.endswith(".journal"))
+
+
+def test_no_prompt_stays_when_no_request_is_remembered(tmp_path):
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    journal.end(number, Ended(1.0, ""))
+    assert b"prompts" in (tmp_path / segments(tmp_path)[0]).read_bytes()
+    journal.forget(number)
+    (name,) = segments(tmp_path)
+    assert b"prompts" not in (tmp_path / name).read_bytes()
+    journal.close()
+    assert segments(tmp_path) == []
+
+
+def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 10_000)
+    journal = Journal(tmp_path, MODEL, max_bytes=20_000)
+    old = journal.accept(request("old"))
+    known = JournalledRequest(request("old"))
+    journal.content_of = {old: known}.__getitem__
+    for index in range(200):
+        journal.note(old, 0, index)
+        known.tokens.append(Token(0, index))
+        journal.flush()
+        for other in range(5):
+            journal.forget(journal.accept(request(f"{index}-{other}")))
+    assert journal.is_on
+    journal.close()
+    again = Journal(tmp_path, MODEL)
+    found = {entry.accepted.request_id: entry for entry in again.requests.values()}
+    assert [token.token for token in found["old"].tokens] == list(range(200))
+    again.close()
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -121,6 +157,7 @@ def test_requests_of_another_model_are_ignored_and_their_files_deleted(tmp_path,
     journal.close()
     again = Journal(tmp_path, MODEL)
     assert again.requests == {}
+    again.forget(again.accept(request()))
     assert len(segments(tmp_path)) == 1
     assert "it is for another model" in caplog.text
     again.close()
@@ -139,7 +176,22 @@ def test_files_are_deleted_when_their_requests_are_forgotten(tmp_path, monkeypat
     assert journal.num_bytes == (tmp_path / segments(tmp_path)[0]).stat().st_size
     journal.close()
     again = Journal(tmp_path, MODEL)
-    assert {entry.accepted.request_id for entry in again.requests.values()} <= {"18", "19"}, "of the last file"
+    assert again.requests == {}
+    again.close()
+
+
+def test_a_full_disk_at_the_start_leaves_the_journal_off_and_reads_what_is_there(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, MODEL)
+    journal.accept(request("a"))
+    journal.close()
+    monkeypatch.setattr(os, "write", _no_space)
+    again = Journal(tmp_path, MODEL)
+    assert not again.is_on
+    (found,) = again.requests.values()
+    assert found.accepted == request("a")
+    again.end(again.accept(request("b")), Ended(1.0, ""))
+    for number in list(again.requests):
+        again.forget(number)
     again.close()
 
 

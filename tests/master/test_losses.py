@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.attempts import MAX_ATTEMPTS, MAX_CULPRITS
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import Evidence, WorkerLostError, closest, lost_worker
 from orca_master.scheduling.kv_ledger import LEDGERS
@@ -187,3 +188,20 @@ def test_a_fault_says_whether_its_cause_lies_outside():
     both = closest(errors)
     assert isinstance(both, WorkerLostError)
     assert not both.outside, "one of two causes may be a computation"
+
+
+def test_a_machine_on_which_every_request_fails_is_given_up():
+    """The fault is then not in the requests, of which the first MAX_CULPRITS that fail alone grant new attempts."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        names = {f"r{index}" for index in range(40)}
+        poison(made, names)
+        for name in sorted(names):
+            made.submit(name, (1,), 10)
+        await made.engine.failed.wait()
+        reasons = [made.outputs.get_nowait().finish_reason for _ in range(made.outputs.qsize())]
+        assert reasons.count(FinishReason.FAULT) == MAX_CULPRITS + MAX_ATTEMPTS + 1
+        assert reasons.count(FinishReason.ERROR) == len(names) - MAX_CULPRITS - MAX_ATTEMPTS - 1
+
+    play(lambda: Engine(topology("a"), PARENT), scene)

@@ -72,8 +72,13 @@ class MasterProcess:
             return None
         now = time.monotonic()
         if self._restart_at <= now:
-            self._pid = self._start(restarted=True)
-            return None
+            try:
+                self._pid = self._start(restarted=True)
+            except OSError as error:  # no memory or no process left
+                self._restart_at = now + BACK_OFF_SECONDS[-1]
+                logger.error("the master was not started: %s", error.strerror)
+            else:
+                return None
         return self._restart_at - now
 
     def _start(self, restarted: bool) -> int:

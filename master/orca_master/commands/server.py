@@ -33,7 +33,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
-from orca_master.journal.config import JournalConfig
+from orca_master.journal.config import JournalConfig, model_identity
 from orca_master.journal.journal import Journal
 from orca_master.metrics.iteration_log import IterationLog
 from orca_master.metrics.prometheus import Metrics
@@ -70,7 +70,8 @@ async def run_server(
     endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
         if journal is not None:
-            endpoint.resumable = await stack.enter_async_context(_resumable(endpoint, journal, path, metrics))
+            opened = _resumable(endpoint, journal, topology, metrics, ports.restarted)
+            endpoint.resumable = await stack.enter_async_context(opened)
         await stack.enter_async_context(_cluster_ports(engine, ports, config))
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
@@ -109,10 +110,17 @@ async def run_server(
 
 @contextlib.asynccontextmanager
 async def _resumable(
-    endpoint: Endpoint, config: JournalConfig, model: Path, metrics: Metrics
-) -> AsyncIterator[ResumableRequests]:
-    """Open the journal; raise ConfigurationError."""
-    journal = Journal(config.folder, str(model))
+    endpoint: Endpoint, config: JournalConfig, topology: Topology, metrics: Metrics, restarted: bool
+) -> AsyncIterator[ResumableRequests | None]:
+    """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart."""
+    try:
+        journal = Journal(config.folder, model_identity(topology))
+    except ConfigurationError as error:
+        if not restarted:
+            raise
+        logger.error("%s: the journal is off, serving goes on", error)
+        yield None
+        return
     metrics.watch_journal(journal)
     resumable = ResumableRequests(journal, endpoint.generator, config.window)
     try:

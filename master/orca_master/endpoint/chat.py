@@ -20,7 +20,7 @@ from orca_master.endpoint.openai_answers import (
     Usage,
 )
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable import CHAT
+from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
 

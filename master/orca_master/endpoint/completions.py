@@ -12,7 +12,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Piece
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable import COMPLETIONS
+from orca_master.endpoint.resumable_request import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
 
 

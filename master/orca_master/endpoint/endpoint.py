@@ -16,7 +16,8 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.middleware import OWNER
 from orca_master.endpoint.openai_answers import ModelCard
-from orca_master.endpoint.resumable import ResumableRequest, ResumableRequests
+from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.engine_client import EngineClient
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.text.chat_template import ChatTemplate

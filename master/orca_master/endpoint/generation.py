@@ -15,12 +15,13 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from orca_contract.state import EngineState
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.request_limits import check_choices
@@ -47,22 +48,6 @@ class Piece:
     token: int
     logprobs: pb.Logprobs | None
     finish_reason: Literal["stop", "length"] | None
-
-
-class Recorder(Protocol):
-    """Records the tokens of a generation before a client receives them."""
-
-    def accept(self) -> None:
-        """Record that the engine has accepted the generation."""
-
-    def note(self, choice: int, output: Output) -> None:
-        """Record the token of an output."""
-
-    def flush(self) -> None:
-        """Make the recorded tokens survive the process."""
-
-    def end(self, error: str) -> None:
-        """Record the end; `error` is "" if all choices are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +191,9 @@ class Generator:
             raise
         finally:
             run.cancel()
-            # After a stop of the server the next server continues what has not ended.
-            if recorder is not None and (left == 0 or self._engine.status.state is not EngineState.STOPPED):
+            if recorder is not None and left and self._engine.status.state is EngineState.STOPPED:
+                recorder.interrupt()
+            elif recorder is not None:
                 recorder.end("" if left == 0 else error)
             self._num_active -= 1
             if self._num_active == 0:

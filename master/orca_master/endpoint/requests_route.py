@@ -23,7 +23,8 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.event_stream import EventStream
 from orca_master.endpoint.middleware import OWNER
 from orca_master.endpoint.responding import Format, answer_of, events, usage_of
-from orca_master.endpoint.resumable import ResumableRequest, ResumableRequests
+from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.endpoint.resumable_request import ResumableRequest
 
 EVENTS = "text/event-stream"
 MAX_EVENT = 2**53

@@ -8,189 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 
-from orca_protos import engine_pb2 as pb
-
-from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from orca_master.endpoint.generation import Choice, Generation, Generator, Piece, as_piece
-from orca_master.engine.messages import Output
-from orca_master.errors import EngineError
+from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token
-from orca_master.scheduling.request import FinishReason
+from orca_master.journal.records import Accepted, JournalledRequest
 
 logger = logging.getLogger(__name__)
 
-COMPLETIONS, CHAT = "completions", "chat"
+NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user"}
+"""Fields of bodies that are not needed any more when the prompts are token ids."""
 MAX_RESUMES = 3
-YIELD_PIECES = 64
-"""Pieces after which a reader lets the event loop serve others."""
-
-
-class ResumableRequest:
-    """One request, a `Recorder` of its generation. `ended`: None while it runs or waits to be resumed.
-
-    `on_accepted` and `on_ended` are called with this request.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        accepted: Accepted,
-        on_accepted: Callable[[ResumableRequest], None],
-        on_ended: Callable[[ResumableRequest], None],
-        number: int | None = None,
-    ) -> None:
-        self.accepted = accepted
-        self._on_accepted = on_accepted
-        self._on_ended = on_ended
-        self.number = number
-        """In the journal; None until the engine has accepted the request."""
-        self.ended: Ended | None = None
-        self._journal = journal
-        self._tokens = array("I")
-        """Choice and token of each output in turn."""
-        self._details: dict[int, tuple[str | None, bytes | None]] = {}
-        """Finish reason and logprobs of the outputs that have either, by position."""
-        self._waiters: list[asyncio.Future[None]] = []
-        self.num_resumed = 0
-        """See JournalledRequest."""
-
-    @property
-    def body(self) -> GenerationRequest:
-        """The body, with placeholders for its texts."""
-        if self.accepted.route == CHAT:
-            return ChatCompletionRequest.model_validate(
-                {**self.accepted.body, "messages": [{"role": "user", "content": ""}]}
-            )
-        return CompletionRequest.model_validate({**self.accepted.body, "prompt": [0]})
-
-    def generation(self, generator: Generator) -> Generation:
-        """Return the generation from its beginning, with new decoders."""
-        accepted = self.accepted
-        return generator.generation(
-            accepted.request_id,
-            accepted.created,
-            self.body,
-            accepted.prompts,
-            accepted.max_tokens,
-            accepted.logprobs,
-            accepted.seed,
-        )
-
-    def restore(self, journalled: JournalledRequest) -> None:
-        """Take over the tokens and the end that the journal has."""
-        for token in journalled.tokens:
-            self._append(*token)
-        self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
-
-    def unfinished(self, generation: Generation) -> list[Choice]:
-        """Return the choices that are not complete, with the tokens that they have; advances their decoders."""
-        generated: dict[int, list[int]] = {choice.index: [] for choice in generation.choices}
-        for token, piece in zip(self._outputs(), self._known(generation), strict=True):
-            generated[token.choice].append(token.token)
-            if piece.finish_reason is not None:
-                del generated[token.choice]
-        return [
-            replace(choice, submission=replace(choice.submission, generated=tuple(generated[choice.index])))
-            for choice in generation.choices
-            if choice.index in generated
-        ]
-
-    # -- Recorder ------------------------------------------------------------------------------------
-
-    def accept(self) -> None:
-        """See Recorder."""
-        if self.number is None:
-            self.number = self._journal.accept(self.accepted)
-            self._on_accepted(self)
-
-    def note(self, choice: int, output: Output) -> None:
-        """See Recorder."""
-        if self.number is None:
-            self.accept()  # the first token may come before the engine's answer
-        assert output.token is not None
-        assert self.number is not None
-        reason = None if output.finish_reason is None else output.finish_reason.value
-        logprobs = None if output.logprobs is None else output.logprobs.SerializeToString()
-        self._append(choice, output.token, reason, logprobs)
-        self._journal.note(self.number, choice, output.token, reason, logprobs)
-        if self._waiters:
-            self._wake()
-
-    def flush(self) -> None:
-        """See Recorder."""
-        self._journal.flush()
-
-    def end(self, error: str) -> None:
-        """See Recorder."""
-        if self.number is not None and self.ended is None:
-            self.ended = Ended(time.time(), error)
-            self._journal.end(self.number, self.ended)
-            self._wake()
-            self._on_ended(self)
-
-    # -- reading -------------------------------------------------------------------------------------
-
-    async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
-        """Yield the pieces from the first on, those to come included; raise EngineError if the request failed."""
-        known = self._known(generation)
-        position = 0
-        while True:
-            while position < len(self._tokens) // 2:
-                self.flush()
-                yield next(known)
-                position += 1
-                if position % YIELD_PIECES == 0:
-                    await asyncio.sleep(0)
-            if self.ended is not None:
-                break
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if self.ended.error:
-            raise EngineError(self.ended.error)
-
-    async def known_pieces(self, generation: Generation) -> list[list[Piece]]:
-        """Return the pieces so far of each choice."""
-        pieces: list[list[Piece]] = [[] for _ in generation.choices]
-        known = self._known(generation)
-        for position in range(len(self._tokens) // 2):
-            piece = next(known)
-            pieces[piece.index].append(piece)
-            if position % YIELD_PIECES == 0:
-                await asyncio.sleep(0)
-        return pieces
-
-    def _append(self, choice: int, token: int, reason: str | None, logprobs: bytes | None) -> None:
-        if reason is not None or logprobs is not None:
-            self._details[len(self._tokens) // 2] = reason, logprobs
-        self._tokens.append(choice)
-        self._tokens.append(token)
-
-    def _outputs(self) -> Iterator[Token]:
-        position = 0
-        while position < len(self._tokens) // 2:
-            choice, token = self._tokens[2 * position : 2 * position + 2]
-            yield Token(choice, token, *self._details.get(position, (None, None)))
-            position += 1
-
-    def _known(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the pieces of the tokens so far."""
-        for token in self._outputs():
-            reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
-            logprobs = None if token.logprobs is None else pb.Logprobs.FromString(token.logprobs)
-            output = Output(self.accepted.request_id, token.token, reason, logprobs=logprobs)
-            yield as_piece(generation.choices[token.choice], output)
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class ResumableRequests:
@@ -201,6 +30,7 @@ class ResumableRequests:
         self._generator = generator
         self._window = window
         self._requests: dict[str, ResumableRequest] = {}
+        self._by_number: dict[int, ResumableRequest] = {}
         self._running: set[asyncio.Task[None]] = set()
         for number, journalled in list(journal.requests.items()):
             request = ResumableRequest(journal, journalled.accepted, self._remember, self._forget_later, number)
@@ -209,17 +39,25 @@ class ResumableRequests:
             if request.ended is not None:
                 self._forget_later(request)
         journal.requests.clear()
+        journal.content_of = self._content_of
 
-    def accept(self, route: str, body: GenerationRequest, generation: Generation, owner: str) -> ResumableRequest:
-        """Return the recorder of a new request, which is remembered as soon as the engine accepts the request."""
+    def accept(
+        self, route: str, body: GenerationRequest, generation: Generation, owner: str
+    ) -> ResumableRequest | None:
+        """Return the recorder of a new request, None while the journal is off.
+
+        The request is remembered as soon as the engine accepts it.
+        """
+        if not self._journal.is_on:
+            return None
         submission = generation.choices[0].submission
         return ResumableRequest(
             self._journal,
             Accepted(
                 generation.request_id,
                 route,
-                body.model_dump(mode="json", exclude_unset=True, exclude={"prompt", "messages"}),
-                [list(prompt) for prompt in generation.prompts],
+                body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED),
+                generation.prompts,
                 submission.max_gen_tokens,
                 submission.sampling.logprobs,
                 submission.sampling.seed,
@@ -274,6 +112,11 @@ class ResumableRequests:
 
     def _remember(self, request: ResumableRequest) -> None:
         self._requests[request.accepted.request_id] = request
+        if request.number is not None:
+            self._by_number[request.number] = request
+
+    def _content_of(self, number: int) -> JournalledRequest:
+        return self._by_number[number].content()
 
     def _forget_later(self, request: ResumableRequest) -> None:
         assert request.ended is not None
@@ -283,4 +126,5 @@ class ResumableRequests:
     def _forget(self, request: ResumableRequest) -> None:
         del self._requests[request.accepted.request_id]
         assert request.number is not None
+        del self._by_number[request.number]
         self._journal.forget(request.number)

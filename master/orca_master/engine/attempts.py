@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+MAX_CULPRITS = 5
+"""Maximum failed requests in a row after each of which the attempts begin anew: the fault may be in the machine."""
 MAX_ATTEMPTS = 5
 """Maximum attempts in a row to form a lost pipeline again."""
 STABLE_SECONDS = 60.0
@@ -15,6 +17,8 @@ class Attempts:
 
     def __init__(self) -> None:
         self._num_failures = 0
+        self._num_culprits = 0
+        """Requests that failed alone since the last result."""
         self._serves_since: float | None = None
         """In seconds of the monotonic clock; None while the pipeline does not serve."""
 
@@ -34,7 +38,13 @@ class Attempts:
 
     def note_result(self) -> None:
         """Note that an iteration has returned."""
-        self._num_failures = 0
+        self._num_failures = self._num_culprits = 0
+
+    def note_culprit(self) -> None:
+        """Note that the request that may have caused the failures has ended."""
+        self._num_culprits += 1
+        if self._num_culprits <= MAX_CULPRITS:
+            self._num_failures = 0
 
     def note_failure(self) -> None:
         """Note that the pipeline was lost or was not formed."""

@@ -231,7 +231,7 @@ class EngineMaster:
         """Fail the request that is the cause; fail `start` or the engine if no pipeline can recover."""
         assert self._started is not None
         if self._losses.settle(supervisor.id, error):
-            supervisor.note_progress()
+            supervisor.note_culprit()
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
             return

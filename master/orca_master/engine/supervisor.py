@@ -148,9 +148,9 @@ class PipelineSupervisor:
         if not self._broken.done():
             self._broken.set_result(error)
 
-    def note_progress(self) -> None:
-        """Grant new attempts, as after a result: the request that caused the losses has been found."""
-        self._attempts.note_result()
+    def note_culprit(self) -> None:
+        """Note that the request that may have caused the losses has ended."""
+        self._attempts.note_culprit()
 
     # -- inside --------------------------------------------------------------------------------------
 

@@ -2,18 +2,22 @@
 
 A line is written to the kernel before a client receives what it records, so that the death of the process loses
 nothing; a thread calls fsync(2) in batches, so that the death of the machine loses SYNC_SECONDS. A file is deleted as
-soon as all requests in it and in earlier files are forgotten. When writing fails, the journal is off until the next
-start, and serving goes on. Files contain prompts: only their owner may read them.
+soon as all requests that begin in it or in earlier files are forgotten. Beyond COMPACT_BYTES the requests that begin in
+the oldest file are written again into the newest. When writing fails, the journal is off until the next start, and
+serving goes on. Files contain prompts: only their owner may read them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,13 @@ from orca_master.journal.records import Accepted, Ended, JournalledRequest, Reco
 
 logger = logging.getLogger(__name__)
 
+SEGMENT_NAME = re.compile(r"\d{8}\.journal", re.ASCII)
 SEGMENT_BYTES = 8 << 20
 """Size after which a new file begins."""
 MAX_BYTES = 256 << 20
 """Maximum size of all files: the journal is off beyond it."""
+COMPACT_BYTES = 64 << 20
+"""Size of all files from which on each new file takes over the oldest file's requests."""
 SYNC_SECONDS = 0.1
 LOCK_SECONDS = 5.0
 """Longest wait for the end of an earlier master that has the folder."""
@@ -50,21 +57,29 @@ class Journal:
         """Size of each file in bytes, by its number in ascending order."""
         self._first_segments: dict[int, int] = {}
         """Number of the file in which each remembered request begins."""
+        self._num_beginnings: Counter[int] = Counter()
+        """Number of remembered requests that begin in each file."""
+        self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
+        """Returns the content of a remembered request, by its number."""
         self._tokens: list[Sequence[Any]] = []
         self._retired: list[int] = []
         """Descriptors of complete files, which the thread closes."""
         self._lock = threading.Lock()
         self._dirty = threading.Event()
+        self._new_files = threading.Event()
         self._closing = threading.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = self._take_folder()
             self._read()
-            self._descriptor = self._begin_segment(max(self._sizes, default=0) + 1)
-            self._delete_unneeded()
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
         self._next_number = max(self._first_segments, default=0) + 1
+        self._descriptor = -1
+        try:
+            self._descriptor = self._begin_segment(max(self._sizes, default=0) + 1)
+        except OSError as error:
+            self._fail(error)
         self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
         self._thread.start()
 
@@ -81,7 +96,7 @@ class Journal:
     def accept(self, request: Accepted) -> int:
         """Write an accepted request; return its number."""
         number, self._next_number = self._next_number, self._next_number + 1
-        self._first_segments[number] = max(self._sizes)
+        self._begins(number)
         self._write(records.encode(records.accepted(number, request)))
         return number
 
@@ -111,8 +126,9 @@ class Journal:
 
     def forget(self, number: int) -> None:
         """Forget a request, and delete the files that only have forgotten requests."""
-        self._first_segments.pop(number, None)
-        self.requests.pop(number, None)
+        segment = self._first_segments.pop(number, None)
+        if segment is not None:
+            self._num_beginnings[segment] -= 1
         self._delete_unneeded()
 
     def close(self) -> None:
@@ -121,6 +137,9 @@ class Journal:
         self._closing.set()
         self._dirty.set()
         self._thread.join(JOIN_SECONDS)
+        if not self._first_segments and self.is_on:  # no prompt stays behind
+            for segment in self._sizes:
+                self._delete(segment)
         os.close(self._lock_file)
 
     # -- files ---------------------------------------------------------------------------------------
@@ -145,7 +164,7 @@ class Journal:
 
     def _read(self) -> None:
         """Read all files. What follows a damaged line in a file, usually the last line of a killed master, is lost."""
-        for path in sorted(self._folder.glob("[0-9]*.journal")):
+        for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
             segment = int(path.stem)
             self._sizes[segment] = path.stat().st_size
             known = set(self.requests)
@@ -158,37 +177,78 @@ class Journal:
                         records.replay(records.decode(line), self.requests)
                 except (RecordError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
-            self._first_segments |= dict.fromkeys(set(self.requests) - known, segment)
+            for number in set(self.requests) - known:
+                self._begins(number, segment)
+
+    def _begins(self, number: int, segment: int | None = None) -> None:
+        """Note that a request begins in a file, by default the newest."""
+        self._first_segments[number] = segment = max(self._sizes) if segment is None else segment
+        self._num_beginnings[segment] += 1
 
     def _delete_unneeded(self) -> None:
-        oldest_needed = min(self._first_segments.values(), default=max(self._sizes))
-        for segment in [segment for segment in self._sizes if segment < oldest_needed]:
-            del self._sizes[segment]
-            self._path(segment).unlink(missing_ok=True)
+        newest = max(self._sizes)
+        if not self._first_segments and self._sizes[newest] > len(records.encode(records.header(self._model))):
+            self._rotate()
+        for segment in list(self._sizes)[:-1]:
+            if self._num_beginnings[segment]:
+                break
+            del self._num_beginnings[segment], self._sizes[segment]
+            self._delete(segment)
+
+    def _delete(self, segment: int) -> None:
+        with contextlib.suppress(OSError):  # a disk that has become read-only
+            self._path(segment).unlink()
+
+    def _rotate(self) -> None:
+        """Begin a new file; beyond COMPACT_BYTES write the oldest file's requests again, and delete the oldest file."""
+        if self.failure:
+            return
+        try:
+            descriptor = self._begin_segment(max(self._sizes) + 1)
+        except OSError as error:
+            self._fail(error)
+            return
+        with self._lock:
+            self._retired.append(self._descriptor)
+            self._descriptor = descriptor
+        if self.num_bytes < COMPACT_BYTES:
+            return
+        oldest = min(self._sizes)
+        for number in [number for number, segment in self._first_segments.items() if segment == oldest]:
+            self._num_beginnings[oldest] -= 1
+            self._begins(number)
+            for record in records.content(number, self.content_of(number)):
+                self._append(records.encode(record))
+        if not self.failure:
+            self._delete_unneeded()
 
     def _begin_segment(self, segment: int) -> int:
+        self._sizes[segment] = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(self._path(segment), flags, 0o600)
-        self._sizes[segment] = os.write(descriptor, records.encode(records.header(self._model)))
+        self._append(records.encode(records.header(self._model)), descriptor)
+        self._new_files.set()
         return descriptor
 
     def _write(self, line: bytes) -> None:
+        if not self.failure and self._sizes[max(self._sizes)] >= SEGMENT_BYTES:
+            self._rotate()
+        self._append(line)
+
+    def _append(self, line: bytes, descriptor: int | None = None) -> None:
+        """Append a line to the newest file; `descriptor`: of a file that has just begun, whose errors are raised."""
         if self.failure:
             return
         try:
             if self.num_bytes + len(line) > self._max_bytes:
                 raise OSError(0, f"its files have {self._max_bytes} bytes, the limit")
-            segment = max(self._sizes)
-            if self._sizes[segment] >= SEGMENT_BYTES:
-                segment, descriptor = segment + 1, self._begin_segment(segment + 1)
-                with self._lock:
-                    self._retired.append(self._descriptor)
-                    self._descriptor = descriptor
-            written = os.write(self._descriptor, line)
-            self._sizes[segment] += written
+            written = os.write(self._descriptor if descriptor is None else descriptor, line)
+            self._sizes[max(self._sizes)] += written
             if written < len(line):
                 raise OSError(0, f"{written} of {len(line)} bytes were written")
         except OSError as error:
+            if descriptor is not None:
+                raise
             self._fail(error)
         self._dirty.set()
 
@@ -207,11 +267,25 @@ class Journal:
                 current = self._descriptor
             try:
                 for descriptor in (*retired, current):
-                    os.fsync(descriptor)
+                    if descriptor >= 0:
+                        os.fsync(descriptor)
+                if self._new_files.is_set():
+                    self._new_files.clear()
+                    self._sync_folder()
             except OSError as error:
                 if not self.failure:
                     self._fail(error)
             for descriptor in retired:
-                os.close(descriptor)
+                if descriptor >= 0:
+                    os.close(descriptor)
             self._closing.wait(SYNC_SECONDS)
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def _sync_folder(self) -> None:
+        """Make the names of new files survive the death of the machine."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

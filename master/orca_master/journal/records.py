@@ -16,7 +16,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import asdict, dataclass, field
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 VERSION = 1
@@ -30,14 +32,14 @@ class RecordError(Exception):
 class Accepted:
     """A request that the engine has accepted. `prompts` are token ids, `created` is in seconds since the epoch.
 
-    `route`: a key of endpoint/resumable.py, ROUTES. `body`: the fields that the client set, without its texts.
+    `route`: COMPLETIONS or CHAT of endpoint/resumable.py. `body`: the fields that the client set, without its texts.
     `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys.
     """
 
     request_id: str
     route: str
     body: dict[str, Any]
-    prompts: list[list[int]]
+    prompts: Sequence[Sequence[int]]
     max_tokens: int
     logprobs: int | None
     seed: int
@@ -85,7 +87,8 @@ def header(model: str) -> list[Any]:
 
 def accepted(number: int, request: Accepted) -> list[Any]:
     """Return the array of an Accepted."""
-    return ["accepted", number, asdict(request)]
+    fields = {name: getattr(request, name) for name in request.__slots__}
+    return ["accepted", number, {**fields, "prompts": list(map(list, request.prompts))}]
 
 
 def token(number: int, output: Token) -> list[Any]:
@@ -99,6 +102,17 @@ def token(number: int, output: Token) -> list[Any]:
 def ended(number: int, end: Ended) -> list[Any]:
     """Return the array of an Ended."""
     return ["ended", number, end.at, end.error]
+
+
+def content(number: int, request: JournalledRequest) -> Iterator[list[Any]]:
+    """Yield the arrays of a whole request."""
+    yield accepted(number, request.accepted)
+    if request.tokens:
+        yield ["tokens", *(token(number, output) for output in request.tokens)]
+    for _ in range(request.num_resumed):
+        yield ["resumed", number]
+    if request.ended is not None:
+        yield ended(number, request.ended)
 
 
 def decode(line: bytes) -> list[Any]:
@@ -117,7 +131,8 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest]) -> None:
     try:
         match record:
             case ["accepted", int(number), dict(fields)]:
-                requests[number] = JournalledRequest(Accepted(**fields))
+                prompts = [array("I", prompt) for prompt in fields["prompts"]]
+                requests[number] = JournalledRequest(Accepted(**{**fields, "prompts": prompts}))
             case ["tokens", *outputs]:
                 for number, choice, value, *rest in outputs:
                     if number in requests:
@@ -134,5 +149,5 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest]) -> None:
                     requests[number].ended = Ended(at, error)
             case _:
                 raise RecordError(f"a record of the unknown kind {record[0]!r}")
-    except (TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise RecordError(str(error)) from error
