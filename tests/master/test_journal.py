@@ -126,6 +126,33 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     assert found.tokens == [output for output, end in zip(outputs, ends, strict=True) if end <= length]
 
 
+def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
+    """Its later tokens and its end are ignored, so that they are computed again; a master may have done so already."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    for index in range(100):
+        journal.note(number, 0, index)
+        journal.flush()
+    journal.end(number, Ended(1.0, ""))
+    journal.close()
+    _, path, *_ = (tmp_path / name for name in segments(tmp_path))
+    path.write_bytes(path.read_bytes().replace(b"[1,0,1", b"[1,9,1", 1))
+    again = Journal(tmp_path, MODEL)
+    (found,) = again.requests.values()
+    kept = [token.token for token in found.tokens]
+    assert (kept, found.ended) == (list(range(len(kept))), None)
+    assert len(kept) < 40
+    again.resume([number])
+    for index in range(len(kept), 100):
+        again.note(number, 0, index)
+    again.end(number, Ended(2.0, ""))
+    again.close()
+    (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
+    third.close()
+
+
 @given(st.binary(max_size=60))
 def test_a_damaged_line_is_an_error_of_its_own(line):
     with pytest.raises(RecordError):

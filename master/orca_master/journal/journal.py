@@ -163,7 +163,8 @@ class Journal:
                 return descriptor
 
     def _read(self) -> None:
-        """Read all files. What follows a damaged line in a file, usually the last line of a killed master, is lost."""
+        """Read all files. What follows a damaged line in a file, usually the last line before a power cut, is lost."""
+        damaged: set[int] = set()
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
             segment = int(path.stem)
             self._sizes[segment] = path.stat().st_size
@@ -174,9 +175,10 @@ class Journal:
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:
-                        records.replay(records.decode(line), self.requests)
+                        records.replay(records.decode(line), self.requests, damaged)
                 except (RecordError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
+                    damaged |= self.requests.keys()
             for number in set(self.requests) - known:
                 self._begins(number, segment)
 

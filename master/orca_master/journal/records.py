@@ -126,26 +126,32 @@ def decode(line: bytes) -> list[Any]:
     return record
 
 
-def replay(record: list[Any], requests: dict[int, JournalledRequest]) -> None:
-    """Apply a record that is no Header; tokens and ends of unknown requests are ignored. Raises RecordError."""
+def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
+    """Apply a record that is no Header; raise RecordError.
+
+    Tokens and ends of unknown requests are ignored, and of `damaged` requests, which lack earlier records, up to the
+    record with which a master has continued them from what was left.
+    """
     try:
         match record:
             case ["accepted", int(number), dict(fields)]:
                 prompts = [array("I", prompt) for prompt in fields["prompts"]]
                 requests[number] = JournalledRequest(Accepted(**{**fields, "prompts": prompts}))
+                damaged.discard(number)
             case ["tokens", *outputs]:
                 for number, choice, value, *rest in outputs:
-                    if number in requests:
+                    if number in requests and number not in damaged:
                         reason, logprobs = rest or (None, None)
                         data = None if logprobs is None else base64.b64decode(logprobs)
                         requests[number].tokens.append(Token(choice, value, reason, data))
                         requests[number].num_resumed = 0
             case ["resumed", *numbers]:
+                damaged.difference_update(numbers)
                 for number in numbers:
                     if number in requests:
                         requests[number].num_resumed += 1
             case ["ended", int(number), float(at), str(error)]:
-                if number in requests:
+                if number in requests and number not in damaged:
                     requests[number].ended = Ended(at, error)
             case _:
                 raise RecordError(f"a record of the unknown kind {record[0]!r}")
