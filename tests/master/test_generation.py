@@ -188,6 +188,35 @@ def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("text", "status"), [("0.05", 408), ("5e-2", 408), ("0", 400), ("-1", 400), ("nan", 400),
+                                              ("inf", 400), ("soon", 400), ("86401", 400)])  # fmt: skip
+def test_a_client_bounds_its_request(tmp_path, text, status):
+    async def run() -> None:
+        endpoint = Endpoint(EndpointConfig(("m",)), Queue(), TextCodec(tmp_path), cast(ChatTemplate, None))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"X-Request-Deadline": text}
+            answer = await client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 5}, headers=headers)
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert status == 408 or (error["param"] == "X-Request-Deadline" and repr(text) in error["message"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("server", "client"), [(0.05, None), (0.05, 60.0), (60.0, 0.05), (None, 0.05)])
+def test_the_smaller_timeout_applies(tmp_path, server, client):
+    async def run() -> None:
+        generator = Generator(Queue(), TextCodec(tmp_path), server, 1 << 20)
+        body = CompletionRequest(prompt=[1, 2])
+        generation = generator.prepare("test", body, [[1, 2]], 4, None, client)
+        async with asyncio.timeout(20):
+            with pytest.raises(RequestTimeoutError, match=r"not finished within 0\.0[45]"):
+                await collect(generator, generation)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
     async def run() -> None:

@@ -65,24 +65,27 @@ def test_no_prompt_stays_when_no_request_is_remembered(tmp_path):
     assert segments(tmp_path) == []
 
 
-def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flushes", [True, False])
+def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, monkeypatch, flushes):
+    """The file may end between a token's note and its flush."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2_000)
     monkeypatch.setattr(journal_module, "COMPACT_BYTES", 10_000)
     journal = Journal(tmp_path, MODEL, max_bytes=20_000)
     old = journal.accept(request("old"))
     known = JournalledRequest(request("old"))
     journal.content_of = {old: known}.__getitem__
-    for index in range(200):
+    for index in range(400):
         journal.note(old, 0, index)
         known.tokens.append(Token(0, index))
-        journal.flush()
+        if flushes:
+            journal.flush()
         for other in range(5):
             journal.forget(journal.accept(request(f"{index}-{other}")))
     assert journal.is_on
     journal.close()
     again = Journal(tmp_path, MODEL)
     found = {entry.accepted.request_id: entry for entry in again.requests.values()}
-    assert [token.token for token in found["old"].tokens] == list(range(200))
+    assert [token.token for token in found["old"].tokens] == list(range(400))
     again.close()
 
 
@@ -343,3 +346,57 @@ class Idle(EngineClient):
 
     async def metrics(self) -> bytes:
         return b""
+
+
+STEPS = ("accept", "note", "note", "note", "flush", "end", "forget", "crash")
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9)), max_size=150))
+def test_whatever_happens_flushed_tokens_are_there_once_and_in_order(tmp_path_factory, steps):
+    """Small files, so that every step may begin a new one, write an old request again, or delete a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_module, "SEGMENT_BYTES", 400)
+        patch.setattr(journal_module, "COMPACT_BYTES", 900)
+        folder = tmp_path_factory.mktemp("journal")
+        journal = Journal(folder, MODEL)
+        live: dict[int, JournalledRequest] = {}
+        flushed: dict[int, int] = {}
+        journal.content_of = live.__getitem__
+        for count, (step, place) in enumerate([*steps, ("crash", 0)]):
+            numbers = list(live)
+            number = numbers[place % len(numbers)] if numbers else 0
+            if step == "accept" or (not numbers and step != "crash"):
+                made = Accepted(str(count), "completions", {}, [array("I", [1])], 9, None, 1, 1, "")
+                number = journal.accept(made)
+                live[number], flushed[number] = JournalledRequest(made), 0
+            elif step == "note" and live[number].ended is None:
+                live[number].tokens.append(Token(0, count))
+                journal.note(number, 0, count)
+            elif step == "flush":
+                journal.flush()
+                flushed = {number: len(request.tokens) for number, request in live.items()}
+            elif step == "end" and live[number].ended is None:
+                live[number].ended = Ended(float(count), "")
+                journal.end(number, live[number].ended)
+                flushed = {number: len(request.tokens) for number, request in live.items()}
+            elif step == "forget" and live[number].ended is not None:
+                del live[number], flushed[number]
+                journal.forget(number)
+            elif step == "crash":
+                journal._tokens.clear()  # what was not flushed dies with the process
+                journal.close()
+                journal = Journal(folder, MODEL)
+                found = journal.requests
+                assert live.keys() <= found.keys()
+                for number, request in live.items():
+                    kept = found[number].tokens
+                    assert kept == request.tokens[: len(kept)]
+                    assert len(kept) >= flushed[number]
+                    assert (found[number].accepted, found[number].ended) == (request.accepted, request.ended)
+                for number in found.keys() - live.keys():  # forgotten, in a file that others need
+                    assert found[number].ended is not None
+                    journal.forget(number)
+                live = {number: found[number] for number in live}
+                flushed = {number: len(request.tokens) for number, request in live.items()}
+                journal.content_of = live.__getitem__
+        journal.close()

@@ -19,6 +19,7 @@ from orca_master.endpoint.openai_answers import (
     TokenLogprob,
     Usage,
 )
+from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import RequestError
@@ -124,7 +125,8 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
                     "messages",
                 )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        generation = endpoint.generator.prepare("chatcmpl", body, [prompt], max_tokens, logprobs)
+        timeout = requested_timeout(request.headers)
+        generation = endpoint.generator.prepare("chatcmpl", body, [prompt], max_tokens, logprobs, timeout)
         style = ChatFormat(body, endpoint.model_name, endpoint.codec)
         recorder = endpoint.recorder(CHAT, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

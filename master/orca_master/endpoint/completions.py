@@ -11,6 +11,7 @@ from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Piece
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
@@ -112,7 +113,8 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         """Generate text that continues a prompt."""
         endpoint.check(body.model)
         prompts = await token_prompts(body, endpoint)
-        generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs)
+        timeout = requested_timeout(request.headers)
+        generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs, timeout)
         style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from math import inf
 from typing import Literal
 
 from orca_contract.state import EngineState
@@ -61,12 +62,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All choices of one request. `prompts` are the token ids of each prompt."""
+    """All choices of one request. `prompts` are the token ids of each prompt.
+
+    `deadline`: when the request must have ended, in seconds since the epoch; None: no limit.
+    """
 
     request_id: str
     created: int
     prompts: Sequence[Sequence[int]]
     choices: list[Choice]
+    deadline: float | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -101,8 +106,9 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         max_tokens: int,
         logprobs: int | None,
+        timeout: float | None = None,
     ) -> Generation:
-        """Create the choices of a request.
+        """Create the choices of a request. `timeout`: the client's, in seconds, beside the server's.
 
         Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
         for more than it can hold now.
@@ -129,7 +135,10 @@ class Generator:
             raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}-{secrets.token_hex(16)}"
-        return self.generation(request_id, int(time.time()), body, prompts, max_tokens, logprobs, seed)
+        now = time.time()
+        timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
+        deadline = now + min(timeouts) if timeouts else None
+        return self.generation(request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline)
 
     def generation(
         self,
@@ -140,6 +149,7 @@ class Generator:
         max_tokens: int,
         logprobs: int | None,
         seed: int,
+        deadline: float | None,
     ) -> Generation:
         """Create the choices of a request that was checked before."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
@@ -156,7 +166,7 @@ class Generator:
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))
-        return Generation(request_id, created, shared, choices)
+        return Generation(request_id, created, shared, choices, deadline)
 
     async def pieces(
         self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None
@@ -165,7 +175,7 @@ class Generator:
 
         `choices`: those that are not complete yet, None for all.
 
-        Raises the engine's errors, and RequestTimeoutError after `timeout` or when more than `max_unread_bytes` of
+        Raises the engine's errors, and RequestTimeoutError at the deadline or when more than `max_unread_bytes` of
         pieces are unread; the choices are then cancelled.
         """
         choices = generation.choices if choices is None else choices
@@ -175,7 +185,8 @@ class Generator:
         self._num_active += 1
         self.idle.clear()
         try:
-            deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
+            seconds = inf if generation.deadline is None else max(0.0, generation.deadline - time.time())
+            deadline = None if seconds == inf else asyncio.get_running_loop().time() + seconds
             try:
                 async with asyncio.timeout_at(deadline):
                     await run.submit(choices)
@@ -185,7 +196,7 @@ class Generator:
                     left -= piece.finish_reason is not None
                     yield piece
             except TimeoutError as timeout:
-                raise RequestTimeoutError(f"not finished within {self._timeout:.0f} s") from timeout
+                raise RequestTimeoutError(f"not finished within {seconds:.3g} s") from timeout
         except Exception as failure:
             error = str(failure)
             raise

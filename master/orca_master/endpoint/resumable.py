@@ -63,6 +63,7 @@ class ResumableRequests:
                 submission.sampling.seed,
                 generation.created,
                 owner,
+                generation.deadline,
             ),
             self._remember,
             self._forget_later,
@@ -84,6 +85,7 @@ class ResumableRequests:
         if waiting:
             self._journal.resume([request.number for request in waiting if request.number is not None])
         for request in waiting:
+            request.num_resumed += 1
             task = asyncio.create_task(self._run(request))
             self._running.add(task)
             task.add_done_callback(self._running.discard)

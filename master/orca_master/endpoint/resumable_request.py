@@ -75,6 +75,7 @@ class ResumableRequest:
             accepted.max_tokens,
             accepted.logprobs,
             accepted.seed,
+            accepted.deadline,
         )
 
     def restore(self, journalled: JournalledRequest) -> None:
@@ -185,6 +186,7 @@ class ResumableRequest:
             self._details[len(self._tokens) // 2] = reason, logprobs
         self._tokens.append(choice)
         self._tokens.append(token)
+        self.num_resumed = 0
 
     def _outputs(self) -> Iterator[Token]:
         position = 0

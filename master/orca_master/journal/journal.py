@@ -203,6 +203,9 @@ class Journal:
 
     def _rotate(self) -> None:
         """Begin a new file; beyond COMPACT_BYTES write the oldest file's requests again, and delete the oldest file."""
+        pending, self._tokens = self._tokens, []
+        if pending:  # they are part of the content that is written again
+            self._append(records.encode(["tokens", *pending]))
         if self.failure:
             return
         try:
@@ -233,9 +236,9 @@ class Journal:
         return descriptor
 
     def _write(self, line: bytes) -> None:
-        if not self.failure and self._sizes[max(self._sizes)] >= SEGMENT_BYTES:
-            self._rotate()
         self._append(line)
+        if self._sizes[max(self._sizes)] >= SEGMENT_BYTES:
+            self._rotate()
 
     def _append(self, line: bytes, descriptor: int | None = None) -> None:
         """Append a line to the newest file; `descriptor`: of a file that has just begun, whose errors are raised."""

@@ -30,7 +30,7 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that the engine has accepted. `prompts` are token ids, `created` is in seconds since the epoch.
+    """A request that the engine has accepted. `prompts` are token ids, times are in seconds since the epoch.
 
     `route`: COMPLETIONS or CHAT of endpoint/resumable.py. `body`: the fields that the client set, without its texts.
     `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys.
@@ -45,6 +45,7 @@ class Accepted:
     seed: int
     created: int
     owner: str
+    deadline: float | None = None
 
 
 class Token(NamedTuple):
