@@ -216,7 +216,7 @@ class Journal:
         with self._lock:
             self._retired.append(self._descriptor)
             self._descriptor = descriptor
-        if self.num_bytes < COMPACT_BYTES:
+        if self.num_bytes < COMPACT_BYTES or len(self._sizes) < 3:  # the newest request may not be remembered yet
             return
         oldest = min(self._sizes)
         for number in [number for number, segment in self._first_segments.items() if segment == oldest]:
