@@ -51,6 +51,7 @@ class PodSettings(Part):
 class Journal(Part):
     """Where the master records accepted requests, prompts included. Not used with API processes."""
 
+    enabled: bool = Field(True, description="Whether the master has a journal.")
     claim_name: Text | None = Field(
         None,
         description="PersistentVolumeClaim of the journal, with which requests survive the master pod. If unset, the "

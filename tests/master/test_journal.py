@@ -241,7 +241,7 @@ def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path
     assert not journal.is_on
     monkeypatch.undo()
     assert caplog.text.count("the journal is off, serving goes on") == 1
-    again = Journal(tmp_path, MODEL)
+    again = Journal(tmp_path, MODEL, max_bytes=1_000 if fault == "limit" else 1 << 20)
     assert again.is_on
     assert next(iter(again.requests.values())).accepted == request("a")
     again.close()
@@ -292,13 +292,15 @@ def _no_space(*_: object) -> int:
 def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     """Also one that ends them before its first token; a token of a later life begins the count anew."""
 
-    async def life(wants: int) -> list[ResumableRequest]:
+    async def life(wants: int, killed: bool = True) -> list[ResumableRequest]:
         generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
         journal = Journal(tmp_path / "j", MODEL)
         resumable = ResumableRequests(journal, generator, 60)
         assert resumable.resume() == wants
         await asyncio.sleep(0)
         requests = [found for name in ("a", "b") if (found := resumable.find(name, "")) is not None]
+        if killed:
+            journal.failure = "killed: nothing more is written"
         await resumable.close()
         return requests
 
@@ -306,10 +308,13 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     journal.accept(replace(request("a"), body={}))
     second = journal.accept(replace(request("b"), body={}))
     journal.close()
+    asyncio.run(life(wants=2, killed=False))  # does not count
     for _ in range(MAX_RESUMES - 1):
         asyncio.run(life(wants=2))
     journal = Journal(tmp_path / "j", MODEL)
     journal.note(second, 0, 5)
+    journal.flush()
+    journal.failure = "killed: nothing more is written"
     journal.close()
     asyncio.run(life(wants=2))
     first, other = asyncio.run(life(wants=1))

@@ -66,6 +66,7 @@ def test_the_master_is_told_of_its_api_processes(spec, count):
         ({"journal": {"resumeWindowSeconds": 5}}, {"emptyDir": {"sizeLimit": "512Mi"}}, "5"),
         ({"journal": {"claimName": "c"}}, {"persistentVolumeClaim": {"claimName": "c"}}, "300"),
         ({"apiProcesses": 1, "journal": {"claimName": "c"}}, None, None),
+        ({"journal": {"claimName": "c", "enabled": False}}, None, None),
     ],
 )
 def test_the_master_has_a_journal_that_survives_its_container_or_its_pod(master, source, window):
@@ -74,12 +75,12 @@ def test_the_master_has_a_journal_that_survives_its_container_or_its_pod(master,
     (container,) = pod["containers"]
     volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert volumes.get("journal") == source
-    assert ("journal" in mounts) == ("--journal" in container["args"]) == (source is not None)
+    assert volumes.get("orca-journal") == source
+    assert ("orca-journal" in mounts) == ("--journal" in container["args"]) == (source is not None)
     assert ("fsGroup" in pod["securityContext"]) == ("persistentVolumeClaim" in (source or {}))
     if source is not None:
         options = dict(zip(container["args"], container["args"][1:], strict=False))
-        assert (options["--journal"], options["--resume-window"]) == (f"{mounts['journal']}/requests", window)
+        assert (options["--journal"], options["--resume-window"]) == (f"{mounts['orca-journal']}/requests", window)
 
 
 @pytest.mark.parametrize(

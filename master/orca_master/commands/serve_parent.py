@@ -82,9 +82,15 @@ class MasterProcess:
         return self._restart_at - now
 
     def _start(self, restarted: bool) -> int:
-        self._reader, writer = os.pipe()
+        reader, writer = os.pipe()
         try:
-            return self._start_process(restarted, lambda: _write_time(writer))
+            pid = self._start_process(restarted, lambda: _write_time(writer))
+        except OSError:
+            os.close(reader)
+            raise
+        else:
+            self._reader = reader
+            return pid
         finally:
             os.close(writer)
 

@@ -119,6 +119,7 @@ async def _resumable(
         if not restarted:
             raise
         logger.error("%s: the journal is off, serving goes on", error)
+        metrics.watch_journal(None)
         yield None
         return
     metrics.watch_journal(journal)

@@ -196,7 +196,7 @@ class Generator:
                     left -= piece.finish_reason is not None
                     yield piece
             except TimeoutError as timeout:
-                raise RequestTimeoutError(f"not finished within {seconds:.3g} s") from timeout
+                raise RequestTimeoutError(f"not finished within {seconds:.6g} s") from timeout
         except Exception as failure:
             error = str(failure)
             raise

@@ -12,14 +12,16 @@ import time
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.resumable_request import ResumableRequest
+from orca_master.errors import EngineUnavailableError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, JournalledRequest
 
 logger = logging.getLogger(__name__)
 
 NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user"}
-"""Fields of bodies that are not needed any more when the prompts are token ids."""
+"""Fields of bodies that no response needs once the prompts are token ids."""
 MAX_RESUMES = 3
+"""Maximum continuations of a request without a token, by masters that were then killed."""
 
 
 class ResumableRequests:
@@ -77,15 +79,16 @@ class ResumableRequests:
     def resume(self) -> int:
         """Continue the requests that have not ended; return their number.
 
-        A request that was continued MAX_RESUMES times without a token ends: it may be what ends the masters.
+        A request that was continued MAX_RESUMES times without a token ends: it may crash the master.
         """
         for request in [request for request in self._requests.values() if request.num_resumed >= MAX_RESUMES]:
             request.end(f"{request.num_resumed} masters have ended since the request's last token")
         waiting = [request for request in self._requests.values() if request.ended is None]
+        for request in waiting:
+            request.num_resumed += 1
         if waiting:
             self._journal.resume([request.number for request in waiting if request.number is not None])
         for request in waiting:
-            request.num_resumed += 1
             task = asyncio.create_task(self._run(request))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -109,6 +112,8 @@ class ResumableRequests:
         try:
             async for _ in self._generator.pieces(generation, request, choices):
                 pass
+        except EngineUnavailableError:  # the server stops, or no pipeline recovers
+            pass
         except Exception as error:
             logger.warning("request %s was resumed and failed: %s", request.accepted.request_id, error)
 

@@ -158,7 +158,7 @@ class ResumableRequest:
             if self.ended is not None:
                 break
             if self._interrupted:
-                raise EngineUnavailableError("the server stops; the next one continues the request")
+                raise EngineUnavailableError("the server stops")
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -166,8 +166,8 @@ class ResumableRequest:
             finally:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
-        if self.ended.error or not self._tokens:
-            raise EngineError(self.ended.error or "the tokens of the request were lost with a damaged file")
+        if self.ended.error:
+            raise EngineError(self.ended.error)
 
     async def known_pieces(self, generation: Generation) -> list[list[Piece]]:
         """Return the pieces so far of each choice."""

@@ -1,4 +1,4 @@
-"""`JournalConfig`: the options of the journal. `model_identity`: which model its requests are for."""
+"""`JournalConfig`: the options of the journal. `model_identity`: a digest that identifies the model of its requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orca_contract.topology import Topology
+
+from orca_master.errors import ConfigurationError
+
+IDENTIFYING = ("config.json", "tokenizer.json", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,16 @@ class JournalConfig:
 
 
 def model_identity(topology: Topology) -> str:
-    """Return a digest of the names and sizes of the model's files, of its config.json and of the type of its weights.
+    """Return a digest of the model's path, the type of its weights, and the files IDENTIFYING; not of its weights.
 
-    Weights of the same sizes have the same identity.
+    A master may have no weights, and its workers may still be downloading them. Raises ConfigurationError.
     """
     folder = Path(topology.model.path)
-    digest = hashlib.sha256(topology.model.dtype.encode())
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode(errors="surrogateescape"))
-    digest.update((folder / "config.json").read_bytes())
+    digest = hashlib.sha256(f"{folder}\n{topology.model.dtype}\n".encode(errors="surrogateescape"))
+    try:
+        for name in IDENTIFYING:
+            if (folder / name).is_file():
+                digest.update((folder / name).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: {error.strerror}") from error
     return digest.hexdigest()

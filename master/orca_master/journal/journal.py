@@ -33,7 +33,7 @@ SEGMENT_BYTES = 8 << 20
 MAX_BYTES = 256 << 20
 """Maximum size of all files: the journal is off beyond it."""
 COMPACT_BYTES = 64 << 20
-"""Size of all files from which on each new file takes over the oldest file's requests."""
+"""Total size above which each new file begins with the requests of the oldest file, which is deleted."""
 SYNC_SECONDS = 0.1
 LOCK_SECONDS = 5.0
 """Longest wait for the end of an earlier master that has the folder."""
@@ -62,6 +62,10 @@ class Journal:
         self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
         """Returns the content of a remembered request, by its number."""
         self._tokens: list[Sequence[Any]] = []
+        self._num_rewritten = 0
+        """Bytes of the newest file that were written again, which do not count for its size."""
+        self._replaced: list[int] = []
+        """Files whose content was written again."""
         self._retired: list[int] = []
         """Descriptors of complete files, which the thread closes."""
         self._lock = threading.Lock()
@@ -132,14 +136,16 @@ class Journal:
         self._delete_unneeded()
 
     def close(self) -> None:
-        """Write and sync what is left."""
+        """Write and sync what is left, delete the files if no request is remembered, and unlock the folder."""
         self.flush()
+        self._append(records.encode(["stopped"]))
         self._closing.set()
         self._dirty.set()
         self._thread.join(JOIN_SECONDS)
         if not self._first_segments and self.is_on:  # no prompt stays behind
             for segment in self._sizes:
                 self._delete(segment)
+        self.failure = self.failure or "closed"
         os.close(self._lock_file)
 
     # -- files ---------------------------------------------------------------------------------------
@@ -213,31 +219,40 @@ class Journal:
         except OSError as error:
             self._fail(error)
             return
+        self._num_rewritten = 0
         with self._lock:
             self._retired.append(self._descriptor)
             self._descriptor = descriptor
         if self.num_bytes < COMPACT_BYTES or len(self._sizes) < 3:  # the newest request may not be remembered yet
             return
         oldest = min(self._sizes)
-        for number in [number for number, segment in self._first_segments.items() if segment == oldest]:
-            self._num_beginnings[oldest] -= 1
+        numbers = [number for number, segment in self._first_segments.items() if segment == oldest]
+        for number in numbers:
+            self._append(records.encode(records.request(number, self.content_of(number))))
+        if self.failure:
+            return
+        for number in numbers:
             self._begins(number)
-            for record in records.content(number, self.content_of(number)):
-                self._append(records.encode(record))
-        if not self.failure:
-            self._delete_unneeded()
+        with self._lock:
+            del self._num_beginnings[oldest], self._sizes[oldest]
+            self._replaced.append(oldest)  # deleted by the thread, after fsync of the new file
+        self._num_rewritten = self._sizes[max(self._sizes)]
 
     def _begin_segment(self, segment: int) -> int:
         self._sizes[segment] = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(self._path(segment), flags, 0o600)
-        self._append(records.encode(records.header(self._model)), descriptor)
+        try:
+            self._append(records.encode(records.header(self._model)), descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
         self._new_files.set()
         return descriptor
 
     def _write(self, line: bytes) -> None:
         self._append(line)
-        if self._sizes[max(self._sizes)] >= SEGMENT_BYTES:
+        if self._sizes[max(self._sizes)] - self._num_rewritten >= SEGMENT_BYTES:
             self._rotate()
 
     def _append(self, line: bytes, descriptor: int | None = None) -> None:
@@ -245,8 +260,8 @@ class Journal:
         if self.failure:
             return
         try:
-            if self.num_bytes + len(line) > self._max_bytes:
-                raise OSError(0, f"its files have {self._max_bytes} bytes, the limit")
+            if descriptor is None and self.num_bytes + len(line) > self._max_bytes:
+                raise OSError(0, f"its files would exceed {self._max_bytes} bytes")
             written = os.write(self._descriptor if descriptor is None else descriptor, line)
             self._sizes[max(self._sizes)] += written
             if written < len(line):
@@ -269,6 +284,7 @@ class Journal:
             closing = self._closing.is_set()
             with self._lock:
                 retired, self._retired = self._retired, []
+                replaced, self._replaced = self._replaced, []
                 current = self._descriptor
             try:
                 for descriptor in (*retired, current):
@@ -277,6 +293,8 @@ class Journal:
                 if self._new_files.is_set():
                     self._new_files.clear()
                     self._sync_folder()
+                for segment in replaced:
+                    self._delete(segment)
             except OSError as error:
                 if not self.failure:
                     self._fail(error)

@@ -7,6 +7,8 @@
 | Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
 | Ended | `["ended", NUMBER, SECONDS, ERROR]` |
 | Resumed | `["resumed", NUMBER, …]`, the requests that a restarted master continues |
+| Stopped | `["stopped"]`: the master ended in order |
+| Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
 Pure functions. A request has a number, which is shorter than its id.
 """
@@ -17,7 +19,7 @@ import base64
 import binascii
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,8 +90,12 @@ def header(model: str) -> list[Any]:
 
 def accepted(number: int, request: Accepted) -> list[Any]:
     """Return the array of an Accepted."""
+    return ["accepted", number, _fields(request)]
+
+
+def _fields(request: Accepted) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in request.__slots__}
-    return ["accepted", number, {**fields, "prompts": list(map(list, request.prompts))}]
+    return {**fields, "prompts": list(map(list, request.prompts))}
 
 
 def token(number: int, output: Token) -> list[Any]:
@@ -105,15 +111,11 @@ def ended(number: int, end: Ended) -> list[Any]:
     return ["ended", number, end.at, end.error]
 
 
-def content(number: int, request: JournalledRequest) -> Iterator[list[Any]]:
-    """Yield the arrays of a whole request."""
-    yield accepted(number, request.accepted)
-    if request.tokens:
-        yield ["tokens", *(token(number, output) for output in request.tokens)]
-    for _ in range(request.num_resumed):
-        yield ["resumed", number]
-    if request.ended is not None:
-        yield ended(number, request.ended)
+def request(number: int, whole: JournalledRequest) -> list[Any]:
+    """Return the array of a whole request."""
+    end = None if whole.ended is None else list(whole.ended)
+    tokens = [token(number, output) for output in whole.tokens]
+    return ["request", number, _fields(whole.accepted), tokens, whole.num_resumed, end]
 
 
 def decode(line: bytes) -> list[Any]:
@@ -128,33 +130,51 @@ def decode(line: bytes) -> list[Any]:
 
 
 def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
-    """Apply a record that is no Header; raise RecordError.
+    """Apply a record other than a Header; raise RecordError.
 
-    Tokens and ends of unknown requests are ignored, and of `damaged` requests, which lack earlier records, up to the
-    record with which a master has continued them from what was left.
+    Ignores tokens and ends of unknown requests, and of `damaged` requests, which lack earlier records, until a
+    `resumed` record.
     """
     try:
         match record:
             case ["accepted", int(number), dict(fields)]:
-                prompts = [array("I", prompt) for prompt in fields["prompts"]]
-                requests[number] = JournalledRequest(Accepted(**{**fields, "prompts": prompts}))
+                requests[number] = JournalledRequest(_accepted_of(fields))
+                damaged.discard(number)
+            case ["request", int(number), dict(fields), list(tokens), int(num_resumed), end]:
+                ended_as = None if end is None else Ended(*end)
+                whole = JournalledRequest(_accepted_of(fields), list(map(_token_of, tokens)), ended_as, num_resumed)
+                requests[number] = whole
                 damaged.discard(number)
             case ["tokens", *outputs]:
-                for number, choice, value, *rest in outputs:
-                    if number in requests and number not in damaged:
-                        reason, logprobs = rest or (None, None)
-                        data = None if logprobs is None else base64.b64decode(logprobs)
-                        requests[number].tokens.append(Token(choice, value, reason, data))
-                        requests[number].num_resumed = 0
+                _replay_tokens(outputs, requests, damaged)
             case ["resumed", *numbers]:
                 damaged.difference_update(numbers)
-                for number in numbers:
-                    if number in requests:
-                        requests[number].num_resumed += 1
+                for number in requests.keys() & set(numbers):
+                    requests[number].num_resumed += 1
+            case ["stopped"]:
+                for whole in requests.values():
+                    whole.num_resumed = 0
             case ["ended", int(number), float(at), str(error)]:
                 if number in requests and number not in damaged:
                     requests[number].ended = Ended(at, error)
             case _:
                 raise RecordError(f"a record of the unknown kind {record[0]!r}")
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise RecordError(str(error)) from error
+
+
+def _replay_tokens(outputs: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
+    for output in outputs:
+        if (whole := None if output[0] in damaged else requests.get(output[0])) is not None:
+            whole.tokens.append(_token_of(output))
+            whole.num_resumed = 0
+
+
+def _accepted_of(fields: dict[str, Any]) -> Accepted:
+    return Accepted(**{**fields, "prompts": [array("I", prompt) for prompt in fields["prompts"]]})
+
+
+def _token_of(output: list[Any]) -> Token:
+    _, choice, value, *rest = output
+    reason, logprobs = rest or (None, None)
+    return Token(choice, value, reason, None if logprobs is None else base64.b64decode(logprobs))

@@ -56,12 +56,14 @@ class Metrics:
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
 
-    def watch_journal(self, journal: Journal) -> None:
-        """Add the gauges of `journal`."""
+    def watch_journal(self, journal: Journal | None) -> None:
+        """Add the gauges of `journal`; None: it cannot be opened."""
         self._gauge(
-            "journal_on", "1 while accepted requests are recorded, 0 after a failed write", lambda: journal.is_on
+            "journal_on",
+            "1 while accepted requests are recorded, 0 after a failed write",
+            lambda: journal is not None and journal.is_on,
         )
-        self._gauge("journal_bytes", "Size of the journal's files", lambda: journal.num_bytes)
+        self._gauge("journal_bytes", "Size of the journal's files", lambda: journal.num_bytes if journal else 0)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

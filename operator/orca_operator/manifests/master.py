@@ -37,11 +37,12 @@ def master_deployment(context: Context) -> dict[str, Any]:
         mounts.append({"name": "api-keys", "mountPath": API_KEYS, "readOnly": True})
     journal = settings.journal or Journal()
     arguments = ["master", "--topology", f"{BOOT}/topology.json", "--config", f"{BOOT}/master.yaml"]
-    if not settings.api_processes:
+    has_journal = journal.enabled and not settings.api_processes
+    if has_journal:
         # Not in master.yaml, which also reaches the pods of revisions from before the journal.
         arguments += ["--journal", f"{JOURNAL}/requests", "--resume-window", str(journal.resume_window_seconds)]
-        volumes.append({"name": "journal", **_journal_source(journal)})
-        mounts.append({"name": "journal", "mountPath": JOURNAL})
+        volumes.append({"name": "orca-journal", **_journal_source(journal)})
+        mounts.append({"name": "orca-journal", "mountPath": JOURNAL})
     tls = pod_tls(context, names.MASTER)
     volumes += tls.volumes
     limits = resources(settings, {}, DEFAULT_REQUESTS)
@@ -63,7 +64,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
     template = pod_template(spec, settings, context.name, labels, {}, container, volumes, ["--without-weights"])
-    if journal.claim_name and not settings.api_processes:
+    if has_journal and journal.claim_name:
         template["spec"]["securityContext"]["fsGroup"] = CACHE_GROUP
     return {
         "apiVersion": "apps/v1",
