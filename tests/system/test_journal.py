@@ -62,7 +62,8 @@ def test_streams_continue_when_the_master_is_killed(tmp_path):
             assert _by_choice(entry) == _by_choice(undisturbed[name]), name
         lost = {name for name, entry in resumed.items() if entry.num_losses}
         assert lost >= KINDS.keys() - {"stop string"}, "that one is short"
-        assert sum("requests of an earlier master are resumed" in line for line in served.log) == 2
+        # The second kill may come before the second master resumes them.
+        assert 1 <= sum("requests of an earlier master are resumed" in line for line in served.log) <= 2
         assert not any("Traceback" in line for line in served.log), served.log
         assert all((folder / name).stat().st_mode & 0o077 == 0 for name in os.listdir(folder))
         metrics = httpx.get(f"{served.url}/metrics").text
