@@ -25,8 +25,8 @@ from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import ConfigurationError, QueueFullError
+from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
-from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
 from orca_master.scheduling.request_pool import RequestPool
@@ -256,7 +256,7 @@ def test_only_the_owner_can_read_the_files(tmp_path):
 
 
 def test_a_second_master_is_refused_and_a_killed_one_does_not_hold_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_module, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(folder_lock, "LOCK_SECONDS", 0.0)
     program = (
         "import os, sys, pathlib; from orca_master.journal.journal import Journal; "
         "journal = Journal(pathlib.Path(sys.argv[1]), '/models/m'); print('open', flush=True); sys.stdin.read()"

@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 """Maximum restarts of the master in a row, each of which served for less than STABLE_SECONDS."""
 STABLE_SECONDS = 2.0
-"""A master that has served for so long is restarted without a wait."""
+"""Seconds of serving after which a master is restarted without a wait."""
 FAILED = 1
 """Exit code of a master whose engine did not start or failed."""
 
 
 Start = Callable[[bool, Callable[[], None]], int]
-"""Forks a master and returns its process id. Gets True for a restart, and what the master calls when it serves."""
+"""Forks a master and returns its process id. Arguments: True for a restart, and the master's callback for readiness."""
 
 
 class MasterProcess:

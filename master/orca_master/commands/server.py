@@ -1,7 +1,8 @@
 """The server of a master, shared by `orca master` and `orca serve`, which have bound its ports.
 
-Order of events: serve HTTP, /readyz reports loading → form the engine → resume journalled requests → ready. On a
-signal: refuse new connections, wait for running requests with a timeout, shut the workers down.
+Order of events: open the journal → serve HTTP, /readyz reports loading → form the engine → resume journalled requests →
+ready. On a signal: refuse new connections, wait for running requests with a timeout, shut the workers down, close the
+journal.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ async def run_server(
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
                 await started
-                _announce(endpoint, engine, ports)
+                _begin_service(endpoint, engine, ports)
                 await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise EngineUnavailableError(failed.result())
@@ -156,7 +157,7 @@ async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> 
         await front.joined()
 
 
-def _announce(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
+def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
     """Resume the journalled requests and log that the server is ready."""
     if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
         logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)

@@ -108,7 +108,7 @@ class Generator:
         logprobs: int | None,
         timeout: float | None = None,
     ) -> Generation:
-        """Create the choices of a request. `timeout`: the client's, in seconds, beside the server's.
+        """Create the choices of a request. `timeout`: the client's, in seconds; the smaller of both timeouts applies.
 
         Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
         for more than it can hold now.

@@ -1,4 +1,4 @@
-"""`Recorder`: what records a generation, so that another master can continue it."""
+"""`Recorder`: the interface that records a generation, so that another master can continue the generation."""
 
 from __future__ import annotations
 

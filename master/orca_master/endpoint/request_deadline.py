@@ -11,7 +11,7 @@ MAX_SECONDS = 86400.0
 
 
 def requested_timeout(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds from now on, None without the header; raise RequestError."""
+    """Return the timeout in seconds, None without the header; raise RequestError."""
     text = headers.get(HEADER)
     if text is None:
         return None

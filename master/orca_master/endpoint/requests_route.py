@@ -41,15 +41,15 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
         last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT)] = 0,
     ) -> Response:
         """Return an accepted request with its tokens so far; `Accept: text/event-stream` continues its stream."""
-        found = resumable.find(request_id, request.scope.get(OWNER, ""))
-        if found is None:
+        remembered = resumable.find(request_id, request.scope.get(OWNER, ""))
+        if remembered is None:
             raise HTTPException(
                 404, f"the request {request_id!r} is unknown: it ended too long ago, or another key asked"
             )
-        style = _style(endpoint, found.body)
+        style = _style(endpoint, remembered.body)
         if EVENTS in accept:
-            return _stream(endpoint, found, style, last_event_id)
-        return Response(await _answer(endpoint, found, style), media_type="application/json")
+            return _stream(endpoint, remembered, style, last_event_id)
+        return Response(await _answer(endpoint, remembered, style), media_type="application/json")
 
 
 def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
@@ -59,11 +59,11 @@ def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
     return CompletionFormat(body, endpoint.model_name, endpoint.codec)
 
 
-def _stream(endpoint: Endpoint, found: ResumableRequest, style: Format, last_event: int) -> EventStream:
-    generation = found.generation(endpoint.generator)
-    pieces = found.pieces(generation)
+def _stream(endpoint: Endpoint, remembered: ResumableRequest, style: Format, last_event: int) -> EventStream:
+    generation = remembered.generation(endpoint.generator)
+    pieces = remembered.pieces(generation)
     first = asyncio.ensure_future(anext(pieces))
-    all_events = events(generation, pieces, first, found.body.include_usage, style, itertools.count(1))
+    all_events = events(generation, pieces, first, remembered.body.include_usage, style, itertools.count(1))
     return EventStream(_after(all_events, last_event), first)
 
 
@@ -75,15 +75,15 @@ async def _after(all_events: AsyncIterator[str], last_event: int) -> AsyncIterat
                 yield event
 
 
-async def _answer(endpoint: Endpoint, found: ResumableRequest, style: Format) -> bytes:
+async def _answer(endpoint: Endpoint, remembered: ResumableRequest, style: Format) -> bytes:
     """Return the state of a request, and the response as far as it is known, as JSON."""
-    ended = found.ended
-    generation = found.generation(endpoint.generator)
-    pieces = await found.known_pieces(generation)
+    ended = remembered.ended
+    generation = remembered.generation(endpoint.generator)
+    pieces = await remembered.known_pieces(generation)
     response = await answer_of(generation, pieces, usage_of(generation, sum(map(len, pieces))), style)
     status = "in_progress" if ended is None else "failed" if ended.error else "completed"
     state = {
-        "id": found.accepted.request_id,
+        "id": remembered.accepted.request_id,
         "object": "request",
         "status": status,
         "error": ended.error if ended is not None and ended.error else None,

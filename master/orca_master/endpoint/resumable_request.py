@@ -98,7 +98,7 @@ class ResumableRequest:
         ]
 
     def content(self) -> JournalledRequest:
-        """Return what the journal has of this request."""
+        """Return the request as the journal records it."""
         return JournalledRequest(self.accepted, list(self._outputs()), self.ended, self.num_resumed)
 
     # -- Recorder ------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class ResumableRequest:
     # -- reading -------------------------------------------------------------------------------------
 
     async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
-        """Yield the pieces from the first on, those to come included.
+        """Yield all pieces, past and future.
 
         Raises EngineError if the request failed, EngineUnavailableError if the server stops.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 MAX_CULPRITS = 5
-"""Maximum failed requests in a row after each of which the attempts begin anew: the fault may be in the machine."""
+"""Consecutive failed requests that reset the number of failures; beyond them the fault may be in the machine."""
 MAX_ATTEMPTS = 5
 """Maximum attempts in a row to form a lost pipeline again."""
 STABLE_SECONDS = 60.0

@@ -28,7 +28,7 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
-        """Add a request to the pool, whose bounds do not apply to a request that an earlier master had accepted.
+        """Add a request to the pool. Resumed requests bypass the bounds of the pool.
 
         Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
         """

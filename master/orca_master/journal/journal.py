@@ -1,21 +1,19 @@
 """`Journal`: an append-only log of accepted requests and their tokens, in files of one folder.
 
-A line is written to the kernel before a client receives what it records, so that the death of the process loses
-nothing; a thread calls fsync(2) in batches, so that the death of the machine loses SYNC_SECONDS. A file is deleted as
-soon as all requests that begin in it or in earlier files are forgotten. Beyond COMPACT_BYTES the requests that begin in
-the oldest file are written again into the newest. When writing fails, the journal is off until the next start, and
-serving goes on. Files contain prompts: only their owner may read them.
+A line is written to the kernel before the client receives the token, so that the death of the process loses nothing; a
+thread calls fsync(2) in batches, so that the death of the machine loses SYNC_SECONDS and the time of one fsync. A file
+is deleted as soon as all requests that begin in it or in earlier files are forgotten. Beyond COMPACT_BYTES the requests
+that begin in the oldest file are written again into the newest. When writing fails, the journal is off until the next
+start, and serving goes on. Files contain prompts: only their owner may read them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 from orca_master.errors import ConfigurationError
 from orca_master.journal import records
+from orca_master.journal.folder_lock import lock_folder
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
 
 logger = logging.getLogger(__name__)
@@ -35,8 +34,6 @@ MAX_BYTES = 256 << 20
 COMPACT_BYTES = 64 << 20
 """Total size above which each new file begins with the requests of the oldest file, which is deleted."""
 SYNC_SECONDS = 0.1
-LOCK_SECONDS = 5.0
-"""Longest wait for the end of an earlier master that has the folder."""
 JOIN_SECONDS = 5.0
 
 
@@ -74,7 +71,7 @@ class Journal:
         self._closing = threading.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_file = self._take_folder()
+            self._lock_file = lock_folder(folder)
             self._read()
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
@@ -136,7 +133,7 @@ class Journal:
         self._delete_unneeded()
 
     def close(self) -> None:
-        """Write and sync what is left, delete the files if no request is remembered, and unlock the folder."""
+        """Flush, stop the thread, delete the files if no request is remembered, and unlock the folder."""
         self.flush()
         self._append(records.encode(["stopped"]))
         self._closing.set()
@@ -152,21 +149,6 @@ class Journal:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:08d}.journal"
-
-    def _take_folder(self) -> int:
-        """Lock the folder; the kernel releases the lock when the process ends."""
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(descriptor)
-                    raise ConfigurationError(f"--journal {self._folder}: another master uses this folder") from None
-                time.sleep(0.1)
-            else:
-                return descriptor
 
     def _read(self) -> None:
         """Read all files. What follows a damaged line in a file, usually the last line before a power cut, is lost."""

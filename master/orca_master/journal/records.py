@@ -34,7 +34,8 @@ class RecordError(Exception):
 class Accepted:
     """A request that the engine has accepted. `prompts` are token ids, times are in seconds since the epoch.
 
-    `route`: COMPLETIONS or CHAT of endpoint/resumable.py. `body`: the fields that the client set, without its texts.
+    `route`: COMPLETIONS or CHAT of endpoint/resumable_request.py. `body`: the fields that the client set, without
+    prompts.
     `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys.
     """
 
