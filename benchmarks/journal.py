@@ -18,7 +18,7 @@ from pathlib import Path
 
 from orca_bench.circumstances import circumstances, line
 from orca_bench.servers import serve, unwind_on_sigterm
-from recovery import DEMO, play
+from recovery import DEMO, play, split
 
 
 def rate(url: str, streams: int, num_tokens: int) -> float:
@@ -33,10 +33,7 @@ def rate(url: str, streams: int, num_tokens: int) -> float:
 
 def main() -> None:
     """Print the rates and their ratio."""
-    arguments, options = sys.argv[1:], ["-pp", "2", "--dtype", "float32"]
-    if "--" in arguments:
-        separator = arguments.index("--")
-        arguments, options = arguments[:separator], arguments[separator + 1 :]
+    arguments, options = split(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--streams", type=int, default=32, help="concurrent streams (32)")

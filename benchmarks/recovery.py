@@ -151,12 +151,17 @@ def wait_restarted(server: subprocess.Popen[str], url: str, names: Collection[st
     time.sleep(SETTLE_SECONDS)
 
 
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options of the benchmark and, after `--`, those of `orca serve` (two partitions, float32)."""
+    if "--" not in arguments:
+        return arguments, ["-pp", "2", "--dtype", "float32"]
+    separator = arguments.index("--")
+    return arguments[:separator], arguments[separator + 1 :]
+
+
 def main() -> None:
     """Print a line per victim."""
-    arguments, options = sys.argv[1:], ["-pp", "2", "--dtype", "float32"]
-    if "--" in arguments:
-        separator = arguments.index("--")
-        arguments, options = arguments[:separator], arguments[separator + 1 :]
+    arguments, options = split(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams (8)")

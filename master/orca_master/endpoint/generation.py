@@ -15,7 +15,6 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from math import inf
 from typing import Literal
 
 from orca_contract.state import EngineState
@@ -117,11 +116,10 @@ class Generator:
         vocabulary = status.vocabulary_size
         num_tokens = sum(map(len, prompts)) + len(prompts) * max_tokens
         check_choices(len(prompts), body.n, num_tokens * body.n, status)
-        bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         for field, tokens in (
             *(("prompt", prompt) for prompt in prompts),
             ("stop_token_ids", body.stop_token_ids),
-            ("logit_bias", [token for token, _ in bias]),
+            ("logit_bias", [int(token) for token in body.logit_bias]),
         ):
             if min(tokens, default=0) < 0:
                 raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
@@ -185,8 +183,8 @@ class Generator:
         self._num_active += 1
         self.idle.clear()
         try:
-            seconds = inf if generation.deadline is None else max(0.0, generation.deadline - time.time())
-            deadline = None if seconds == inf else asyncio.get_running_loop().time() + seconds
+            seconds = None if generation.deadline is None else max(0.0, generation.deadline - time.time())
+            deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
             try:
                 async with asyncio.timeout_at(deadline):
                     await run.submit(choices)
