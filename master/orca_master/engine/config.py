@@ -37,7 +37,8 @@ class EngineConfig:
     `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests, without progress,
     while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
-    (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs; `iteration_log`: see
+    (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
@@ -46,6 +47,7 @@ class EngineConfig:
     balanced: bool = True
     lookahead: bool = True
     enforce_eager: bool = False
+    deterministic: bool = False
     admission: str = "reserve"
     scheduling_policy: str = "fcfs"
     kv_slots: int | None = None
