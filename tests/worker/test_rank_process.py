@@ -92,6 +92,44 @@ def test_a_silent_rank_is_killed_whatever_the_command(kind):
     asyncio.run(run())
 
 
+def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
+    monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.05)
+    monkeypatch.setattr(rank_process, "LIFE_SECONDS", 2.0)
+
+    async def run() -> None:
+        async with scripted() as (rank, faults):
+            await rank.ask(warmup(1), 100)
+            os.kill(rank._process.pid, signal.SIGSTOP)
+            with pytest.raises(FaultError, match="did not give a sign of life within 2 s"):
+                await rank.ask(COMMANDS["load"], 1000)
+            assert rank.failed
+            assert len(faults) == 1
+            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_is_busy_and_gives_signs_of_life_is_not_killed_before_its_command_is_late(monkeypatch):
+    monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.01)
+    pings = []
+    ask = RankProcess.ask
+
+    async def counted(self, command, timeout):
+        pings.append(command.WhichOneof("command") == "ping")
+        return await ask(self, command, timeout)
+
+    monkeypatch.setattr(RankProcess, "ask", counted)
+
+    async def run() -> None:
+        async with scripted(silent="form") as (rank, _):
+            await rank.ask(warmup(1), 100)  # the process has started
+            with pytest.raises(FaultError, match="did not reply to form within 1 s"):
+                await rank.ask(COMMANDS["form"], 1.0)
+
+    asyncio.run(run())
+    assert sum(pings) > 1
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_an_answer_of_another_kind_is_a_fault(kind):
     async def run() -> None:

@@ -27,6 +27,7 @@ import torch
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
+from orca_protos.parent_death import die_with_parent
 
 from orca_worker.errors import ModelError, NeighbourError, RankError, kind_of
 from orca_worker.frames import encode, read_command
@@ -284,6 +285,7 @@ def run_as_process() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     arguments = parser.parse_args()
+    die_with_parent()  # also while this process is stopped, when it does not read its socket
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("orca_kernels").setLevel(logging.INFO)  # a first build takes long: say so at every level
     code = run(socket.socket(fileno=arguments.fd))

@@ -20,19 +20,21 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL, START_SECONDS
 from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
 from orca_worker.cgroup import memory_limit, oom_kills
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.frames import FrameError, encode, read_reply
+from orca_worker.last_lines import LAST_LINES, copy_lines
+from orca_worker.process_state import is_stopped
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
 RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
 """-P: the current folder is not in the module path, so Python files of a model's folder are never imported."""
 PING = pb.RankCommand(ping=pb.PingRequest())
-LAST_LINES = 5
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Makes torch use huge pages: reading scattered K/V blocks takes a fifth less time on the CPU."""
@@ -82,12 +84,13 @@ class RankProcess:
         """The rank's report that it lost another rank in the present epoch: the cause of a later exit is elsewhere."""
         self._ending = False
         self._epoch = 0
+        self._has_replied = False
         self.loaded: pb.ModelFacts | None = None
         """The facts of the loaded partition, as of the last reply; None without a partition and after a failure."""
         self._oom_kills = oom_kills()
         self._tasks = [
             asyncio.create_task(self._read(reader)),
-            asyncio.create_task(self._read_errors()),
+            asyncio.create_task(copy_lines(process.stderr, self._last_lines)),
         ]
 
     @classmethod
@@ -167,10 +170,7 @@ class RankProcess:
             while True:
                 if self._fault is not None:
                     raise FaultError(self._fault)
-                try:
-                    reply = await asyncio.wait_for(queue.get(), timeout)
-                except TimeoutError:
-                    reply = self._kill(f"did not reply to {kind} within {timeout:.0f} s")
+                reply = await self._next_reply(queue, kind, timeout)
                 if reply.WhichOneof("reply") == "fault":
                     if reply.fault.kind == pb.FAULT_KIND_REQUEST:
                         raise ModelError(reply.fault.message)
@@ -182,6 +182,20 @@ class RankProcess:
                     return
         finally:
             del self._waiting[number]
+
+    async def _next_reply(self, queue: asyncio.Queue[pb.RankReply], kind: str, timeout: float) -> pb.RankReply:
+        """Wait for a reply to a command of `kind`; kill a rank that is late or gives no sign of life meanwhile."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while (left := deadline - clock()) > 0:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(queue.get(), left if kind == "ping" else min(left, PING_INTERVAL))
+            if kind != "ping" and clock() < deadline:
+                soon = self._has_replied or is_stopped(self._process.pid)
+                with contextlib.suppress(FaultError):  # is in the queue, too
+                    await self.ask(PING, min(deadline - clock(), LIFE_SECONDS if soon else START_SECONDS))
+        missing = "give a sign of life" if kind == "ping" else f"reply to {kind}"
+        return self._kill(f"did not {missing} within {timeout:.0f} s")
 
     async def end(self) -> None:
         """End the process within EXIT_SECONDS and fail all pending commands; `on_fault` is not called."""
@@ -223,6 +237,7 @@ class RankProcess:
         )
 
     def _take(self, reply: pb.RankReply) -> None:
+        self._has_replied = True
         kind = reply.WhichOneof("reply")
         if kind == "fault":
             reply.fault.tensor_rank = self._tensor_rank
@@ -252,19 +267,6 @@ class RankProcess:
     async def _answer(self, question: pb.RankReply) -> None:
         answer = await self._on_question(question.rendezvous)
         self.send(pb.RankCommand(rendezvous=answer, number=question.number))
-
-    async def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        while True:
-            try:
-                line = await self._process.stderr.readline()
-            except ValueError:  # drop a line longer than the buffer: a full pipe would block the rank
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
-            print(text, file=sys.stderr, flush=True)
 
     def _own_fault(self, message: str, out_of_memory: bool = False, outside: bool = False) -> pb.Fault:
         """Return a fault of this rank that the controller detected."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Make the kernel kill this child when its parent ends (prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+from orca_protos.parent_death import die_with_parent
 
 
 def fork(run: Callable[[], int]) -> int:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from orca_protos.exit_code import describe_exit
+from orca_protos.parent_death import die_with_parent
 
-from orca_master.commands.child_process import die_with_parent
 from orca_master.commands.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
