@@ -67,7 +67,7 @@ async def run_server(
     # Also with API processes: a damaged file is then reported once, before anything starts.
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
-    engine = make_engine(topology, config, metrics)
+    engine = make_engine(topology, config, metrics, ports.restarted)
     endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
         if journal is not None:
@@ -169,11 +169,11 @@ def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> No
     ports.on_ready()
 
 
-def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics) -> EngineThread:
-    """Create the engine without starting it; needs a running event loop."""
+def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics, restarted: bool = False) -> EngineThread:
+    """Create the engine without starting it; needs a running event loop. `restarted`: see Ports."""
     observer: EngineObserver = metrics
     if config.iteration_log is not None:
-        observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size))
+        observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size, restarted))
     engine = EngineThread(topology, config, observer, metrics)
     metrics.watch(engine.engine)
     return engine

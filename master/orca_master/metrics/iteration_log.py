@@ -6,7 +6,9 @@ of its iteration arrives.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import IO
 
@@ -15,15 +17,25 @@ from orca_protos import engine_pb2 as pb
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 
+logger = logging.getLogger(__name__)
+
 
 class IterationLog:
-    """An `EngineObserver`. Raises ConfigurationError if the file cannot be written."""
+    """An `EngineObserver`. `continues`: a killed master has begun the file.
 
-    def __init__(self, path: Path, num_partitions: int) -> None:
+    Raises ConfigurationError if the file cannot be opened. Once the server runs, also as a restarted master, an error
+    of the file only ends the log.
+    """
+
+    def __init__(self, path: Path, num_partitions: int, continues: bool = False) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
         try:
-            self._file: IO[str] = path.open("w", encoding="utf-8", buffering=1)
+            self._file = path.open("a" if continues else "w", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise ConfigurationError(f"--iteration-log {path}: {error.strerror}") from error
+            if not continues:
+                raise ConfigurationError(f"--iteration-log {path}: {error.strerror}") from error
+            self._end(error)
         self._num_partitions = num_partitions
         self._open: dict[tuple[str, int], tuple[Batch, dict[int, tuple[float, float]]]] = {}
 
@@ -48,4 +60,15 @@ class IterationLog:
             "context_length": [scheduled.context_length for scheduled in batch.requests],
             "stages": [stages[partition] for partition in range(self._num_partitions)],
         }
-        self._file.write(json.dumps(line) + "\n")
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps(line) + "\n")
+            except OSError as error:
+                self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        logger.error("--iteration-log %s: %s: the log ends, serving goes on", self._path, error.strerror)
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # flushes what could not be written
+                self._file.close()
+        self._file = None
