@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz chaos resolve test-cluster lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -50,6 +50,11 @@ fuzz: $(VENV)/dev-installed
 	$(PIP) atheris
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),60)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_http.py --seconds $(or $(SECONDS),60)
+
+# Faults of every kind under 30 streams: every stream must be that of the undisturbed run. N of each kind at each of the
+# places (10, three quarters of an hour); the seed is printed, `make chaos SEED=5` repeats it.
+chaos: $(VENV)/dev-installed
+	PYTHONPATH=tests $(BIN)/python -m chaos.campaign --repetitions $(or $(N),10) $(if $(SEED),--seed $(SEED))
 
 # Whether every extra can be installed from the public registry alone, and tests/protos at the lowest versions declared.
 resolve: $(VENV)/dev-installed

@@ -10,16 +10,28 @@ from typing import Any
 import httpx
 
 RESUME_SECONDS = 120.0
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.9, "seed": 5},
+    "penalties": {"temperature": 0.7, "seed": 6, "presence_penalty": 0.9, "repetition_penalty": 1.2},
+    "logprobs": {"temperature": 0.7, "seed": 7, "logprobs": 2},
+    "two choices": {"temperature": 0.9, "seed": 8, "n": 2, "stream_options": {"include_usage": True}},
+    "two prompts": {"prompt": [[1, 2], [9, 8, 7]], "temperature": 0.9, "seed": 9, "echo": True},
+    "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
+    "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
+}
+BASE = {"prompt": [1, 2, 3], "max_tokens": 900, "stream": True, "ignore_eos": True, "return_token_ids": True}
 
 
 @dataclass
 class Transcript:
-    """The events of a stream in order. `num_losses`: how often the connection was lost."""
+    """The events of a stream in order. `num_losses`, `num_refusals`: lost connections, and answers with status 503."""
 
     events: list[str] = field(default_factory=list)
     last_id: int = 0
     request_id: str = ""
     num_losses: int = 0
+    num_refusals: int = 0
 
     def take(self, line: str) -> None:
         """Take a line of the stream; fails on an error, a gap and a repetition."""
@@ -42,11 +54,16 @@ class Transcript:
 
 
 async def stream(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any], transcript: Transcript, key: str = ""
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    transcript: Transcript,
+    key: str = "",
+    seconds: float = RESUME_SECONDS,
 ) -> None:
-    """Read a stream to its end, with as many connections as that takes."""
+    """Read a stream to its end, with as many connections as that takes; raise TimeoutError after `seconds`."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with asyncio.timeout(RESUME_SECONDS):
+    async with asyncio.timeout(seconds):
         while not transcript.complete:
             method, url, content = "POST", path, body
             if transcript.request_id:
@@ -56,6 +73,7 @@ async def stream(
                 async with client.stream(method, url, json=content, headers=headers) as answer:
                     if answer.status_code != 200:
                         assert answer.status_code == 503, (answer.status_code, await answer.aread())
+                        transcript.num_refusals += 1
                         await asyncio.sleep(0.05)
                         continue
                     async for line in answer.aiter_lines():
@@ -65,3 +83,19 @@ async def stream(
             except httpx.TransportError:
                 transcript.num_losses += 1
                 await asyncio.sleep(0.05)
+
+
+def request_of(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return path and body of a kind of request."""
+    if "messages" in fields:
+        return "/v1/chat/completions", {**{name: BASE[name] for name in BASE if name != "prompt"}, **fields}
+    return "/v1/completions", {**BASE, **fields}
+
+
+def by_choice(transcript: Transcript) -> dict[int, list[str]]:
+    """Return the events of each choice in order; choices of one request run at their own paces. -1: other events."""
+    events: dict[int, list[str]] = {}
+    for event in transcript.events:
+        choices = [] if event == "data: [DONE]" else json.loads(event)["choices"]
+        events.setdefault(choices[0]["index"] if choices else -1, []).append(event)
+    return events

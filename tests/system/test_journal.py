@@ -12,22 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 from support.cluster import Cluster
-from support.resuming import Transcript, stream
+from support.resuming import BASE, KINDS, Transcript, by_choice, request_of, stream
 from support.served import Served, descendants, eventually, serve
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
 FLOAT32 = ("--dtype", "float32")
-KINDS: dict[str, dict] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.9, "seed": 5},
-    "penalties": {"temperature": 0.7, "seed": 6, "presence_penalty": 0.9, "repetition_penalty": 1.2},
-    "logprobs": {"temperature": 0.7, "seed": 7, "logprobs": 2},
-    "two choices": {"temperature": 0.9, "seed": 8, "n": 2, "stream_options": {"include_usage": True}},
-    "two prompts": {"prompt": [[1, 2], [9, 8, 7]], "temperature": 0.9, "seed": 9, "echo": True},
-    "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
-    "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
-}
-BASE = {"prompt": [1, 2, 3], "max_tokens": 900, "stream": True, "ignore_eos": True, "return_token_ids": True}
 
 
 async def play(served: Served, kills: int, number: int = signal.SIGKILL) -> dict[str, Transcript]:
@@ -35,7 +24,7 @@ async def play(served: Served, kills: int, number: int = signal.SIGKILL) -> dict
     transcripts = {name: Transcript() for name in KINDS}
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
         reading = [
-            asyncio.create_task(stream(client, *_request(KINDS[name]), transcript))
+            asyncio.create_task(stream(client, *request_of(KINDS[name]), transcript))
             for name, transcript in transcripts.items()
         ]
         for kill in range(1, kills + 1):
@@ -59,7 +48,7 @@ def test_streams_continue_when_the_master_is_killed(tmp_path):
         undisturbed = asyncio.run(play(served, kills=0))
         resumed = asyncio.run(play(served, kills=2))
         for name, entry in resumed.items():
-            assert _by_choice(entry) == _by_choice(undisturbed[name]), name
+            assert by_choice(entry) == by_choice(undisturbed[name]), name
         lost = {name for name, entry in resumed.items() if entry.num_losses}
         assert lost >= KINDS.keys() - {"stop string"}, "that one is short"
         # The second kill may come before the second master resumes them.
@@ -165,15 +154,6 @@ def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(
         cluster.stop()
 
 
-def _by_choice(transcript: Transcript) -> dict[int, list[str]]:
-    """Return the events of each choice in order; choices of one request run at their own paces. -1: other events."""
-    events: dict[int, list[str]] = {}
-    for event in transcript.events:
-        choices = [] if event == "data: [DONE]" else json.loads(event)["choices"]
-        events.setdefault(choices[0]["index"] if choices else -1, []).append(event)
-    return events
-
-
 def _tokens(transcript: Transcript) -> list[int]:
     """Return the tokens of a stream of one choice; the first event has the prompt."""
     return [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
@@ -185,13 +165,6 @@ def test_one_master_at_a_time_has_the_folder(tmp_path):
         second = Served([str(DEMO), "--journal", str(tmp_path)])
         assert second.process.wait(100) == 2
     assert f"orca serve: error: --journal {tmp_path}: another master uses this folder" in second.log
-
-
-def _request(fields: dict) -> tuple[str, dict]:
-    """Return path and body of a kind of request."""
-    if "messages" in fields:
-        return "/v1/chat/completions", {**{name: BASE[name] for name in BASE if name != "prompt"}, **fields}
-    return "/v1/completions", {**BASE, **fields}
 
 
 def _other_master(served: Served, before: int) -> bool:

@@ -1,0 +1,127 @@
+"""The kinds of faults, where each can happen, and how it is made."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos.processes import Processes, control_sockets, cut, data_sockets
+
+Make = Callable[[Processes, int, random.Random], set[int]]
+"""Makes a fault at a partition; returns the ranks that may end with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault.
+
+    `places`: number of partitions where it happens, of P. `in_recovery`: it can also happen while the engine recovers.
+    """
+
+    name: str
+    make: Make
+    places: Callable[[int], int] = lambda partitions: partitions
+    in_recovery: bool = True
+
+
+def _signal_rank(number: signal.Signals) -> Make:
+    def make(target: Processes, place: int, rng: random.Random) -> set[int]:
+        victim = rng.choice(target.ranks[place])
+        os.kill(victim, number)
+        return {victim}
+
+    return make
+
+
+def _signal_controller(number: signal.Signals) -> Make:
+    def make(target: Processes, place: int, rng: random.Random) -> set[int]:
+        os.kill(target.controllers[place], number)
+        return set(target.ranks[place])  # a rank ends with its controller
+
+    return make
+
+
+def _cut_control(target: Processes, place: int, rng: random.Random) -> set[int]:
+    """Cut a connection that a controller has accepted: the master's, or the previous controller's."""
+    controller = target.controllers[place]
+    cut(controller, rng.choice(control_sockets(controller)))
+    return set()
+
+
+def _cut_data(target: Processes, place: int, rng: random.Random) -> set[int]:
+    """Cut all connections between the ranks of two partitions."""
+    for rank in target.ranks[place]:
+        for descriptor in data_sockets(rank, target.ranks[place + 1]):
+            cut(rank, descriptor)
+    return set()
+
+
+def _kill_master(target: Processes, place: int, rng: random.Random) -> set[int]:
+    os.kill(target.master, signal.SIGKILL)
+    return set()
+
+
+def _fill_disk(target: Processes, place: int, rng: random.Random) -> set[int]:
+    """Make every further write of the master to a file fail, of its log and of its journal."""
+    limit_files(target.master, 0)
+    return set()
+
+
+def limit_files(pid: int, num_bytes: int) -> None:
+    """Bound the size of the files that a process writes, RLIM_INFINITY: no bound."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, hard))
+
+
+def _once(partitions: int) -> int:
+    return 1
+
+
+FULL_DISK = Kind("full disk for log and journal", _fill_disk, _once, in_recovery=False)
+KILLED_MASTER = Kind("master killed", _kill_master, _once)
+# Losses by an exception count against the requests in the iteration, which fail after the third without a token.
+FAILED_KERNEL = Kind("exception in a kernel", _signal_rank(signal.SIGUSR2), in_recovery=False)
+KINDS = (
+    Kind("rank killed", _signal_rank(signal.SIGKILL)),
+    Kind("rank stopped", _signal_rank(signal.SIGSTOP)),
+    Kind("controller killed", _signal_controller(signal.SIGKILL)),
+    Kind("controller stopped", _signal_controller(signal.SIGSTOP)),
+    Kind("control connection cut", _cut_control),
+    Kind("data connections cut", _cut_data, lambda partitions: partitions - 1),
+    FAILED_KERNEL,
+    KILLED_MASTER,
+    FULL_DISK,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault to make, and one to make while the engine recovers from it."""
+
+    kind: Kind
+    place: int
+    second: Fault | None = None
+
+
+def everywhere(partitions: int, repetitions: int) -> list[Fault]:
+    """Return every kind at every place `repetitions` times."""
+    return [
+        Fault(kind, place) for kind in KINDS for place in range(kind.places(partitions)) for _ in range(repetitions)
+    ]
+
+
+def paired(faults: list[Fault], rng: random.Random) -> list[Fault]:
+    """Return the faults in a random order, half of them as the second fault of another."""
+    rng.shuffle(faults)
+    seconds = [fault for fault in faults if fault.kind.in_recovery][: len(faults) // 2]
+    chosen = {id(fault) for fault in seconds}
+    firsts = [fault for fault in faults if id(fault) not in chosen]
+    planned = []
+    for fault in firsts:
+        pairs = seconds and fault.kind is not FULL_DISK  # serving goes on: there is no recovery
+        planned.append(Fault(fault.kind, fault.place, seconds.pop()) if pairs else fault)
+    return planned + seconds
