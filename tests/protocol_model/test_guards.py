@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,9 @@ from protocol_model.names import (
 from protocol_model.protocol import Protocol
 from protocol_model.state import Bounds, Guard
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+RULE = re.compile(r"^\| ([A-Z][^|]+?) \| (`[^|]+`) \| ([^|]+?) \|$", re.MULTILINE)
 ONE_CRASH, TWO_CRASHES = Bounds(crashes=1, anomalies=0), Bounds(crashes=2, anomalies=0)
 ONE_ANOMALY = Bounds(crashes=0, anomalies=1)
 VIOLATED = {
@@ -65,5 +69,32 @@ def test_each_invariant_is_violated_without_some_rule() -> None:
 def test_the_page_has_every_invariant_and_every_rule_with_the_invariant_that_depends_on_it() -> None:
     invariants = set(re.findall(r"^\| \*\*(.+?)\*\* \| .+ \|$", PAGE, re.MULTILINE))
     assert invariants == set(INVARIANTS)
-    rules = re.findall(r"^\| ([A-Z][^|]+?) \| `[^|]+` \| ([^|]+?) \|$", PAGE, re.MULTILINE)
-    assert rules == [(guard.value, VIOLATED[guard][0]) for guard in Guard]
+    assert [(rule, violated) for rule, _, violated in RULE.findall(PAGE)] == [
+        (guard.value, VIOLATED[guard][0]) for guard in Guard
+    ]
+
+
+def test_the_code_that_the_page_names_exists() -> None:
+    known = {
+        name
+        for folder in ("master/orca_master", "worker/orca_worker")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in definitions(path)
+    }
+    named = {name for _, code, _ in RULE.findall(PAGE) for name in re.findall(r"`(.+?)`", code)}
+    assert named
+    assert named - known == set()
+
+
+def definitions(path: Path) -> Iterator[str]:
+    """Yield the names of a module's classes and functions, also as CLASS.METHOD and MODULE.FUNCTION."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+            yield from (
+                f"{node.name}.{member.name}"
+                for member in node.body
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (node.name, f"{path.stem}.{node.name}")

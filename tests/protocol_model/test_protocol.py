@@ -23,9 +23,19 @@ LONG = [
 """Bounds, and a number of states that a search within them exceeds: fewer show that steps are missing."""
 
 
+def name(bounds: Bounds) -> str:
+    """Return the id of a test with these bounds."""
+    dies = "-machine" if bounds.machine else ""
+    return f"{bounds.crashes}-crashes-{bounds.anomalies}-anomalies-{bounds.num_tokens}-tokens{dies}"
+
+
 @pytest.mark.timeout(1800)  # the full bounds: 50 s of processor time and 800 MB
 @pytest.mark.parametrize(
-    ("bounds", "num_states"), [*SHORT, *(pytest.param(*entry, marks=pytest.mark.long) for entry in LONG)], ids=str
+    ("bounds", "num_states"),
+    [
+        *(pytest.param(*entry, id=name(entry[0])) for entry in SHORT),
+        *(pytest.param(*entry, id=name(entry[0]), marks=pytest.mark.long) for entry in LONG),
+    ],
 )
 def test_all_invariants_hold_in_every_state(bounds: Bounds, num_states: int) -> None:
     outcome = explore(Protocol(bounds))
