@@ -64,7 +64,7 @@ class FakeWorkers:
         for done in (1, 2):
             self.loaded_bytes = LoadedBytes(done * BYTES, 2 * BYTES)
             enter(PipelinePhase.LOADING)
-        self.epoch, self.num_loaded = 1, len(self.spec.workers)
+        self.epoch, self.num_loaded = self.epoch + 1, len(self.spec.workers)
         enter(PipelinePhase.LOADING)
         enter(PipelinePhase.FORMING)
 

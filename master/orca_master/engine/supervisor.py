@@ -29,6 +29,7 @@ from orca_contract.reasons import Reason
 from orca_contract.state import FailureReport, PipelinePhase, PipelineReport
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
+from orca_protos.wire import HIGHEST_EPOCH
 
 from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
@@ -163,7 +164,11 @@ class PipelineSupervisor:
                 if self.has_served:
                     logger.error("pipeline %s is given up", self.id)
                 return
+            epoch = self.workers.epoch
             self.workers = self._make_workers(self.spec, self._topology, self._config)
+            # If all workers were restarted, only the master knows which epochs were used. After the highest the next
+            # formation begins anew, as a restarted worker does (Pipeline._end_exhausted).
+            self.workers.epoch = epoch if epoch < HIGHEST_EPOCH else 0
             self._publish()
             await asyncio.sleep(0.0 if self._attempts.first else RETRY_SECONDS)
             self._enter(PipelinePhase.CONNECTING)
