@@ -54,6 +54,11 @@ class Metrics:
         """Add the gauges of `engine`."""
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
+        self._gauge(
+            "expected_wait_seconds",
+            "Expected wait of a new request in the queue",
+            lambda: engine.snapshot.expected_wait,
+        )
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
 
     def watch_journal(self, journal: Journal | None) -> None:
