@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-WINDOW_SECONDS = 10.0
+WINDOW_SECONDS = 5.0
 """The weight of an iteration decreases by the factor e in so much time of iterations."""
 LEAST_ITERATIONS = 16
 """Slow iterations: the weight decreases by the factor e in so many of them."""
