@@ -51,6 +51,24 @@ def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
     assert max(waits) > 0.6 * BOUND
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", MIXES)
+def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
+    """p99 waits of accepted requests: at 60 s, at most 1.2 x (60 s + that at 90 %); at twice that at 90 %, 3 x that."""
+    mix, setting = MIXES[name]
+    most = capacity(mix, setting, 30.0)
+
+    def p99(rate: float, bound: float) -> float:
+        simulation = Simulation(setting, bound)
+        simulation.run(poisson(mix, rate * most), 300.0)
+        waits = sorted(entry.wait for entry in simulation.accepted if entry.began is not None)
+        return waits[int(0.99 * len(waits))]
+
+    before = p99(0.9, float("inf"))
+    assert p99(3.0, 60.0) <= 1.2 * (60.0 + before)
+    assert p99(3.0, 2 * before) <= 3 * before
+
+
 def test_idle_time_changes_nothing():
     def estimates(pause: float) -> list[float]:
         mix, setting = MIXES["chat"]
