@@ -170,10 +170,13 @@ def test_the_time_of_a_lost_iteration_is_not_measured():
     expected = ExpectedWait(made)
     iterate(expected, made, 0.0, 0.2)
     iterate(expected, made, 1.0, 0.1)
-    expected.note_sent(made.dispatch("a", made.select("a")), 2.0)
+    lost = made.dispatch("a", made.select("a"))
+    expected.note_sent(lost, 2.0)
     made.remove_pipeline("a")
     expected.note_lost("a")
     recovering = expected.seconds()
+    expected.note_returned(lost, 400.0)
+    assert expected.seconds() == recovering
     made.add_pipeline("a", KvLedger(1000))
     iterate(expected, made, 500.0, 0.1)
     assert 0.0 < recovering < 60.0

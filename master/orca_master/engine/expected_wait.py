@@ -49,8 +49,10 @@ class ExpectedWait:
         self._sent.setdefault(batch.pipeline, _Sent()).iterations.append((now, leaves_behind(self._scheduler, batch)))
 
     def note_returned(self, batch: Batch, now: float) -> None:
-        """Note the result of the pipeline's oldest iteration."""
-        sent = self._sent[batch.pipeline]
+        """Note the result of the pipeline's oldest iteration; ignore a result that comes after the pipeline's loss."""
+        sent = self._sent.get(batch.pipeline)
+        if sent is None:
+            return
         sent_at, limited = sent.iterations.popleft()
         seconds = now - max(sent_at, sent.returned_at)
         sent.returned_at = now
