@@ -106,6 +106,9 @@ class Kernels(Protocol):
 
     name: str
     """For people, as "C++ x86-64-v3"."""
+    fixed_order: bool
+    """True if each row of a result is the same bit for bit whatever the other rows are. Attention in a form that the
+    reference computes is excepted (`AttentionForm`)."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""

@@ -97,6 +97,7 @@ class ReferenceKernels:
     """Implements `orca_kernels.interface.Kernels`."""
 
     name = "plain torch"
+    fixed_order = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""

@@ -142,6 +142,41 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
         assert torch.equal(attend(query[rows], pools, alone), whole[rows])
 
 
+@pytest.mark.parametrize("target", cpu_target_params())
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@given(
+    context=st.integers(0, 150),
+    chunks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    head_dim=st.sampled_from([16, 64, 80]),
+    window=st.sampled_from([None, 7, 64]),
+)
+@example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
+def test_a_token_is_the_same_in_any_chunk(target, name, context, chunks, heads, head_dim, window):
+    """Bit for bit: computed with a prompt, after a rewind in another chunk, or as an increment (contracts.md, 7)."""
+    dtype: torch.dtype = getattr(torch, name)
+    num_heads, num_kv_heads = heads
+    total = context + sum(chunks)
+    generator = torch.Generator().manual_seed(total)
+    num_blocks = -(-total // BLOCK_SIZE) + 2
+    whole = ragged([context], [sum(chunks)], num_blocks, generator)
+    pools = Pools(
+        *(pool.normal_(generator=generator) for pool in Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU))
+    )
+    query = torch.randn(sum(chunks), num_heads, head_dim, generator=generator).to(dtype)
+    attend = CpuKernels(load(target), dtype).attention(AttentionForm(head_dim, 0.2, window), dtype)
+    found, begin = [], 0
+    for count in chunks:
+        rows = slice(begin, begin + count)
+        chunk = type(whole)(
+            torch.tensor([0, count]), torch.tensor([context + begin]), whole.positions[rows],
+            whole.slots[rows], whole.block_table,
+        )  # fmt: skip
+        found.append(attend(query[rows], pools, chunk))
+        begin += count
+    assert torch.equal(torch.cat(found), attend(query, pools, whole))
+
+
 def test_a_row_of_a_linear_map_is_the_same_beside_any_others(kernels, dtype):
     """Bit for bit with the product of our own; others choose their order of sums by the number of rows."""
     weight, x = torch.randn(70, 96).to(dtype) / 8, torch.randn(40, 96).to(dtype)

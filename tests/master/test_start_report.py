@@ -10,7 +10,7 @@ from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topol
 from orca_master.commands.start_report import start_report
 from orca_master.engine.snapshot import EngineSnapshot, FormedPipeline
 
-FORMED = FormedPipeline("p0", "llama", 32, "bfloat16", 4096, "C++ x86-64-v3", 8192, "as --kv-slots says; …")
+FORMED = FormedPipeline("p0", "llama", 32, "bfloat16", 4096, "C++ x86-64-v3", 8192, "as --kv-slots says; …", "L1")
 
 
 def snapshot(
@@ -42,7 +42,7 @@ def test_one_pipeline():
     assert start_report(snapshot(FORMED)) == [
         "model: llama, 32 layers, bfloat16, sequences of at most 4096 tokens",
         "engine: 1 pipeline of 2 partitions (P) x 1 rank (T) on cpu (gloo)",
-        "kernels: C++ x86-64-v3",
+        "kernels: C++ x86-64-v3, level L1 of exactness",
         "K/V slots: 8192 (512 blocks of 16), as --kv-slots says; …",
     ]
 
@@ -58,7 +58,8 @@ def test_several_pipelines(num_serving, words):
 def test_what_older_workers_do_not_report_is_left_out():
     model, *others = start_report(snapshot(replace(FORMED, family="", kernels="", num_layers=1)))
     assert model == "model: 1 layer, bfloat16, sequences of at most 4096 tokens"
-    assert [line.split(":")[0] for line in others] == ["engine", "K/V slots"]
+    assert [line.split(":")[0] for line in others] == ["engine", "kernels", "K/V slots"]
+    assert "kernels: level L1 of exactness" in others
 
 
 def test_nothing_is_said_of_an_engine_that_has_not_served():

@@ -44,6 +44,7 @@ class LoadedPartition:
             dtype=str(self.dtype).removeprefix("torch."),
             family=self.config.family,
             kernels=self.kernels.name,
+            deterministic=self.request.deterministic,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:

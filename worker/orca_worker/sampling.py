@@ -120,7 +120,9 @@ def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarr
         last = likeliest.gather(1, (top_k - 1).clamp(max=size - 1))
         least = torch.where(top_k < vocabulary, last, torch.zeros_like(last))
         least = torch.maximum(least, _column(rows.min_p[which], device) * likeliest[:, :1])
-        target = top_p * probabilities.masked_fill(probabilities < least, 0.0).double().sum(dim=-1, keepdim=True)
+        # By cumsum, which adds each row in order: the order of torch's sum depends on the number of rows and threads.
+        kept = probabilities.masked_fill(probabilities < least, 0.0).double().cumsum(dim=-1)[:, -1:]
+        target = top_p * kept
         before = likeliest.double().cumsum(dim=-1) < target
         place = before.sum(dim=-1, keepdim=True)
         known = (unbound | (place < size)) & ((top_k <= size) | (top_k == vocabulary))

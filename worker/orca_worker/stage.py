@@ -18,7 +18,8 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.data_plane import DataPlane
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
-from orca_worker.errors import RankError
+from orca_worker.errors import ModelError, RankError
+from orca_worker.exactness import LENGTH, check_conditions, self_test
 from orca_worker.host_copies import HostCopies
 from orca_worker.kv_pools import KvPools
 from orca_worker.loaded_partition import load_partition
@@ -37,6 +38,8 @@ class Stage:
 
     def __init__(self, request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> None:
         loaded = load_partition(request, tensor_rank, on_read)
+        if request.deterministic:
+            check_conditions(loaded)
         self._loaded = loaded
         self._request = request
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
@@ -103,6 +106,11 @@ class Stage:
             request.group_timeout_ms / 1000,
             request.max_in_flight,
         )
+        if self._request.deterministic and self._group.size > 1 and self._group.shared is None:
+            raise ModelError(
+                "--deterministic on: the ranks of a worker cannot share memory, and gloo's sums have no fixed order: "
+                "enlarge /dev/shm"
+            )
 
     def warmup(self, request: pb.WarmupRequest) -> tuple[int, str]:
         """Run the largest iteration once; return the number of K/V blocks that fit beside it, and the formula.
@@ -135,12 +143,17 @@ class Stage:
         )
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate the pools of every layer; pools of the same size are kept."""
+        """Allocate the pools of every layer; pools of the same size are kept.
+
+        With `LoadRequest.deterministic` raises ModelError if the self-test fails.
+        """
         self._decode_graphs = None  # the graphs refer to the old pools
         self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
         if self._recorder is not None:
             padding = PaddingRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
             self._decode_graphs = DecodeGraphs(self._forward, padding, self._device, *self._recorder)
+        if self._request.deterministic:
+            self._self_test(num_blocks)
 
     def expect(self, iteration: pb.Iteration) -> None:
         """Post the receive of an iteration's activations while another iteration is computed.
@@ -222,6 +235,20 @@ class Stage:
         if hidden is None:
             hidden = self._model.embed(tokens, ragged)
         return self._model(hidden, ragged, last)
+
+    @torch.inference_mode()
+    def _self_test(self, num_blocks: int) -> None:
+        """See exactness.py. On later partitions a row of a table replaces each token's activations."""
+        rows = RowTable(self._max_model_len, self._device)
+        shape, generator = (LENGTH, self._config.hidden_size), torch.Generator().manual_seed(0)
+        table = None if self._first else torch.randn(shape, generator=generator)
+
+        def run(iteration: pb.Iteration) -> torch.Tensor:
+            batch = rows.batch(iteration)
+            output = self.run_layers(batch, None if table is None else table[batch.tokens])
+            return self._model.logits(output) if self._last else output
+
+        self_test(run, self._config.vocabulary_size, self._max_model_len, num_blocks)
 
     def _reset_rows(self) -> None:
         self._rows = RowTable(self._max_model_len, self._device)

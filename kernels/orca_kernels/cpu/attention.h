@@ -148,22 +148,26 @@ class AttentionItem {
     }
   }
 
-  // Increment phase: computes row by row, reading the pools sequentially.
+  // Increment phase: computes row by row. A score is the same chain of sums as in `grouped`, so that a token has the
+  // same result in a prompt and in an increment; the blocks of a tile are independent chains, which hides latency.
   void direct(int64_t tile, int slots) {
-    for (int place = 0; place < slots; place += kBlock) {
-      for (int64_t row = 0; row < num_rows_; ++row) {
-        const uint32_t *keys = block(call_.key_pool, kv_head(row), tile + place);
-        const uint32_t *values = block(call_.value_pool, kv_head(row), tile + place);
-        const uint32_t *query = &scratch_.queries[row * steps_];
-        Floats parts[4] = {};  // independent sums, to hide latency
-        for (int64_t step = 0; step < steps_; step += 4) {
-          for (int part = 0; part < 4; ++part) {
-            __builtin_prefetch(values + (step + part) * kBlock, 0, 2);
-            parts[part] = Product<T>::add(parts[part], query[step + part], keys + (step + part) * kBlock);
-          }
-        }
-        store(&scratch_.scores[row * kTile + place], (parts[0] + parts[1]) + (parts[2] + parts[3]));
+    constexpr int kBlocks = kTile / kBlock;
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const uint32_t *keys[kBlocks], *values[kBlocks];
+      for (int part = 0; part < kBlocks; ++part) {
+        const int place = part * kBlock < slots ? part * kBlock : 0;
+        keys[part] = block(call_.key_pool, kv_head(row), tile + place);
+        values[part] = block(call_.value_pool, kv_head(row), tile + place);
       }
+      const uint32_t *query = &scratch_.queries[row * steps_];
+      Floats sums[kBlocks] = {};
+      for (int64_t step = 0; step < steps_; ++step) {
+        for (int part = 0; part < kBlocks; ++part) {
+          __builtin_prefetch(values[part] + step * kBlock, 0, 2);
+          sums[part] = Product<T>::add(sums[part], query[step], keys[part] + step * kBlock);
+        }
+      }
+      for (int part = 0; part < kBlocks; ++part) store(&scratch_.scores[row * kTile + part * kBlock], sums[part]);
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
       weigh(row, tile, slots);

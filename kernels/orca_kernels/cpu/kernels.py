@@ -174,6 +174,7 @@ class CpuKernels(ReferenceKernels):
         self._dtype = dtype
         suffix = NAMES[dtype]
         own_products = suffix not in library.target.onednn_products
+        self.fixed_order = own_products
         signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
 

@@ -100,6 +100,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="disable CUDA graphs and recorded decode iterations",
     )
     parser.add_argument(
+        "--deterministic",
+        choices=("on", "off"),
+        default="off",
+        help="on: a request has the same tokens and log probabilities bit for bit, whatever else is computed and also "
+        "after a recovery (level L2: on the CPU, with --dtype float32), verified by a self-test at start (off)",
+    )
+    parser.add_argument(
         "--no-balanced-batches",
         action="store_true",
         help="Algorithm 1 as printed: do not split few requests into a batch per partition",
@@ -142,8 +149,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=bound_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="maximum expected wait of a new request for its first iteration, estimated from measured rates; 429 with "
-        "Retry-After if exceeded, never while the queue is empty (60)",
+        help="maximum expected wait of a new request, from measured rates; 429 with Retry-After if exceeded (60)",
     )
     parser.add_argument(
         "--iteration-log",
@@ -231,6 +237,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
         enforce_eager=arguments.enforce_eager,
+        deterministic=arguments.deterministic == "on",
         admission=arguments.admission,
         scheduling_policy=arguments.scheduling_policy,
         kv_slots=arguments.kv_slots,

@@ -29,8 +29,8 @@ def start_report(engine: EngineSnapshot) -> list[str]:
         f"K/V slots{in_pipeline}: {formed.num_slots} ({formed.num_slots // BLOCK_SIZE} blocks of {BLOCK_SIZE}), "
         f"{formed.sizing}",
     ]
-    if formed.kernels:
-        lines.insert(2, f"kernels: {formed.kernels}")
+    exactness = f"level {formed.exactness} of exactness"
+    lines.insert(2, f"kernels: {formed.kernels}, {exactness}" if formed.kernels else f"kernels: {exactness}")
     return lines
 
 

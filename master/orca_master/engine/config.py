@@ -39,7 +39,8 @@ class EngineConfig:
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
     (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
     (admission.py); `changed_expected_wait`: the value of `PUT /scheduler`, which replaces it, None without one.
-    `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs; `iteration_log`: see
+    `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
 
@@ -48,6 +49,7 @@ class EngineConfig:
     balanced: bool = True
     lookahead: bool = True
     enforce_eager: bool = False
+    deterministic: bool = False
     admission: str = "reserve"
     scheduling_policy: str = "fcfs"
     kv_slots: int | None = None

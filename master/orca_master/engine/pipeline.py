@@ -26,6 +26,7 @@ from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
+from orca_master.engine.load_request import load_requests
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.errors import ConfigurationError
@@ -75,29 +76,10 @@ class Pipeline:
         await self._end_exhausted(described)
         self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
-        neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         enter(PipelinePhase.LOADING)
         facts = await all_workers(
-            self._load(
-                worker,
-                enter,
-                pb.LoadRequest(
-                    model_path=topology.model.path,
-                    partition=partition,
-                    pipeline_parallel_size=topology.pipeline_parallel_size,
-                    tensor_parallel_size=topology.tensor_parallel_size,
-                    dtype=topology.model.dtype,
-                    device="cuda" if topology.communication.backend == "nccl" else "cpu",
-                    communication_backend=topology.communication.backend,
-                    socket_interface=topology.communication.socket_interface,
-                    environment=topology.communication.env,
-                    max_model_len=topology.model.max_model_len or 0,
-                    workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
-                    first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
-                    enforce_eager=config.enforce_eager,
-                ),
-            )
-            for partition, worker in enumerate(workers)
+            self._load(worker, enter, request)
+            for worker, request in zip(workers, load_requests(self._spec, topology, config), strict=True)
         )
         self.facts = facts[0]
         enter(PipelinePhase.FORMING)
@@ -160,6 +142,10 @@ class Pipeline:
             enter(PipelinePhase.LOADING)
 
         facts = await worker.load(request, on_progress)
+        if request.deterministic and not facts.deterministic:
+            raise ConfigurationError(
+                f"worker {worker.address} is of an older version without --deterministic: deploy one version of both"
+            )
         self.num_loaded += 1
         if (loaded := self._loaded_by_worker.get(worker.address)) is not None:
             on_progress(loaded.total, loaded.total)
@@ -289,13 +275,3 @@ class Pipeline:
     def _lost(self, fault: pb.Fault) -> WorkerLostError:
         workers = self._spec.workers
         return lost_worker(fault, workers[min(fault.partition, len(workers) - 1)])
-
-
-def _host(address: str) -> str:
-    """Return the host of a worker's address, "" for Unix sockets."""
-    return "" if address.startswith("unix:") else address.rpartition(":")[0]
-
-
-def _place_on_host(address: str, addresses: list[str]) -> int:
-    """Return the number of workers on the same host before this worker."""
-    return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])

@@ -37,6 +37,8 @@ class FormedPipeline:
     num_slots: int
     sizing: str
     """Why the pipeline has so many K/V slots, for people."""
+    exactness: str
+    """Level of exactness, "L1" or "L2" (docs/contracts.md, section 7)."""
 
 
 class EngineSnapshot(NamedTuple):

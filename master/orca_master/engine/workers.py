@@ -67,4 +67,5 @@ def formed_pipeline(pipeline: str, workers: PipelineWorkers) -> FormedPipeline:
         facts.kernels,
         workers.num_blocks * BLOCK_SIZE,
         workers.sizing,
+        "L2" if facts.deterministic else "L1",
     )

@@ -59,6 +59,11 @@ class Metrics:
             "Expected wait of a new request in the queue",
             lambda: engine.snapshot.expected_wait,
         )
+        self._gauge(
+            "exactness_level",
+            "Level of exactness of the pipelines (docs/contracts.md, section 7): 1, or 2 with --deterministic on",
+            lambda: 2 if (formed := engine.snapshot.formed) is not None and formed.exactness == "L2" else 1,
+        )
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
 
     def watch_journal(self, journal: Journal | None) -> None:

@@ -1,0 +1,42 @@
+"""`load_requests`: what each worker of a pipeline loads."""
+
+from __future__ import annotations
+
+from orca_contract.topology import PipelineSpec, Topology
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.config import EngineConfig
+
+
+def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) -> list[pb.LoadRequest]:
+    """Return the Load requests of the pipeline's workers, in the order of partitions."""
+    neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
+    return [
+        pb.LoadRequest(
+            model_path=topology.model.path,
+            partition=partition,
+            pipeline_parallel_size=topology.pipeline_parallel_size,
+            tensor_parallel_size=topology.tensor_parallel_size,
+            dtype=topology.model.dtype,
+            device="cuda" if topology.communication.backend == "nccl" else "cpu",
+            communication_backend=topology.communication.backend,
+            socket_interface=topology.communication.socket_interface,
+            environment=topology.communication.env,
+            max_model_len=topology.model.max_model_len or 0,
+            workers_on_host=sum(_host(neighbour) == _host(address) for neighbour in neighbours),
+            first_device=_place_on_host(address, neighbours) * topology.tensor_parallel_size,
+            enforce_eager=config.enforce_eager,
+            deterministic=config.deterministic,
+        )
+        for partition, address in enumerate(spec.workers)
+    ]
+
+
+def _host(address: str) -> str:
+    """Return the host of a worker's address, "" for Unix sockets."""
+    return "" if address.startswith("unix:") else address.rpartition(":")[0]
+
+
+def _place_on_host(address: str, addresses: list[str]) -> int:
+    """Return the number of workers on the same host before this worker."""
+    return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])
