@@ -24,7 +24,7 @@ class ModelNotFoundError(Exception):
 
 
 class QueueFullError(Exception):
-    """A queue is full (HTTP 429); the client may retry."""
+    """A queue is full, or the expected wait in it is too long (HTTP 429); the client may retry."""
 
 
 class RequestTimeoutError(Exception):

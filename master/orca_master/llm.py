@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -115,10 +116,12 @@ class LLM:
             self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
 
             codec = TextCodec(path)
+            # A program submits all its prompts at once, and has no other server to try.
+            settings = {"max_expected_wait": math.inf, **engine}
 
             async def make() -> tuple[EngineThread, Endpoint]:
                 config = EndpointConfig(model_names=(path.name,))
-                thread = make_engine(topology, EngineConfig(**engine), Metrics(path.name))
+                thread = make_engine(topology, EngineConfig(**settings), Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._run(make())

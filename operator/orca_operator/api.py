@@ -96,6 +96,9 @@ class Scheduler(Part):
     max_queue_depth: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         4096, description="Maximum number of waiting requests; further requests get 429."
     )
+    max_expected_wait_seconds: Annotated[Seconds | None, Effect.LIVE] = Field(
+        None, description="Maximum expected wait of a new request in the queue; others get 429. Default: 60."
+    )
     token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         2048, description="Maximum number of input tokens per iteration; longer prompts are prefilled in chunks."
     )

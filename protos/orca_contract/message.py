@@ -33,8 +33,9 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
-VERSION = 1
-"""Version of this package's messages. 1: masters report `contractVersion`, readers ignore unknown fields."""
+VERSION = 2
+"""Version of this package's messages. 1: masters report `contractVersion`, readers ignore unknown fields. 2:
+`SchedulerKnobs.maxExpectedWaitSeconds`."""
 MOST_UNKNOWN_FIELDS = 1000
 """Bound on stored names of unknown fields, so that a sender cannot exhaust the reader's memory."""
 LONGEST_NAME = 80

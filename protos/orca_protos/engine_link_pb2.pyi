@@ -95,20 +95,22 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choice_index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
     sampling: _engine_pb2.Sampling
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ...) -> None: ...
+    choice_index: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choice_index: _Optional[int] = ...) -> None: ...
 
 class FromMaster(_message.Message):
     __slots__ = ("hello", "answer", "outputs", "status")
@@ -199,7 +201,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +212,7 @@ class EngineStatus(_message.Message):
     MAX_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -220,7 +223,8 @@ class EngineStatus(_message.Message):
     max_queued_requests: int
     max_queued_tokens: int
     recovery: Recovery
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ...) -> None: ...
+    expected_wait: float
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("since", "usual", "longest_wait")

@@ -262,6 +262,21 @@ def test_a_report_of_a_newer_master_is_read_and_asks_for_nothing(caplog):
     assert (said.pipelines[1].phase, said.pipelines[1].last_failure.reason) == ("Napping", "Bored")
 
 
+def test_the_bound_of_the_expected_wait_is_changed_taken_back_and_unknown_to_older_masters():
+    """An operator of version 0 does not know the field: its PUT and a report without a change have none."""
+    knobs = version_0.message("scheduler")
+    bounded = {**knobs, "maxExpectedWaitSeconds": 30}
+    changed, refused, back = call("PUT", routes.SCHEDULER, bounded, {**knobs, "maxExpectedWaitSeconds": 0}, knobs)
+    assert (changed.json()["scheduler"], back.json()["scheduler"]) == (bounded, knobs)
+    assert (refused.status_code, refused.json()["detail"].startswith("maxExpectedWaitSeconds: ")) == (422, True)
+    deployment = context(merged(SPEC, scheduler={"maxExpectedWaitSeconds": 30}))
+    assert deployment.revision == context(SPEC).revision, "no pod restarts"
+    old = report(context(SPEC), pipelines=2).model_copy(update={"contract_version": 1})
+    assert puts(deployment, old) == []
+    lost = unknown_to_master(deployment, Observed((), {deployment.revision: old}))
+    assert [sentence.rpartition(" ")[2] for sentence in lost] == ["maxExpectedWaitSeconds"]
+
+
 # -- an operator with a new field, an older master ---------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from orca_master.commands import argument_types as types
         (types.positive, str(types.MAX_NUMBER), types.MAX_NUMBER),
         (types.count, "0", 0),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS), types.MAX_STALL_SECONDS),
+        (types.bound_seconds, "0.25", 0.25),
+        (types.bound_seconds, str(types.MAX_STALL_SECONDS), types.MAX_STALL_SECONDS),
         (types.slots, str(BLOCK_SIZE), BLOCK_SIZE),
         (types.fraction, "1", 1.0),
         (types.fraction, "1e-3", 0.001),
@@ -35,6 +37,10 @@ def test_values_up_to_the_bounds(kind, text, value):
         (types.positive, "9" * 5000, "whole number from 1 to"),
         (types.count, "-1", "at least 0"),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS + 1), "more than 4000000 seconds"),
+        *(
+            (types.bound_seconds, text, "number of seconds above 0")
+            for text in ("0", "-1", "nan", "inf", "4e6s", "4000001")
+        ),
         (types.slots, str(BLOCK_SIZE - 1), f"one block of {BLOCK_SIZE} slots"),
         (types.fraction, "0", "above 0 and up to 1"),
         (types.fraction, "1.01", "above 0 and up to 1"),

@@ -30,8 +30,9 @@ DEPTH, TOKENS = 256, 100_000
 class Queue(EngineClient):
     """Accepts up to `room` requests; one token ends each when `finish` is called."""
 
-    def __init__(self, room: int = DEPTH, waiting: int = 0) -> None:
+    def __init__(self, room: int = DEPTH, waiting: int = 0, expected_wait: float = 0.0) -> None:
         self.room = room
+        self.expected_wait = expected_wait
         self.waiting = waiting
         self.accepted: dict[str, Submission] = {}
         self.receivers: dict[str, Callable[[Output], object]] = {}
@@ -42,7 +43,8 @@ class Queue(EngineClient):
     @property
     def status(self) -> EngineStatus:
         progress = Progress(num_waiting=self.waiting)
-        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS, Recovery())
+        wait = self.expected_wait
+        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS, Recovery(), wait)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         loop = asyncio.get_running_loop()
@@ -120,6 +122,7 @@ def test_many_choices_come_a_few_at_a_time_and_share_their_prompt(tmp_path):
         assert max(engine.bursts) <= SUBMITTED_AT_ONCE
         assert len({id(submission.prompt) for submission in engine.accepted.values()}) == 8
         assert [submission.sampling.choice for submission in engine.accepted.values()] == list(range(32)) * 8
+        assert [submission.choice_index for submission in engine.accepted.values()] == list(range(256))
         engine.finish(DEPTH)
         assert sorted(await collecting) == list(range(DEPTH))
         assert len(engine.released) == DEPTH
@@ -200,6 +203,25 @@ def test_a_client_bounds_its_request(tmp_path, text, status):
         assert answer.status_code == status
         error = answer.json()["error"]
         assert status == 408 or (error["param"] == "X-Request-Deadline" and repr(text) in error["message"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("body", "expected_wait", "seconds"), [
+    ({"prompt": [1, 2]}, 0.0, "1"), ({"prompt": [1, 2]}, 41.2, "42"), ({"prompt": [[1, 2], [3]], "n": 3}, 41.2, "42"),
+])  # fmt: skip
+def test_a_refusal_says_when_the_waiting_requests_will_have_begun(tmp_path, body, expected_wait, seconds):
+    """The same for one choice, refused by the engine, and for more choices than there are places."""
+
+    async def run() -> None:
+        engine = Queue(room=0, waiting=DEPTH, expected_wait=expected_wait)
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.post("/v1/completions", json={**body, "max_tokens": 5})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, seconds)
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert engine.receivers == {}
 
     asyncio.run(run())
 

@@ -19,6 +19,8 @@ from orca_contract.state import EngineState
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
+from orca_master.engine.admission import Admission
+from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import Output, Submission
@@ -325,7 +327,8 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
 
 def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
-    requests = LiveRequests(Scheduler(SchedulerConfig(1, 1), pool), lambda outputs: None)
+    scheduler = Scheduler(SchedulerConfig(1, 1), pool)
+    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda outputs: None)
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
         requests.accept(submission, lambda request: None)

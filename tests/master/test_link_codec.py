@@ -78,6 +78,7 @@ submissions = build(
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
+    choice_index=uint32,
 )
 http_limits = build(
     HttpLimits,
@@ -134,6 +135,7 @@ statuses = build(
     max_queued_requests=uint64,
     max_queued_tokens=uint64,
     recovery=build(Recovery, since=floats, usual=floats, longest_wait=floats),
+    expected_wait=floats,
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

@@ -91,13 +91,14 @@ def test_scaling_down_waits_for_a_master_that_runs_and_does_not_answer(address, 
 
 def test_scaling_up_and_live_knobs():
     one = context(MINIMAL)
-    three = context(merged(MINIMAL, replicas=3, scheduler={"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}))
+    settings = {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9, "maxExpectedWaitSeconds": 30}
+    three = context(merged(MINIMAL, replicas=3, scheduler=settings))
     assert one.revision == three.revision
     actions = plan(three, view(everything(one)))
     (topology,) = (action for action in actions if isinstance(action, PutTopology))
     assert len(topology.body.pipelines) == 3
     (knobs,) = (action for action in actions if isinstance(action, PutScheduler))
-    assert knobs.body.wire() == {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9}
+    assert knobs.body.wire() == settings
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 3
 

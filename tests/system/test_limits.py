@@ -111,7 +111,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
         assert len(full) >= 4
         assert slow, "8,000 iterations take more than two seconds"
         assert len(full) + len(slow) + len(done) == 8, answers
-        assert {error.response.headers["retry-after"] for error in full} == {"1"}
+        assert all(int(error.response.headers["retry-after"]) >= 1 for error in full), "the expected wait, at least 1 s"
         assert {error.code for error in full} == {"queue_full"}
         assert {error.code for error in slow} == {"request_timeout"}
         after = await client.completions.create(model=NAME, prompt="x", max_tokens=3)

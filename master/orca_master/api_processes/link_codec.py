@@ -225,6 +225,7 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.recovery.since = status.recovery.since
     message.recovery.usual = status.recovery.usual
     message.recovery.longest_wait = status.recovery.longest_wait
+    message.expected_wait = status.expected_wait
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -248,4 +249,5 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
         message.max_queued_requests,
         message.max_queued_tokens,
         Recovery(message.recovery.since, message.recovery.usual, message.recovery.longest_wait),
+        message.expected_wait,
     )

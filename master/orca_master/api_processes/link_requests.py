@@ -33,6 +33,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
     message.max_gen_tokens = submission.max_gen_tokens
     message.priority = submission.priority
+    message.choice_index = submission.choice_index
     try:
         message.prompt.extend(submission.prompt)
     except ValueError as error:
@@ -57,6 +58,7 @@ def submission_of(message: pb.Submission) -> Submission:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         priority=message.priority,
+        choice_index=message.choice_index,
     )
 
 

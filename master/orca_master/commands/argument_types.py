@@ -31,6 +31,17 @@ def wait_seconds(text: str) -> int:
     return 0 if text == "0" else stall_seconds(text)
 
 
+def bound_seconds(text: str) -> float:
+    """Parse a number of seconds above 0, up to MAX_STALL_SECONDS."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= MAX_STALL_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and up to {MAX_STALL_SECONDS}")
+    return number
+
+
 def stall_seconds(text: str) -> int:
     """Parse a whole number of seconds, from 1 to MAX_STALL_SECONDS."""
     number = positive(text)

@@ -13,7 +13,15 @@ from orca_contract.topology import Dtype
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
-from orca_master.commands.argument_types import count, fraction, positive, slots, stall_seconds, wait_seconds
+from orca_master.commands.argument_types import (
+    bound_seconds,
+    count,
+    fraction,
+    positive,
+    slots,
+    stall_seconds,
+    wait_seconds,
+)
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
@@ -137,6 +145,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="maximum tokens of waiting requests, prompts and completions together (8388608)",
     )
     parser.add_argument(
+        "--max-expected-wait",
+        type=bound_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="maximum expected wait of a new request, from measured rates; 429 with Retry-After if exceeded (60)",
+    )
+    parser.add_argument(
         "--iteration-log",
         type=Path,
         metavar="FILE",
@@ -229,6 +244,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         memory_utilization=arguments.gpu_memory_utilization,
         max_queued_requests=arguments.max_queue_depth,
         max_queued_tokens=arguments.max_queue_tokens,
+        max_expected_wait=arguments.max_expected_wait,
         stall_timeout=arguments.stall_timeout,
         max_recovery_wait=float(arguments.max_recovery_wait),
         iteration_log=arguments.iteration_log,

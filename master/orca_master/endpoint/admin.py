@@ -50,6 +50,7 @@ def report(engine: EngineThread) -> StateReport:
             max_batch_size=config.max_batch_size,
             token_budget=config.token_budget,
             max_queue_depth=config.max_queued_requests,
+            max_expected_wait_seconds=config.changed_expected_wait,
         ),
         pipelines=list(snapshot.pipelines),
     )
@@ -112,6 +113,7 @@ def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
         max_batch_size=knobs.max_batch_size or config.max_batch_size,
         token_budget=knobs.token_budget or config.token_budget,
         max_queued_requests=knobs.max_queue_depth or config.max_queued_requests,
+        changed_expected_wait=knobs.max_expected_wait_seconds,
     )
 
 

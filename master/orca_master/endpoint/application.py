@@ -104,7 +104,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(QueueFullError)
     async def _full(_: Request, error: QueueFullError) -> JSONResponse:
-        seconds = endpoint.engine.status.retry_after
+        seconds = endpoint.engine.status.retry_after_full
         return error_response(429, str(error), code="queue_full", retry_after=seconds)
 
     @app.exception_handler(EngineUnavailableError)

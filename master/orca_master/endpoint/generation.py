@@ -159,8 +159,9 @@ class Generator:
         for index in range(len(prompts) * body.n):
             prompt_index, choice = divmod(index, body.n)
             sampling = SamplingParameters(**shared_parameters, choice=choice)
+            tokens = shared[prompt_index]
             submission = Submission(
-                f"{request_id}-{index}", shared[prompt_index], max_tokens, sampling, stop, body.priority
+                f"{request_id}-{index}", tokens, max_tokens, sampling, stop, body.priority, choice_index=index
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))

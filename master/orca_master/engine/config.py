@@ -37,7 +37,9 @@ class EngineConfig:
     `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests, without progress,
     while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
-    (recovery.py). `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
+    (admission.py); `changed_expected_wait`: the value of `PUT /scheduler`, which replaces it, None without one.
+    `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
     """
@@ -54,6 +56,8 @@ class EngineConfig:
     memory_utilization: float = 0.9
     max_queued_requests: int = 4096
     max_queued_tokens: int = 8 << 20
+    max_expected_wait: float = 60.0
+    changed_expected_wait: float | None = None
     connect_timeout: float = 60.0
     stall_timeout: float | None = None
     worker_owner: WorkerOwner = WorkerOwner.ENGINE
@@ -61,6 +65,11 @@ class EngineConfig:
     max_recovery_wait: float = 60.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
+
+    @property
+    def longest_expected_wait(self) -> float:
+        """Longest expected wait in the queue for which new requests are accepted now."""
+        return self.max_expected_wait if self.changed_expected_wait is None else self.changed_expected_wait
 
     @property
     def longest_seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class EngineStatus:
     max_queued_requests: int
     max_queued_tokens: int
     recovery: Recovery
+    expected_wait: float = 0.0
+    """See EngineSnapshot."""
 
     @property
     def unavailable(self) -> str:
@@ -42,9 +45,18 @@ class EngineStatus:
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds after which a refused request may be tried again."""
-        recovers = self.state is EngineState.RECOVERING and not self.draining
-        return self.recovery.retry_after(time.monotonic()) if recovers else 1
+        """Whole seconds after which a request that was refused because of the engine's state may be tried again."""
+        return self.recovery.retry_after(time.monotonic()) if self._recovers else 1
+
+    @property
+    def retry_after_full(self) -> int:
+        """Whole seconds, at least 1, in which the waiting requests are expected to have begun."""
+        recovery = self.recovery.expected_wait(time.monotonic()) if self._recovers else 0.0
+        return max(1, math.ceil(recovery + self.expected_wait))
+
+    @property
+    def _recovers(self) -> bool:
+        return self.state is EngineState.RECOVERING and not self.draining
 
     @property
     def serves(self) -> bool:

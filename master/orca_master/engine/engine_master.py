@@ -27,6 +27,7 @@ from orca_contract.state import EngineState
 from orca_contract.topology import Topology
 from orca_protos import engine_pb2 as pb
 
+from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
@@ -73,7 +74,8 @@ class EngineMaster:
         self._pipelines = PipelineSet(topology, self, make_workers)
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
-        self._requests = LiveRequests(self.scheduler, deliver)
+        self._admission = Admission(self.scheduler, config)
+        self._requests = LiveRequests(self.scheduler, self._admission, deliver)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
@@ -122,10 +124,10 @@ class EngineMaster:
             self.on_change()  # needed if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
-        """Apply new limits of batch, token budget and queue from the next selection on."""
+        """Apply new limits of batch, token budget, queue and expected wait from the next selection on."""
         self._config = config
         self.scheduler.config = config.for_scheduler(self._pipelines.topology.pipeline_parallel_size)
-        self.pool.max_requests, self.pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
+        self._admission.reconfigure(config)
         self._dispatch()
 
     def submit(self, submission: Submission) -> None:
@@ -168,6 +170,7 @@ class EngineMaster:
             self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
             self._pipelines.stall_seconds,
             self._patience.recovery,
+            self._admission.expected_wait.seconds(),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -195,13 +198,7 @@ class EngineMaster:
         """Commit the result, send the next iterations, then deliver the tokens."""
         self._num_iterations += 1
         self._progressed_at = time.monotonic()
-        outputs = []
-        logprobs = {entry.index: entry for entry in result.logprobs}
-        for index, request in self.scheduler.commit(batch, list(result.token)):
-            reason = request.finish_reason
-            outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))
-            if reason is not None:
-                self._requests.finished(request)
+        outputs = self._requests.commit(batch, result)
         self._dispatch()
         if outputs:
             self._deliver(outputs)
@@ -214,6 +211,7 @@ class EngineMaster:
         """Remove the pipeline from the scheduler; its requests return to the pool."""
         self._pipelines.remove_serving(supervisor)
         self._losses.note(supervisor.id, self.scheduler.computing(supervisor.id))
+        self._admission.expected_wait.note_lost(supervisor.id)
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
             self._requests.refuse_misfits(self._check_fits)  # the lost pipeline may have been the largest
@@ -270,6 +268,7 @@ class EngineMaster:
             proposal = select(supervisor)
             if proposal:
                 batch = self.scheduler.dispatch(supervisor.id, proposal)
+                self._admission.expected_wait.note_sent(batch, time.monotonic())
                 self._observer.on_dispatch(supervisor.send(batch), batch)
             if proposal.preempted:
                 self._observer.on_preemption(len(proposal.preempted))

@@ -84,6 +84,7 @@ class EngineThread(EngineClient):
             self.config.max_queued_requests,
             self.config.max_queued_tokens,
             engine.recovery,
+            engine.expected_wait,
         )
 
     @property

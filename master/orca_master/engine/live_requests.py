@@ -5,18 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.admission import Admission
 from orca_master.engine.iteration_message import check_encodes
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import RequestError
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.scheduler import Scheduler
 
 
 class LiveRequests:
-    """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests."""
+    """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests.
 
-    def __init__(self, scheduler: Scheduler, deliver: Callable[[list[Output]], None]) -> None:
+    `admission` refuses new requests, and learns from those that end.
+    """
+
+    def __init__(self, scheduler: Scheduler, admission: Admission, deliver: Callable[[list[Output]], None]) -> None:
         self._scheduler = scheduler
+        self._admission = admission
         self._deliver = deliver
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
@@ -28,7 +36,7 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
-        """Add a request to the pool. Resumed requests bypass the bounds of the pool.
+        """Add a request to the pool. Resumed requests bypass the bounds of the pool and of the expected wait.
 
         Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
         """
@@ -46,6 +54,8 @@ class LiveRequests:
         check_encodes(request)
         check(request)
         if submission.generated is None:
+            if submission.choice_index == 0:
+                self._admission.check(request)
             self._scheduler.pool.add(request)
         else:
             self._scheduler.pool.put_back(request)
@@ -56,12 +66,22 @@ class LiveRequests:
         """Cancel a request; return False if the request has ended already."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self._admission.expected_wait.note_end(request)
             self._scheduler.cancel(request)
         return request is not None
 
-    def finished(self, request: Request) -> None:
-        """Remove a request that the scheduler has finished."""
-        del self._requests[request.request_id]
+    def commit(self, batch: Batch, result: pb.IterationResult) -> list[Output]:
+        """Record the result of an iteration and return its tokens; remove the requests that end with it."""
+        self._admission.expected_wait.note_returned(batch, time.monotonic())
+        outputs = []
+        logprobs = {entry.index: entry for entry in result.logprobs}
+        for index, request in self._scheduler.commit(batch, list(result.token)):
+            reason = request.finish_reason
+            outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))
+            if reason is not None:
+                self._admission.expected_wait.note_end(request)
+                del self._requests[request.request_id]
+        return outputs
 
     def refuse_misfits(self, check: Callable[[Request], None]) -> None:
         """Fail the waiting requests for which `check` raises RequestError."""

@@ -18,6 +18,7 @@ class Submission:
     """A request as submitted by the endpoint; the engine adds the arrival.
 
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
+    `choice_index`: position among the choices of a client's request; the expected wait of the first decides about all.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Submission:
     stop_token_ids: frozenset[int]
     priority: int = 0
     generated: Sequence[int] | None = None
+    choice_index: int = 0
 
 
 class Output(NamedTuple):

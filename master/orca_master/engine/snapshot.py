@@ -72,3 +72,5 @@ class EngineSnapshot(NamedTuple):
     """Longest bound of the pipelines' latest iterations."""
     recovery: Recovery = Recovery()
     """The current recovery, or the last one."""
+    expected_wait: float = 0.0
+    """Seconds in which all waiting requests are expected to have begun; 0 if none waits or nothing is measured."""

@@ -55,6 +55,11 @@ class Metrics:
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
         self._gauge(
+            "expected_wait_seconds",
+            "Expected wait of a new request in the queue",
+            lambda: engine.snapshot.expected_wait,
+        )
+        self._gauge(
             "exactness_level",
             "Level of exactness of the pipelines (docs/contracts.md, section 7): 1, or 2 with --deterministic on",
             lambda: 2 if (formed := engine.snapshot.formed) is not None and formed.exactness == "L2" else 1,

@@ -20,8 +20,11 @@ class RequestPool:
         self.order = order
         self.max_requests = max_requests
         self.max_tokens = max_tokens
+        self.num_tokens = 0
+        """Tokens of the waiting requests, prompts and answers of full length together."""
+        self.num_known_tokens = 0
+        """Those of them that are known: prompts, and the tokens that rewound requests have generated."""
         self._waiting: list[Request] = []
-        self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,9 +39,9 @@ class RequestPool:
         """
         if len(self._waiting) >= self.max_requests:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting, the limit is {self.max_requests}")
-        if self._waiting and self._num_tokens + request.max_tokens > self.max_tokens:
+        if self._waiting and self.num_tokens + request.max_tokens > self.max_tokens:
             raise QueueFullError(
-                f"waiting requests of {self._num_tokens} tokens and this one of {request.max_tokens} "
+                f"waiting requests of {self.num_tokens} tokens and this one of {request.max_tokens} "
                 f"exceed the limit of {self.max_tokens}"
             )
         self.put_back(request)
@@ -46,7 +49,8 @@ class RequestPool:
     def put_back(self, request: Request) -> None:
         """Insert a request that was accepted before, at its position by `order`; not bounded."""
         bisect.insort(self._waiting, request, key=self.order)
-        self._num_tokens += request.max_tokens
+        self.num_tokens += request.max_tokens
+        self.num_known_tokens += request.num_tokens
 
     def remove(self, request: Request) -> None:
         """Remove `request`; raise KeyError if `request` is not in the pool."""
@@ -54,4 +58,9 @@ class RequestPool:
         if index == len(self._waiting) or self._waiting[index] is not request:
             raise KeyError(request.request_id)
         del self._waiting[index]
-        self._num_tokens -= request.max_tokens
+        self.num_tokens -= request.max_tokens
+        self.num_known_tokens -= request.num_tokens
+
+    def is_last(self, request: Request) -> bool:
+        """Return True if a new `request` would be served after all others."""
+        return not self._waiting or self.order(self._waiting[-1]) < self.order(request)

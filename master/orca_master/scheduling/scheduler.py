@@ -76,6 +76,11 @@ class Scheduler:
         """Number of requests that hold slots on any pipeline."""
         return len(self._pipeline_of)
 
+    @property
+    def admitted(self) -> list[Request]:
+        """The requests that hold slots on any pipeline."""
+        return [request for state in self._pipelines.values() for request in state.admitted]
+
     def in_flight(self, pipeline: str) -> int:
         """Algorithm 1's `n_scheduled` of one pipeline."""
         return self._pipelines[pipeline].in_flight

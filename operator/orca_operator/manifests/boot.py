@@ -52,6 +52,7 @@ def scheduler_knobs(context: Context) -> SchedulerKnobs:
         max_batch_size=scheduler.max_batch_size,
         token_budget=scheduler.token_budget,
         max_queue_depth=scheduler.max_queue_depth,
+        max_expected_wait_seconds=scheduler.max_expected_wait_seconds,
     )
 
 

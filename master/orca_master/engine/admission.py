@@ -1,0 +1,36 @@
+"""`Admission`: refuses new requests whose expected wait for their first iteration is too long."""
+
+from __future__ import annotations
+
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.expected_wait import ExpectedWait
+from orca_master.errors import QueueFullError
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.scheduler import Scheduler
+
+
+class Admission:
+    """Bound of the queue in seconds, `EngineConfig.longest_expected_wait`; the pool has the bounds in counts."""
+
+    def __init__(self, scheduler: Scheduler, config: EngineConfig) -> None:
+        self.expected_wait = ExpectedWait(scheduler)
+        self._scheduler = scheduler
+        self._longest_wait = config.longest_expected_wait
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Set the bounds for requests that come from now on."""
+        pool = self._scheduler.pool
+        pool.max_requests, pool.max_tokens = config.max_queued_requests, config.max_queued_tokens
+        self._longest_wait = config.longest_expected_wait
+
+    def check(self, request: Request) -> None:
+        """Raise QueueFullError if a new `request` is expected to wait longer than the bound.
+
+        An empty queue accepts any request, and so does a server that has measured nothing yet.
+        """
+        seconds = self.expected_wait.seconds(request)
+        if seconds > self._longest_wait:
+            raise QueueFullError(
+                f"the request is expected to wait {seconds:.3g} s, the limit is {self._longest_wait:g} s "
+                "(--max-expected-wait): try again later"
+            )

@@ -1,0 +1,69 @@
+"""`TokenCosts`: how many seconds of a pipeline a token takes while requests wait. Pure; it has no clock.
+
+A token of a prompt is much cheaper than a generated one, which shares its iteration with few others. One rate for both
+would depend on their mixture, and the mixture is unusual at the begin of an overload: first prompts, then only answers.
+The cost of a prompt's token is the slope of the iterations' times over their tokens of prompts, by least squares over
+all iterations. The rest of the time of the iterations for which requests had to wait, divided by their generated
+tokens, is the cost of a generated token: only these iterations have a full batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+WINDOW_SECONDS = 5.0
+"""The weight of an iteration decreases by the factor e in so much time of iterations."""
+LEAST_ITERATIONS = 16
+"""Slow iterations: the weight decreases by the factor e in so many of them."""
+
+
+class Costs(NamedTuple):
+    """Seconds of a pipeline per token of a prompt, and per generated token."""
+
+    prompt: float
+    generated: float
+
+
+class TokenCosts:
+    """Moving averages over iterations. Idle time is no iteration, and so without effect."""
+
+    def __init__(self) -> None:
+        # Over all iterations: sums of weights, seconds, prompt tokens, and products.
+        self._weight = self._all_seconds = self._all_prompt = self._prompt_squared = self._seconds_prompt = 0.0
+        # Over the iterations for which requests had to wait.
+        self._seconds = self._prompt = self._generated = 0.0
+
+    def note(self, seconds: float, prompt: int, generated: int, limited: bool) -> None:
+        """Add an iteration that took its pipeline `seconds`, with so many tokens of prompts and of answers.
+
+        `limited`: requests had to wait, because they did not fit into the iteration.
+        """
+        kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
+        self._weight = kept * self._weight + 1
+        self._all_seconds = kept * self._all_seconds + seconds
+        self._all_prompt = kept * self._all_prompt + prompt
+        self._prompt_squared = kept * self._prompt_squared + prompt * prompt
+        self._seconds_prompt = kept * self._seconds_prompt + seconds * prompt
+        if limited:
+            self._seconds = kept * self._seconds + seconds
+            self._prompt = kept * self._prompt + prompt
+            self._generated = kept * self._generated + generated
+
+    @property
+    def costs(self) -> Costs | None:
+        """The costs; None before the first iteration for which requests had to wait."""
+        if not self._seconds:
+            return None
+        equal = self._seconds / (self._prompt + self._generated)
+        prompt = min(equal, max(0.0, self._slope(equal)))
+        if not self._generated:
+            return Costs(equal, equal)
+        return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
+
+    def _slope(self, default: float) -> float:
+        """Return the seconds per prompt token; `default` if the iterations are too much alike to tell."""
+        variance = self._weight * self._prompt_squared - self._all_prompt**2
+        if variance <= 1e-6 * self._weight * self._prompt_squared:
+            return default
+        return (self._weight * self._seconds_prompt - self._all_seconds * self._all_prompt) / variance

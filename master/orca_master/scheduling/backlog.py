@@ -1,0 +1,88 @@
+"""`Backlog`: the work that comes before the first iteration of a new request. Pure.
+
+Waiting requests whose blocks and places in a batch are free begin with the next iterations: only their known tokens
+delay a new request. The others begin when earlier requests end, so their answers delay it, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Tokens ahead of a new request."""
+
+    known: int = 0
+    """Known tokens of the waiting requests ahead: their prompts, and what they had generated before a rewind."""
+    left: int = 0
+    """Tokens that the requests ahead may generate, without those that can begin at once."""
+    running: tuple[tuple[int, int], ...] = ()
+    """If some requests cannot begin at once: generated tokens and `max_gen_tokens` of each request that can, and of
+    each that holds slots."""
+
+
+def backlog(scheduler: Scheduler, request: Request | None = None) -> Backlog:
+    """Return the work ahead of a new `request`, None for one behind all others.
+
+    Costs O(requests that can begin at once + requests that hold slots); for a request that is more urgent than others,
+    O(requests ahead).
+    """
+    pool = scheduler.pool
+    if request is None or pool.is_last(request):
+        num_ahead, known, left = len(pool), pool.num_known_tokens, pool.num_tokens - pool.num_known_tokens
+    else:
+        ahead = list(itertools.takewhile(lambda entry: pool.order(entry) < pool.order(request), pool))
+        num_ahead = len(ahead)
+        known, left = sum(entry.num_tokens for entry in ahead), sum(entry.num_left for entry in ahead)
+    beginning = _beginning(scheduler, num_ahead)
+    left -= sum(entry.num_left for entry in beginning)
+    if not left:
+        return Backlog(known)
+    running = [*scheduler.admitted, *beginning]
+    return Backlog(known, left, tuple((len(entry.generated), entry.max_gen_tokens) for entry in running))
+
+
+def leaves_behind(scheduler: Scheduler, batch: Batch) -> bool:
+    """Return True if the first waiting request did not fit into `batch`, the last that was dispatched.
+
+    False if the request fits into the next batch, because a stage is idle.
+    """
+    head = next(iter(scheduler.pool), None)
+    if head is None:
+        return False
+    budget = scheduler.config.token_budget
+    return (
+        _free_places(scheduler) <= 0
+        or all(ledger.blocks_to_admit(head) > ledger.num_free_blocks for ledger in scheduler.ledgers)
+        or (budget is not None and sum(scheduled.num_tokens for scheduled in batch.requests) >= budget)
+    )
+
+
+def _beginning(scheduler: Scheduler, num_ahead: int) -> list[Request]:
+    """Return the first of the waiting requests, at most `num_ahead`, for which blocks and places are free.
+
+    Without a pipeline only places are counted: those of one pipeline.
+    """
+    ledgers = scheduler.ledgers
+    free_blocks = sum(ledger.num_free_blocks for ledger in ledgers)
+    beginning = []
+    for request in itertools.islice(scheduler.pool, max(0, min(num_ahead, _free_places(scheduler)))):
+        if ledgers:
+            free_blocks -= ledgers[0].blocks_to_admit(request)
+        if free_blocks < 0:
+            break
+        beginning.append(request)
+    return beginning
+
+
+def _free_places(scheduler: Scheduler) -> int:
+    """Return how many more requests can run at the same time; negative if requests pause for more urgent ones."""
+    config = scheduler.config
+    places = min(config.max_batch_size, config.token_budget or config.max_batch_size)
+    return places * config.n_workers * max(1, len(scheduler.ledgers)) - scheduler.num_running

@@ -1,0 +1,200 @@
+"""The expected wait against the true one: simulated overloads under the real scheduler, and small cases by hand."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from orca_master.engine.expected_wait import ExpectedWait
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.policies import by_arrival, by_priority
+from orca_master.scheduling.request import FinishReason, Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.overload import Arrival, Mix, Setting, Simulation, capacity, poisson
+
+MIXES = {
+    "chat": (Mix((20, 200), (100, 300)), Setting()),
+    "long prompts": (Mix((1000, 3000), (20, 100)), Setting()),
+    "early stops": (Mix((20, 200), (500, 1000), (0.05, 0.2)), Setting()),
+    "some stop at once": (Mix((20, 200), (200, 400), (0.0, 1.0)), Setting()),
+    "one token": (Mix((500, 1500), (1, 1)), Setting()),
+    "two partitions": (Mix((10, 1000), (50, 200), (0.3, 1.0)), Setting(num_partitions=2)),
+    "few slots": (Mix((20, 200), (100, 300)), Setting(num_blocks=300)),
+    "few slots, paged": (Mix((20, 200), (100, 300), (0.3, 1.0)), Setting(num_blocks=300, admission="paged")),
+}
+BOUND = 20.0
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_in_a_steady_overload_estimates_are_within_a_factor_of_two(name):
+    mix, setting = MIXES[name]
+    simulation = Simulation(setting, BOUND)
+    simulation.run(poisson(mix, 3 * capacity(mix, setting, 30.0)), 150.0)
+    steady = [entry for entry in simulation.accepted if entry.began is not None and entry.request.arrived_at > 50.0]
+    ratios = [entry.estimate / entry.wait for entry in steady]
+    assert len(ratios) > 20
+    assert min(ratios) > 0.5
+    assert max(ratios) < 2.0
+    assert 0.8 < statistics.median(ratios) < 1.25
+    assert len(simulation.refused) > len(steady), "two thirds are refused"
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
+    """From an idle server that has measured nothing; and the queue is used up to the bound."""
+    mix, setting = MIXES[name]
+    simulation = Simulation(setting, BOUND)
+    simulation.run(poisson(mix, 3 * capacity(mix, setting, 30.0)), 3 * BOUND)
+    waits = [entry.wait for entry in simulation.accepted if entry.began is not None]
+    assert max(waits) < 1.5 * BOUND
+    assert max(waits) > 0.6 * BOUND
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MIXES)
+def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
+    """p99 waits of accepted requests: at 60 s, at most 1.2 x (60 s + that at 90 %); at twice that at 90 %, 3 x that."""
+    mix, setting = MIXES[name]
+    most = capacity(mix, setting, 30.0)
+
+    def p99(rate: float, bound: float) -> float:
+        simulation = Simulation(setting, bound)
+        simulation.run(poisson(mix, rate * most), 300.0)
+        waits = sorted(entry.wait for entry in simulation.accepted if entry.began is not None)
+        return waits[int(0.99 * len(waits))]
+
+    before = p99(0.9, float("inf"))
+    assert p99(3.0, 60.0) <= 1.2 * (60.0 + before)
+    assert p99(3.0, 2 * before) <= 3 * before
+
+
+def test_idle_time_changes_nothing():
+    def estimates(pause: float) -> list[float]:
+        mix, setting = MIXES["chat"]
+        simulation = Simulation(setting)
+        simulation.run(iter([next(poisson(mix, 1.0))._replace(time=0.0) for _ in range(100)]), 1e9)
+        later = simulation.now + pause
+        first = len(simulation.accepted)
+        simulation.run(iter([Arrival(later, 50, 200, 200) for _ in range(100)]), later + 1.0)
+        return [entry.estimate for entry in simulation.accepted[first:]]
+
+    assert estimates(0.001) == pytest.approx(estimates(5000.0), rel=1e-6)
+    assert max(estimates(5000.0)) > 3.0
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def request(number: int, prompt: int = 10, answer: int = 100, priority: int = 0) -> Request:
+    return Request(f"r{number}", number, [1] * prompt, answer, priority=priority)
+
+
+def scheduler(*requests: Request, max_batch_size: int = 1, order=by_arrival) -> Scheduler:
+    made = Scheduler(SchedulerConfig(max_batch_size, 1, 2048), RequestPool(100, 1 << 30, order))
+    made.add_pipeline("a", KvLedger(1000))
+    for entry in requests:
+        made.pool.add(entry)
+    return made
+
+
+def iterate(expected: ExpectedWait, of: Scheduler, now: float, seconds: float) -> None:
+    batch = of.dispatch("a", of.select("a"))
+    expected.note_sent(batch, now)
+    expected.note_returned(batch, now + seconds)
+    of.commit(batch, [1] * sum(entry.samples for entry in batch.requests))
+
+
+def test_nothing_is_expected_before_the_first_measurement_and_while_nobody_waits():
+    made = scheduler(request(0), request(1), request(2))
+    expected = ExpectedWait(made)
+    assert expected.seconds() == 0.0
+    iterate(expected, made, 0.0, 1.0)
+    assert expected.seconds() > 0.0
+    for entry in list(made.pool):
+        made.cancel(entry)
+    assert made.num_running == 1
+    assert expected.seconds() == 0.0
+
+
+def test_the_wait_is_the_work_ahead_at_the_measured_costs():
+    """A prompt's token takes 0.01 s, an iteration 0.1 s more; the answer that runs is young, and counts half."""
+    made = scheduler(*(request(number, prompt=10 * (number + 1)) for number in range(3)))
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.2)
+    for number in range(50):
+        iterate(expected, made, 1.0 + number, 0.1)
+    assert expected.seconds() == pytest.approx(0.01 * (20 + 30) + 0.1 * (200 + 100 - 51 - 50), rel=1e-3)
+
+
+def test_answers_count_as_far_as_the_last_requests_have_used_theirs():
+    made = scheduler(*(request(number) for number in range(3)))
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.2)
+    iterate(expected, made, 1.0, 0.1)
+    before = expected.seconds()
+    for number in range(2000):
+        ended = request(10 + number)
+        ended.generated = [1] * 10
+        expected.note_end(ended)
+    assert expected.seconds() == pytest.approx(before / 10, rel=0.1)
+    refused = request(9999)
+    for _ in range(2000):
+        expected.note_end(refused)
+    assert expected.seconds() == pytest.approx(before / 10, rel=0.1), "a request without a token says nothing"
+
+
+def test_with_priorities_only_the_requests_ahead_count():
+    made = scheduler(*(request(number, priority=number % 2) for number in range(7)), order=by_priority)
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.2)
+    iterate(expected, made, 1.0, 0.1)
+    urgent, later, last = (expected.seconds(request(10 + level, priority=level)) for level in (-1, 0, 1))
+    assert urgent == 0.0
+    assert 0.0 < later < last
+    assert last == expected.seconds() == expected.seconds(request(20, priority=50))
+
+
+def test_requests_that_can_begin_at_once_delay_others_only_by_their_prompts():
+    made = scheduler(*(request(number) for number in range(3)), max_batch_size=2)
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.2)
+    iterate(expected, made, 1.0, 0.1)
+    crowded = expected.seconds()
+    made.cancel(made.admitted[0], FinishReason.STOP)
+    assert 0.0 < expected.seconds() < crowded / 10
+
+
+def test_the_time_of_a_lost_iteration_is_not_measured():
+    made = scheduler(*(request(number) for number in range(3)))
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.2)
+    iterate(expected, made, 1.0, 0.1)
+    lost = made.dispatch("a", made.select("a"))
+    expected.note_sent(lost, 2.0)
+    made.remove_pipeline("a")
+    expected.note_lost("a")
+    recovering = expected.seconds()
+    expected.note_returned(lost, 400.0)
+    assert expected.seconds() == recovering
+    made.add_pipeline("a", KvLedger(1000))
+    iterate(expected, made, 500.0, 0.1)
+    assert 0.0 < recovering < 60.0
+    assert 0.0 < expected.seconds() < 60.0
+
+
+def test_pipelines_share_the_work():
+    waits = []
+    for names in ("a", "ab"):
+        made = scheduler(*(request(number) for number in range(6)))
+        expected = ExpectedWait(made)
+        for name in names[1:]:
+            made.add_pipeline(name, KvLedger(1000))
+        for name in names:
+            for now in range(2):
+                batch = made.dispatch(name, made.select(name))
+                expected.note_sent(batch, now)
+                expected.note_returned(batch, now + 0.1)
+                made.commit(batch, [1])
+        waits.append(expected.seconds())
+    assert waits[0] > 2 * waits[1] > 0.0

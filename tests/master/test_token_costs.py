@@ -1,0 +1,72 @@
+"""The costs of tokens, fitted to iterations with known costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from orca_master.engine.token_costs import TokenCosts
+
+PROMPT, BASE, ROWS = 0.0002, 0.03, 32
+
+
+def note(costs: TokenCosts, prompt: int, limited: bool = True, rows: int = ROWS, noise: float = 1.0) -> None:
+    costs.note(noise * (BASE + PROMPT * prompt), prompt, rows, limited)
+
+
+def test_nothing_is_known_before_an_iteration_for_which_requests_wait():
+    costs = TokenCosts()
+    note(costs, 100, limited=False)
+    assert costs.costs is None
+
+
+def test_the_costs_of_mixed_iterations_are_those_that_made_them():
+    costs, drawn = TokenCosts(), random.Random(1)
+    for _ in range(500):
+        note(costs, drawn.choice([0, 0, 0, 300, 2000]), noise=drawn.uniform(0.9, 1.1))
+    assert costs.costs == pytest.approx((PROMPT, BASE / ROWS), rel=0.1)
+
+
+def test_prompts_before_an_overload_tell_the_cost_of_prompts_in_it():
+    """The iterations of the overload have only answers at first: prompts would seem as expensive as answers."""
+    costs = TokenCosts()
+    for _ in range(20):
+        note(costs, 500, limited=False, rows=1)
+        note(costs, 0, limited=False, rows=1)
+    for _ in range(300):
+        note(costs, 0)
+    assert costs.costs == pytest.approx((PROMPT, BASE / ROWS), rel=1e-6)
+
+
+def test_iterations_that_are_all_alike_have_one_cost():
+    costs = TokenCosts()
+    for _ in range(100):
+        note(costs, 2016)
+    assert costs.costs is not None
+    one = (BASE + PROMPT * 2016) / (2016 + ROWS)
+    assert costs.costs == pytest.approx((one, one))
+
+
+def test_only_prompts_have_one_cost():
+    costs = TokenCosts()
+    for prompt in (100, 900, 1400):
+        note(costs, prompt, rows=0)
+    assert costs.costs is not None
+    assert costs.costs.prompt == costs.costs.generated == pytest.approx((3 * BASE + PROMPT * 2400) / 2400, rel=0.02)
+
+
+def test_a_prompt_that_seems_to_save_time_costs_nothing():
+    costs = TokenCosts()
+    costs.note(0.1, 0, 10, True)
+    costs.note(0.05, 1000, 10, True)
+    assert costs.costs == pytest.approx((0.0, 0.15 / 20), rel=0.05)
+
+
+def test_the_costs_follow_a_change_within_the_window():
+    costs = TokenCosts()
+    for _ in range(1000):
+        costs.note(0.1, 0, ROWS, True)
+    for _ in range(50):
+        costs.note(1.0, 0, ROWS, True)
+    assert costs.costs is not None
+    assert costs.costs.generated == pytest.approx(1.0 / ROWS, rel=0.2)
