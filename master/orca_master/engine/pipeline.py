@@ -26,8 +26,10 @@ from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
+from orca_master.engine.load_message import build_load
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
+from orca_master.engine.workers import PipelineReceiver
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import blocks_for
@@ -75,28 +77,9 @@ class Pipeline:
         await self._end_exhausted(described)
         self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
-        neighbours = [address for pipeline in topology.pipelines for address in pipeline.workers]
         enter(PipelinePhase.LOADING)
         facts = await all_workers(
-            self._load(
-                worker,
-                enter,
-                pb.LoadRequest(
-                    model_path=topology.model.path,
-                    partition=partition,
-                    pipeline_parallel_size=topology.pipeline_parallel_size,
-                    tensor_parallel_size=topology.tensor_parallel_size,
-                    dtype=topology.model.dtype,
-                    device="cuda" if topology.communication.backend == "nccl" else "cpu",
-                    communication_backend=topology.communication.backend,
-                    socket_interface=topology.communication.socket_interface,
-                    environment=topology.communication.env,
-                    max_model_len=topology.model.max_model_len or 0,
-                    workers_on_host=sum(_host(address) == _host(worker.address) for address in neighbours),
-                    first_device=_place_on_host(worker.address, neighbours) * topology.tensor_parallel_size,
-                    enforce_eager=config.enforce_eager,
-                ),
-            )
+            self._load(worker, enter, build_load(topology, partition, worker.address, config.enforce_eager))
             for partition, worker in enumerate(workers)
         )
         self.facts = facts[0]
@@ -204,16 +187,14 @@ class Pipeline:
         self._sequence = sequence
         return sequence
 
-    async def serve(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
+    async def serve(self, receiver: PipelineReceiver) -> None:
         """Transfer iterations and results until a worker reports a fault or is lost (see `reported`).
 
-        Raises what `on_result` or `on_timing` raises.
+        Raises what a method of `receiver` raises.
         """
         self._tasks = [
             asyncio.create_task(coroutine)
-            for coroutine in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+            for coroutine in (self._write(), self._read_acks(receiver), self._read_results(receiver))
         ]
         broken = asyncio.create_task(self._wait_for_fault())
         try:
@@ -258,18 +239,18 @@ class Pipeline:
     async def _wait_for_fault(self) -> None:
         await self._faults.broken.wait()
 
-    async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
+    async def _read_acks(self, receiver: PipelineReceiver) -> None:
         async for ack in self._messages(self._run, self._connections[0]):
             for timing in ack.timing:
-                on_timing(timing)
+                receiver.on_timing(timing)
+            if ack.HasField("departure") and ack.epoch == self.epoch and not self._over:
+                receiver.on_departure(self._address(ack.departure.partition))
 
-    async def _read_results(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
+    async def _read_results(self, receiver: PipelineReceiver) -> None:
         async for result in self._messages(self._results, self._connections[-1]):
             if result.epoch == self.epoch and not self._over:  # else the requests have been rewound
-                on_timing(result.timing)
-                on_result(result)
+                receiver.on_timing(result.timing)
+                receiver.on_result(result)
 
     async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
         """Yield the messages of a stream, and report its faults and its end."""
@@ -287,15 +268,8 @@ class Pipeline:
         self._faults.report(closed)
 
     def _lost(self, fault: pb.Fault) -> WorkerLostError:
-        workers = self._spec.workers
-        return lost_worker(fault, workers[min(fault.partition, len(workers) - 1)])
+        return lost_worker(fault, self._address(fault.partition))
 
-
-def _host(address: str) -> str:
-    """Return the host of a worker's address, "" for Unix sockets."""
-    return "" if address.startswith("unix:") else address.rpartition(":")[0]
-
-
-def _place_on_host(address: str, addresses: list[str]) -> int:
-    """Return the number of workers on the same host before this worker."""
-    return sum(_host(other) == _host(address) for other in addresses[: addresses.index(address)])
+    def _address(self, partition: int) -> str:
+        """Return the address of a partition's worker, of the last one for a number that is too high."""
+        return self._spec.workers[min(partition, len(self._spec.workers) - 1)]
