@@ -108,6 +108,9 @@ class LiveEngine:
         if self._current is not None:
             self._current.on_timing(timing)
 
+    def on_departure(self, supervisor: PipelineSupervisor) -> None:
+        """Do nothing: the pipeline computes until its worker ends."""
+
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Do nothing: `on_failure` follows."""
 

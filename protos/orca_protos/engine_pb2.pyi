@@ -301,17 +301,25 @@ class Fault(_message.Message):
     outside: bool
     def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ...) -> None: ...
 
+class Departure(_message.Message):
+    __slots__ = ("partition",)
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    def __init__(self, partition: _Optional[int] = ...) -> None: ...
+
 class Ack(_message.Message):
-    __slots__ = ("epoch", "sequence", "timing", "fault")
+    __slots__ = ("epoch", "sequence", "timing", "fault", "departure")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    DEPARTURE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     timing: _containers.RepeatedCompositeFieldContainer[StageTiming]
     fault: Fault
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., timing: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
+    departure: Departure
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., timing: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., departure: _Optional[_Union[Departure, _Mapping]] = ...) -> None: ...
 
 class ResultsRequest(_message.Message):
     __slots__ = ("epoch",)

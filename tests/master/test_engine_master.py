@@ -216,6 +216,7 @@ def test_pipelines_come_and_go_while_requests_run():
         for index in range(6):
             made.submit(f"r{index}", (index + 1,), 50)
         await made.until(lambda: made.engine.snapshot.num_iterations > 4)
+        made.cluster.newest("a").hangs = True  # its requests move without a wait for its iterations
         await made.engine.apply(topology("b", "c"))
         assert [report.id for report in made.engine.snapshot.pipelines] == ["b", "c"]
         assert made.cluster.newest("a").calls == ["close"]

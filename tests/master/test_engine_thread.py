@@ -1,4 +1,4 @@
-"""`EngineThread` when the engine's own loop is stuck."""
+"""`EngineThread`: its end while the engine's own loop is stuck, and the drain, which both threads learn of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,35 @@ from orca_master.engine.engine_thread import EngineThread
 from orca_master.metrics.prometheus import Metrics
 
 
+def make_engine() -> EngineThread:
+    """Return an engine whose thread runs, without workers."""
+    pipelines = [PipelineSpec(id="a", workers=["unix:/nowhere"])]
+    topology = Topology(model=ModelSpec(path="m", served_name="m"), pipelines=pipelines)
+    metrics = Metrics("m")
+    engine = EngineThread(topology, EngineConfig(), metrics, metrics)
+    engine._thread.start()
+    return engine
+
+
+def test_a_drain_reaches_the_endpoint_at_once_and_the_engine_on_its_thread():
+    async def play() -> None:
+        engine, threads, known = make_engine(), [], threading.Event()
+
+        def begin_drain() -> None:
+            threads.append(threading.current_thread().name)
+            known.set()
+
+        engine.engine.begin_drain = begin_drain
+        assert not engine.status.draining
+        engine.begin_drain()
+        assert engine.status.draining
+        assert await asyncio.to_thread(known.wait, 60)
+        assert threads == ["engine-master"]
+        await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
 def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplog):
     monkeypatch.setattr(engine_thread, "STOP_SECONDS", 0.1)
     monkeypatch.setattr(engine_thread, "JOIN_SECONDS", 0.1)
@@ -22,11 +51,7 @@ def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplo
         go.wait(120)
 
     async def play() -> None:
-        pipelines = [PipelineSpec(id="a", workers=["unix:/nowhere"])]
-        topology = Topology(model=ModelSpec(path="m", served_name="m"), pipelines=pipelines)
-        metrics = Metrics("m")
-        engine = EngineThread(topology, EngineConfig(), metrics, metrics)
-        engine._thread.start()
+        engine = make_engine()
         engine._engine_loop.call_soon_threadsafe(block)
         await asyncio.to_thread(stuck.wait, 60)
         async with asyncio.timeout(60):

@@ -39,6 +39,22 @@ def pipeline(config: EngineConfig | None = None) -> Pipeline:
     return made
 
 
+class Receiver:
+    """Records departures, ignores the rest."""
+
+    def __init__(self) -> None:
+        self.departed: list[str] = []
+
+    def on_result(self, result: pb.IterationResult) -> None:
+        pass
+
+    def on_timing(self, timing: pb.StageTiming) -> None:
+        pass
+
+    def on_departure(self, worker: str) -> None:
+        self.departed.append(worker)
+
+
 async def stream(*messages: object, end: pb.Fault | None = None) -> AsyncIterator[object]:
     """Yield a hot stream of `messages`, which ends with a fault, or not at all."""
     for message in messages:
@@ -73,9 +89,31 @@ def test_the_worker_of_the_cause_is_named_whichever_stream_brings_it(acks, resul
     async def run() -> None:
         made = pipeline()
         made._run, made._results = acks(), results()
-        await asyncio.wait_for(made.serve(lambda _: None, lambda _: None), 60)
+        await asyncio.wait_for(made.serve(Receiver()), 60)
         lost = closest(await asyncio.wait_for(made.reported_until_conclusive(), 60))
         assert (str(lost), lost.worker) == ("worker b:1: killed", "b:1")
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_departures_of_this_epoch_are_reported_and_end_nothing():
+    """A partition that the pipeline does not have is taken for its last one."""
+
+    async def run() -> None:
+        made, receiver = pipeline(), Receiver()
+        departures = [
+            pb.Ack(epoch=epoch, departure=pb.Departure(partition=partition))
+            for epoch, partition in ((5, 1), (4, 0), (5, 9))
+        ]
+        made._run, made._results = stream(*departures), stream()
+        serving = asyncio.create_task(made.serve(receiver))
+        async with asyncio.timeout(60):
+            while len(receiver.departed) < 2:
+                await asyncio.sleep(0)
+        assert (receiver.departed, serving.done(), made.reported) == (["b:1", "c:1"], False, [])
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
         await made.close()
 
     asyncio.run(run())

@@ -37,6 +37,9 @@ class Listener:
     def on_lost(self, supervisor, reason) -> None:
         self.pipelines.remove_serving(supervisor)
 
+    def on_departure(self, supervisor) -> None:
+        self.pipelines.departures.note(supervisor)
+
     def on_failure(self, supervisor, error) -> None:
         pass
 

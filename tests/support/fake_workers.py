@@ -13,6 +13,7 @@ from orca_contract.topology import PipelineSpec, Topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.snapshot import LoadedBytes
+from orca_master.engine.workers import PipelineReceiver
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 
@@ -36,7 +37,10 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
 
 
 class FakeWorkers:
-    """See PipelineWorkers. `lose` simulates a fault; while `hangs` is True, no iteration returns."""
+    """See PipelineWorkers. `lose` simulates a fault, `depart` a signal to a worker.
+
+    While `hangs` is True, no iteration returns.
+    """
 
     def __init__(self, spec: PipelineSpec, num_blocks: int, refusal: Exception | None) -> None:
         self.spec = spec
@@ -49,6 +53,8 @@ class FakeWorkers:
         self.loaded_bytes = LoadedBytes()
         self.hangs = False
         self.calls: list[str] = []
+        self.receiver: PipelineReceiver | None = None
+        """None before the workers serve."""
         self._refusal = refusal
         self._sequence = 0
         self._queue: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
@@ -73,10 +79,9 @@ class FakeWorkers:
         self._queue.put_nowait((self._sequence, batch))
         return self._sequence
 
-    async def serve(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
-        computing = asyncio.create_task(self._compute(on_result))
+    async def serve(self, receiver: PipelineReceiver) -> None:
+        self.receiver = receiver
+        computing = asyncio.create_task(self._compute(receiver.on_result))
         lost = asyncio.create_task(self._lost.wait())
         try:
             await asyncio.wait({computing, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -85,6 +90,11 @@ class FakeWorkers:
         finally:
             computing.cancel()
             lost.cancel()
+
+    def depart(self, partition: int) -> None:
+        """Announce that the worker of a partition got a signal to end."""
+        assert self.receiver is not None, "they do not serve"
+        self.receiver.on_departure(self.spec.workers[partition])
 
     def lose(self, error: WorkerLostError) -> None:
         """Report a fault."""
@@ -129,11 +139,12 @@ class FakeWorkers:
 class Cluster:
     """Creates the workers of all pipelines; `formed` has the workers of every formation.
 
-    `refusals`: by pipeline, the errors of its next formations.
+    `refusals`: by pipeline, the errors of its next formations. `hang`: the workers of later formations hang.
     """
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.num_blocks = num_blocks
+        self.hang = False
         self.refusals: dict[str, list[Exception]] = {}
         self.formed: dict[str, list[FakeWorkers]] = {}
 
@@ -141,6 +152,7 @@ class Cluster:
         """See MakeWorkers."""
         waiting = self.refusals.get(spec.id, [])
         workers = FakeWorkers(spec, self.num_blocks, waiting.pop(0) if waiting else None)
+        workers.hangs = self.hang
         self.formed.setdefault(spec.id, []).append(workers)
         return workers
 

@@ -8,6 +8,7 @@
     reads: [B, …]   rank I reports B[I] bytes of weights as read before it replies to a load
     complains: I    rank I replies to an iteration with the loss of another rank, and exits, unless it
     stays: true
+    computes: true  replies to an iteration with its result, without tokens
 
 Replies identify their command: Prepared has its epoch, WarmedUp has as many blocks as the command has tokens.
 """
@@ -86,6 +87,10 @@ while (command := later.pop(0) if later else read_command(connection)) is not No
             connection.sendall(encode(pb.RankReply(fault=fault)))
             if not script.get("stays"):
                 sys.exit(1)
+        if script.get("computes"):
+            sequence = pb.Iteration.FromString(command.iteration).sequence
+            result = pb.IterationResult(epoch=epoch, sequence=sequence)
+            connection.sendall(encode(pb.RankReply(result=result)))
         continue
     if kind == script.get("silent"):
         continue

@@ -106,6 +106,30 @@ def test_a_consequence_alone_leaves_the_streams_open():
     asyncio.run(run())
 
 
+def test_a_departure_is_announced_in_acks_only_and_ends_nothing():
+    """Of this or a later partition. An older reader, which ignores the field, reads an Ack that says nothing."""
+
+    async def run() -> None:
+        hop = NextHop()
+        epoch = Epoch(7, 0, hop, alone=False)
+        epoch.announce_departure(pb.Departure(partition=0))
+        hop.acks.put_nowait(pb.Ack(epoch=7, departure=pb.Departure(partition=2)))
+        hop.acks.put_nowait(pb.Ack(epoch=7, sequence=1))
+        acks = [await asyncio.wait_for(epoch.acks.get(), 60) for _ in range(3)]
+        assert [ack.departure.partition for ack in acks[:2]] == [0, 2]
+        assert acks[2] == pb.Ack(epoch=7, sequence=1)
+        for ack in acks[:2]:
+            ack.ClearField("departure")
+            assert ack == pb.Ack(epoch=7)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(epoch.result(), 0.05)
+        epoch.leave("epoch 8 is being formed")
+        epoch.announce_departure(pb.Departure(partition=0))
+        assert epoch.acks.empty(), "nobody reads an epoch that is over"
+
+    asyncio.run(run())
+
+
 def test_a_caller_that_is_gone_ends_the_results():
     async def run() -> None:
         epoch = Epoch(7, 2, None, alone=False)

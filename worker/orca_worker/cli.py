@@ -90,7 +90,11 @@ def main(argv: list[str]) -> int:
         "--probe-port", type=port, metavar="PORT", help="port for /livez, /readyz, /startupz and /metrics (none)"
     )
     parser.add_argument(
-        "--drain-timeout", type=int, default=0, metavar="SECONDS", help="longest wait for the master after SIGTERM (0)"
+        "--drain-timeout",
+        type=int,
+        default=0,
+        metavar="SECONDS",
+        help="longest wait after SIGTERM for the master to disconnect (0)",
     )
     parser.add_argument(
         "--no-spare-rank",

@@ -54,7 +54,8 @@ class Controller(WorkerServicer):
         self.stopped = asyncio.Event()
         self.epoch = CurrentEpoch(tls)
         self.num_streams = 0
-        self._leaving = False
+        self.leaving = False
+        """True from the signal to end on."""
         self._boot_id = uuid.uuid4().hex
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._starter = RankStarter(self.epoch.reply, self.epoch.report, self.epoch.ask_rendezvous, keeps_spare)
@@ -66,11 +67,14 @@ class Controller(WorkerServicer):
         return self._ranks.loaded
 
     async def leave(self, seconds: float) -> None:
-        """Refuse new masters, wait until the present master closes its streams, at most `seconds`, then stop.
+        """Refuse new masters, announce the departure to the present master, and stop when it closes its streams.
 
-        Kubernetes may signal master and workers at the same time: the workers must outlive the master's drain.
+        Iterations are computed until then, at most for `seconds`. The master decides: it moves the requests to another
+        pipeline at once, or lets them finish here, if Kubernetes signals master and workers at the same time.
         """
-        self._leaving = True
+        self.leaving = True
+        if self.epoch.running is not None:
+            self.epoch.running.announce_departure(pb.Departure(partition=self._partition))
         deadline = asyncio.get_running_loop().time() + seconds
         while self.num_streams and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(LEAVE_POLL_SECONDS)
@@ -80,7 +84,7 @@ class Controller(WorkerServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
         """See engine.proto."""
-        if self._leaving:
+        if self.leaving:
             leaving = pb.Fault(message="the worker is shutting down", kind=pb.FAULT_KIND_CAUSE)
             await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
         return pb.Description(
@@ -126,7 +130,10 @@ class Controller(WorkerServicer):
                 metadata = ((EPOCH_KEY, str(request.epoch)),)
                 next_hop = self.epoch.dial(request.next_hop).Run(wait_for_ready=True, metadata=metadata)
             alone = request.world_size == len(self._ranks)
-            await self.epoch.begin(Epoch(request.epoch, self._partition, next_hop, alone))
+            epoch = Epoch(request.epoch, self._partition, next_hop, alone)
+            if self.leaving:  # the signal came during the formation, while a stream waited for its end
+                epoch.announce_departure(pb.Departure(partition=self._partition))
+            await self.epoch.begin(epoch)
             return pb.Formed()
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:

@@ -24,7 +24,7 @@ from orca_worker.errors import EpochError, FaultError
 class Epoch:
     """One epoch of the controller of `partition`. `next_hop`: the Run stream to the next controller, None on the last.
 
-    `alone`: the only partition. It sends no Acks, because its results acknowledge the iterations.
+    `alone`: the only partition. It acknowledges no iterations, because its results do.
     """
 
     def __init__(self, number: int, partition: int, next_hop: Any | None, alone: bool) -> None:
@@ -75,6 +75,14 @@ class Epoch:
         elif not self._over.done():
             self.acks.put_nowait(pb.Ack(epoch=self.number, fault=fault))
             self._results.put_nowait(pb.IterationResult(epoch=self.number, fault=fault))
+
+    def announce_departure(self, departure: pb.Departure) -> None:
+        """Announce in the stream of Acks that a worker is about to end; the epoch goes on.
+
+        Not in the results: a master that does not know departures would take the message for a result.
+        """
+        if not self._over.done():
+            self.acks.put_nowait(pb.Ack(epoch=self.number, departure=departure))
 
     def leave(self, reason: str) -> None:
         """End the epoch because of another command; `reason` is the cause."""
@@ -139,6 +147,9 @@ class Epoch:
             async for ack in self._next_hop:
                 if ack.HasField("fault"):
                     self.report(ack.fault)
+                    continue
+                if ack.HasField("departure"):
+                    self.announce_departure(ack.departure)
                     continue
                 self._timings.extend(ack.timing)
                 self.acks.put_nowait(self._ack(ack.sequence))

@@ -1,6 +1,6 @@
 """The probe port of a worker (docs/contracts.md, section 6): read-only, independent of other workers.
 
-/startupz and /livez: the control loop runs. /readyz: the weights are loaded.
+/startupz and /livez: the control loop runs. /readyz: the weights are loaded, and the worker got no signal to end.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def create_probes(controller: Controller) -> Any:
         return (503, "the control loop is blocked\n") if control_loop.stuck() else (200, "ok\n")
 
     async def readyz() -> tuple[int, str]:
+        if controller.leaving:
+            return 503, "the worker is shutting down\n"
         return (200, "ok\n") if controller.loaded else (503, "the weights are not loaded\n")
 
     async def metrics() -> tuple[int, str]:

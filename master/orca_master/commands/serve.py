@@ -38,6 +38,8 @@ from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
+MASTER_END_SECONDS = 5
+"""Seconds from the end of the master's drain to the end of its process."""
 RECOVERY_SECONDS = 600
 """The default of `recoveryPolicy.recoveryTimeoutSeconds`, too."""
 
@@ -94,6 +96,8 @@ def main(argv: list[str]) -> int:
     # From here on the parent process waits for signals and passes them on.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
     worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
+    # A worker that gets a signal computes until the master has moved its requests, or has drained.
+    worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
     if arguments.no_spare_ranks:
         worker_options.append("--no-spare-rank")
     with LocalWorkers(num_workers, worker_options) as workers:

@@ -97,7 +97,7 @@ async def run_server(
                 await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise EngineUnavailableError(failed.result())
-                engine.draining = True
+                engine.begin_drain()
                 await front.drain()
         finally:
             for task in tasks:

@@ -101,7 +101,7 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
     @app.post(routes.DRAIN, status_code=202)
     async def drain() -> dict[str, Any]:
         """Refuse new requests from now on; `idle` becomes true when all requests have ended."""
-        engine.draining = True
+        engine.begin_drain()
         return report(engine).wire()
 
     return app

@@ -72,6 +72,8 @@ class EngineMaster:
         self._deliver = deliver
         self._observer = observer
         self._pipelines = PipelineSet(topology, self, make_workers)
+        self.on_departure = self._pipelines.departures.note
+        self.begin_drain = self._pipelines.departures.begin_drain
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._admission = Admission(self.scheduler, config)
@@ -85,6 +87,7 @@ class EngineMaster:
         self._started: asyncio.Future[None] | None = None
         self._patience = Patience(config.recovery_timeout, config.max_recovery_wait, self._fail_requests)
         self.on_progress = self._patience.note_progress
+        self.on_timing = observer.on_timing
         self._applying = asyncio.Lock()
 
     async def start(self) -> None:
@@ -202,10 +205,6 @@ class EngineMaster:
         self._dispatch()
         if outputs:
             self._deliver(outputs)
-
-    def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """See EngineObserver."""
-        self._observer.on_timing(pipeline, timing)
 
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Remove the pipeline from the scheduler; its requests return to the pool."""

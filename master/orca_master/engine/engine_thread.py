@@ -44,7 +44,10 @@ class _Stream:
 
 
 class EngineThread(EngineClient):
-    """Engine master on a thread, created and used on a running loop. While `draining`, endpoints refuse requests."""
+    """Engine master on a thread, created and used on a running loop.
+
+    `draining`: True from `begin_drain` on; endpoints refuse requests.
+    """
 
     def __init__(
         self, topology: Topology, config: EngineConfig, observer: EngineObserver, metrics: RequestMetrics
@@ -119,6 +122,11 @@ class EngineThread(EngineClient):
         """See EngineMaster.reconfigure."""
         self.config = config
         self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, and let running ones finish on their pipelines, even if workers are shutting down."""
+        self.draining = True
+        self._engine_loop.call_soon_threadsafe(self.engine.begin_drain)
 
     async def alive(self) -> bool:
         """Return True if the engine's loop responds within ALIVE_SECONDS."""

@@ -61,6 +61,12 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside)
 
 
+def departing(worker: str) -> WorkerLostError:
+    """Return the error for the worker at address `worker`, which got a signal to end."""
+    message = f"worker {worker} is shutting down: it got a signal to end"
+    return WorkerLostError(message, Reason.RECOVERING, worker, outside=True)
+
+
 def choose(errors: Iterable[BaseException]) -> BaseException:
     """Return the error to report: the first that is not a WorkerLostError, else the result of `closest`."""
     lost: list[WorkerLostError] = []

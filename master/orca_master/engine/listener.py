@@ -30,6 +30,9 @@ class PipelineListener(Protocol):
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """Record the timings of an iteration on one partition."""
 
+    def on_departure(self, supervisor: PipelineSupervisor) -> None:
+        """Decide whether a pipeline is given up of which a worker got a signal to end (`supervisor.departure`)."""
+
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Rewind the requests of a lost pipeline. `reason`: the cause as far as known."""
 

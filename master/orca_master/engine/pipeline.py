@@ -29,6 +29,7 @@ from orca_master.engine.iteration_message import build_iteration
 from orca_master.engine.load_request import load_requests
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
+from orca_master.engine.workers import PipelineReceiver
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import blocks_for
@@ -190,16 +191,14 @@ class Pipeline:
         self._sequence = sequence
         return sequence
 
-    async def serve(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
+    async def serve(self, receiver: PipelineReceiver) -> None:
         """Transfer iterations and results until a worker reports a fault or is lost (see `reported`).
 
-        Raises what `on_result` or `on_timing` raises.
+        Raises what a method of `receiver` raises.
         """
         self._tasks = [
             asyncio.create_task(coroutine)
-            for coroutine in (self._write(), self._read_acks(on_timing), self._read_results(on_result, on_timing))
+            for coroutine in (self._write(), self._read_acks(receiver), self._read_results(receiver))
         ]
         broken = asyncio.create_task(self._wait_for_fault())
         try:
@@ -244,18 +243,18 @@ class Pipeline:
     async def _wait_for_fault(self) -> None:
         await self._faults.broken.wait()
 
-    async def _read_acks(self, on_timing: Callable[[pb.StageTiming], None]) -> None:
+    async def _read_acks(self, receiver: PipelineReceiver) -> None:
         async for ack in self._messages(self._run, self._connections[0]):
             for timing in ack.timing:
-                on_timing(timing)
+                receiver.on_timing(timing)
+            if ack.HasField("departure") and ack.epoch == self.epoch and not self._over:
+                receiver.on_departure(self._address(ack.departure.partition))
 
-    async def _read_results(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
+    async def _read_results(self, receiver: PipelineReceiver) -> None:
         async for result in self._messages(self._results, self._connections[-1]):
             if result.epoch == self.epoch and not self._over:  # else the requests have been rewound
-                on_timing(result.timing)
-                on_result(result)
+                receiver.on_timing(result.timing)
+                receiver.on_result(result)
 
     async def _messages(self, stream: Any, worker: WorkerConnection) -> Any:
         """Yield the messages of a stream, and report its faults and its end."""
@@ -273,5 +272,8 @@ class Pipeline:
         self._faults.report(closed)
 
     def _lost(self, fault: pb.Fault) -> WorkerLostError:
-        workers = self._spec.workers
-        return lost_worker(fault, workers[min(fault.partition, len(workers) - 1)])
+        return lost_worker(fault, self._address(fault.partition))
+
+    def _address(self, partition: int) -> str:
+        """Return the address of a partition's worker, of the last one for a number that is too high."""
+        return self._spec.workers[min(partition, len(self._spec.workers) - 1)]

@@ -9,6 +9,7 @@ from orca_contract.state import PipelineReport
 from orca_contract.topology import Topology
 
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
@@ -26,6 +27,7 @@ class PipelineSet:
     def __init__(self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers) -> None:
         self.topology = topology
         self.serving: dict[str, PipelineSupervisor] = {}
+        self.departures = Departures(self.serving)
         self.formed: FormedPipeline | None = None
         self._listener = listener
         self._make_workers = make_workers
@@ -84,8 +86,9 @@ class PipelineSet:
         self.begin(config)
 
     def add_serving(self, supervisor: PipelineSupervisor, level: int) -> None:
-        """Note and log that a pipeline serves."""
+        """Note and log that a pipeline serves; requests of pipelines with departing workers move to it."""
         self.serving[supervisor.id] = supervisor
+        self.departures.move()
         self.formed = formed = formed_pipeline(supervisor.id, supervisor.workers)
         text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
         logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)

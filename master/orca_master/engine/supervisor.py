@@ -13,27 +13,28 @@ after which the pipeline does not recover (`recovers`): if nothing restarts the 
 `orca serve` restarts them and the pipeline never served or has no attempt left (attempts.py).
 
 The state Serving ends when an iteration does not return in time (iteration_watch.py), when a worker reports a fault,
-and after an unexpected exception. The listener must then rewind the requests: in-flight results are discarded.
+after an unexpected exception, and when the listener gives the pipeline up, for example because a worker is shutting
+down (departures.py). The listener must then rewind the requests: in-flight results are discarded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from orca_contract.reasons import Reason
-from orca_contract.state import FailureReport, PipelinePhase, PipelineReport
+from orca_contract.state import PipelinePhase, PipelineReport
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import HIGHEST_EPOCH
 
 from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
-from orca_master.engine.faults import Evidence, WorkerLostError, closest
+from orca_master.engine.failure_log import FailureLog
+from orca_master.engine.faults import Evidence, WorkerLostError, closest, departing
 from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.pipeline import Pipeline
@@ -88,9 +89,11 @@ class PipelineSupervisor:
         """K/V blocks of the last formation."""
         self.furthest = NO_PROGRESS
         """Furthest progress since the pipeline last served, or since the engine began to wait for a pipeline."""
-        self._last_failure: FailureReport | None = None
+        self._failures = FailureLog()
         self.report = self._make_report()
         """The published state: Recovering from a failure until the pipeline serves again."""
+        self.departure: WorkerLostError | None = None
+        """While the pipeline serves: names the first of its workers that got a signal to end."""
         self._in_flight: deque[tuple[int, Batch]] = deque()
         self.watch = IterationWatch(config.fixed_stall_timeout, self._on_stall)
         self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
@@ -153,6 +156,30 @@ class PipelineSupervisor:
         """Note that the request that may have caused the losses has ended."""
         self._attempts.note_culprit()
 
+    # -- messages of the workers (PipelineReceiver) --------------------------------------------------
+
+    def on_result(self, result: pb.IterationResult) -> None:
+        """Pass a result on; raise WorkerLostError for a result out of order."""
+        expected, batch = self._in_flight.popleft()
+        if result.sequence != expected:
+            raise WorkerLostError(f"received the result of iteration {result.sequence}, expected {expected}")
+        self._attempts.note_result()
+        self.watch.end()
+        if self._in_flight:
+            self.watch.begin(self._in_flight[0][1])
+        self._listener.on_result(self, batch, result)
+
+    def on_timing(self, timing: pb.StageTiming) -> None:
+        """See PipelineReceiver."""
+        self._listener.on_timing(self.id, timing)
+
+    def on_departure(self, worker: str) -> None:
+        """Note the first departure and let the listener decide; the others are of no consequence."""
+        if self.departure is None:
+            self.departure = departing(worker)
+            logger.warning("pipeline %s: %s", self.id, self.departure)
+            self._listener.on_departure(self)
+
     # -- inside --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -181,11 +208,10 @@ class PipelineSupervisor:
             self._attempts.note_failure()
             if self.has_served or self.recovers:  # else EngineMaster.start raises the error
                 logger.warning("pipeline %s was not formed: %s", self.id, error)
-            self._note(error, _REASONS[self.state])
+            self._failures.note(error, _REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
             return error
-        if (failure := self._last_failure) is not None:
-            self._last_failure = failure.model_copy(update={"recovery_seconds": time.time() - failure.at})
+        self._failures.note_recovery()
         self.has_served, self._num_blocks = True, self.workers.num_blocks
         self.watch.note_formation(self.workers.warmup_seconds * len(self.spec.workers))
         self._attempts.note_serving()
@@ -194,7 +220,7 @@ class PipelineSupervisor:
         lost = await self._serve()
         self._attempts.note_failure()
         logger.error("pipeline %s is lost: %s", self.id, lost)
-        self._note(lost, _REASONS[PipelinePhase.SERVING])
+        self._failures.note(lost, _REASONS[PipelinePhase.SERVING])
         self._publish()
         return lost
 
@@ -203,9 +229,7 @@ class PipelineSupervisor:
         self._broken = asyncio.get_running_loop().create_future()
         own: list[WorkerLostError] = []
         self._listener.on_serving(self)
-        messages = asyncio.create_task(
-            self.workers.serve(self._on_result, lambda timing: self._listener.on_timing(self.id, timing))
-        )
+        messages = asyncio.create_task(self.workers.serve(self))
         try:
             ends: set[asyncio.Future[Any]] = {messages, self._broken}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -224,6 +248,7 @@ class PipelineSupervisor:
                 await asyncio.gather(messages, return_exceptions=True)
             finally:  # also if this task is cancelled during the gather
                 self.watch.stop()
+                self.departure = None
                 self._in_flight.clear()
                 self._enter(PipelinePhase.RECOVERING)
                 known = [*own, *self.workers.reported] or [WorkerLostError("the streams of its workers ended")]
@@ -233,34 +258,10 @@ class PipelineSupervisor:
         # The requests can continue on other pipelines now, while the cause is still awaited here.
         return closest([*own, *await self.workers.reported_until_conclusive()])
 
-    def _on_result(self, result: pb.IterationResult) -> None:
-        expected, batch = self._in_flight.popleft()
-        if result.sequence != expected:
-            raise WorkerLostError(f"received the result of iteration {result.sequence}, expected {expected}")
-        self._attempts.note_result()
-        self.watch.end()
-        if self._in_flight:
-            self.watch.begin(self._in_flight[0][1])
-        self._listener.on_result(self, batch, result)
-
     def _on_stall(self, seconds: float) -> None:
         # GONE, because a cause reported by a worker explains more than the deadline.
         message = f"an iteration did not return within {seconds:.0f} s"
         self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
-
-    def _note(self, error: ConfigurationError | WorkerLostError, reason: Reason) -> None:
-        """Record a failure: the time of the first failure of a series, the message of the latest."""
-        worker = ""
-        if isinstance(error, WorkerLostError):
-            reason, worker = error.reason or reason, error.worker
-        else:
-            reason = Reason.INVALID_SPEC
-        previous = self._last_failure
-        ongoing = previous is not None and previous.recovery_seconds is None
-        at = previous.at if previous is not None and ongoing else time.time()
-        self._last_failure = FailureReport(
-            at=at, reason=reason, worker=worker, message=str(error), recovery_seconds=None
-        )
 
     def _enter(self, state: PipelinePhase) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
@@ -276,13 +277,13 @@ class PipelineSupervisor:
         self._listener.on_change()
 
     def _make_report(self) -> PipelineReport:
-        recovers = self.state is not PipelinePhase.SERVING and self._last_failure is not None
+        recovers = self.state is not PipelinePhase.SERVING and self._failures.last is not None
         return PipelineReport(
             id=self.id,
             phase=PipelinePhase.RECOVERING if recovers else self.state,
             epoch=self.workers.epoch,
             loaded_workers=self.workers.num_loaded,
-            last_failure=self._last_failure,
+            last_failure=self._failures.last,
         )
 
     def _on_end(self, task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""`PipelineWorkers`: the interface between a supervisor and the workers of its pipeline."""
+"""`PipelineWorkers` and `PipelineReceiver`: the interfaces between a supervisor and the workers of its pipeline."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.scheduling.batch import Batch
+
+
+class PipelineReceiver(Protocol):
+    """Callbacks for the messages of a formed pipeline's workers. Called on the event loop of the supervisor."""
+
+    def on_result(self, result: pb.IterationResult) -> None:
+        """Process the result of an iteration."""
+
+    def on_timing(self, timing: pb.StageTiming) -> None:
+        """Record the timings of an iteration on one partition."""
+
+    def on_departure(self, worker: str) -> None:
+        """Note that the worker at this address got a signal to end; it computes until the streams are closed."""
 
 
 class PipelineWorkers(Protocol):
@@ -33,9 +46,7 @@ class PipelineWorkers(Protocol):
     def send(self, batch: Batch) -> int:
         """See Pipeline.send."""
 
-    async def serve(
-        self, on_result: Callable[[pb.IterationResult], None], on_timing: Callable[[pb.StageTiming], None]
-    ) -> None:
+    async def serve(self, receiver: PipelineReceiver) -> None:
         """See Pipeline.serve."""
 
     @property

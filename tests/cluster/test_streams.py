@@ -1,0 +1,130 @@
+"""Streams through the Service while worker pods are deleted, evicted and killed: none fails, none differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from support.kubernetes import Namespace, demo_spec, eventually
+
+RECOVERY_SECONDS = 120
+"""From the end of a worker to the next epoch in the status: kubelet 1.20 reports the end of a pod late."""
+STOP = "/tmp/stop"
+STREAMER = """
+import concurrent.futures, json, os, sys, urllib.request
+def stream(body):
+    request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(), {"Content-Type": "application/json"})
+    text, tokens, reason = "", [], None
+    for line in urllib.request.urlopen(request, timeout=30):
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            (choice,) = event["choices"]
+            text, tokens, reason = text + choice["text"], tokens + choice.get("token_ids", []), choice["finish_reason"]
+    return [text, tokens, reason]
+def streams(body):
+    transcripts = [stream(body)]
+    while not os.path.exists(sys.argv[2]):
+        transcripts.append(stream(body))
+    return transcripts
+bodies = json.load(sys.stdin)
+with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+    print(json.dumps(list(pool.map(streams, bodies))))
+"""
+"""Program for a pod: streams each body again and again until a file exists, and prints the transcripts by body.
+
+A silence of 30 s is an error: a stream that waits has comments.
+"""
+BODIES = [
+    {"prompt": [1 + seed, 2, 3], "max_tokens": 400 + 50 * seed, "temperature": 0.9 * (seed % 2), "seed": seed,
+     "stream": True, "ignore_eos": True, "return_token_ids": True}
+    for seed in range(6)
+]  # fmt: skip
+"""Greedy and seeded."""
+
+
+def test_streams_survive_the_end_of_every_worker(namespace: Namespace):
+    """One pipeline of two workers, so that the streams wait for the new worker each time."""
+    model = {"uri": "file:///models/demo", "dtype": "float32"}
+    namespace.deploy(demo_spec(model=model, parallelism={"pipelineParallelSize": 2}))
+    namespace.wait_ready()
+    namespace.ask("demo", [{"prompt": [1], "max_tokens": 1}])  # the client is there
+    inside = ("exec", "client", "--")
+    namespace.kubectl(*inside, "touch", STOP)
+    undisturbed = [transcript for (transcript,) in run_streams(namespace)]
+    assert [len(tokens) for _, tokens, _ in undisturbed] == [body["max_tokens"] for body in BODIES]
+    namespace.kubectl(*inside, "rm", STOP)
+    first, second = workers(namespace)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_streams, namespace)
+        try:
+            recover_from(namespace, lambda: namespace.kubectl("delete", "pod", second, "--wait=false"))
+            recover_from(namespace, lambda: evict(namespace, first))
+            for pod in (first, second):
+                delete = ("delete", "pod", pod, "--force", "--grace-period=0")
+                recover_from(namespace, lambda delete=delete: namespace.kubectl(*delete))
+            kill = "kill -9 $(cat /proc/1/task/1/children)"
+            recover_from(namespace, lambda: namespace.kubectl("exec", first, "--", "sh", "-c", kill, check=False))
+        finally:
+            namespace.kubectl(*inside, "touch", STOP)
+        transcripts = running.result(120)
+    assert all(len(repeated) > 1 for repeated in transcripts)
+    for expected, repeated in zip(undisturbed, transcripts, strict=True):
+        assert [transcript for transcript in repeated if transcript != expected] == []
+    losses = [line for line in namespace.kubectl("logs", master(namespace)).splitlines() if " is lost: " in line]
+    assert [pod for line, pod in zip(losses, (second, first), strict=False) if f"worker {pod}." in line] == [
+        second,
+        first,
+    ]
+    assert ["it got a signal to end" in line for line in losses] == [True, True, False, False, False]
+    print(f"{sum(map(len, transcripts))} streams over {pipeline(namespace)['epoch']} epochs", *losses, sep="\n")
+
+
+def run_streams(namespace: Namespace) -> list[list[Any]]:
+    """Run STREAMER in the client's pod; return [text, token ids, finish reason] of each stream, by body."""
+    program = ("python3", "-c", STREAMER, "http://demo/v1/completions", STOP)
+    printed = namespace.kubectl("exec", "-i", "client", "--", *program, stdin=json.dumps(BODIES))
+    transcripts: list[list[Any]] = json.loads(printed)
+    return transcripts
+
+
+def recover_from(namespace: Namespace, end: Callable[[], object]) -> None:
+    """End a worker while streams run, and wait until the pipeline serves again."""
+    epoch = pipeline(namespace)["epoch"]
+    assert eventually(lambda: namespace.unfinished("demo") > 0, 30, interval=0.1)
+    end()
+
+    def serves_again() -> bool:
+        present = pipeline(namespace)
+        return present["phase"] == "Serving" and present["epoch"] > epoch
+
+    assert eventually(serves_again, RECOVERY_SECONDS), pipeline(namespace)
+
+
+def pipeline(namespace: Namespace) -> dict[str, Any]:
+    """Return the status of the only pipeline."""
+    (status,) = namespace.get("orca", "demo")["status"]["pipelines"]
+    return dict(status)
+
+
+def master(namespace: Namespace) -> str:
+    """Return the name of the master's pod."""
+    return next(name for pod in namespace.pods() if "-master-" in (name := pod["metadata"]["name"]))
+
+
+def workers(namespace: Namespace) -> list[str]:
+    """Return the names of the worker pods by partition; they stay the same."""
+    return sorted(name for pod in namespace.pods() if "-master-" not in (name := pod["metadata"]["name"]))
+
+
+def evict(namespace: Namespace, pod: str) -> None:
+    """Evict a pod, as `kubectl drain` does."""
+    eviction = {
+        "apiVersion": "policy/v1" if namespace.cluster.has_cel else "policy/v1beta1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace.name},
+    }
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    namespace.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
