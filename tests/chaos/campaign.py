@@ -31,7 +31,7 @@ from typing import TypeVar
 import httpx
 from support.served import Served, value
 
-from chaos.faults import FULL_DISK, KILLED_MASTER, Fault, everywhere, limit_files, paired
+from chaos.faults import FULL_DISK, KILLED_MASTER, Fault, combined, everywhere, limit_files
 from chaos.processes import Processes, memory_bytes, processes
 from chaos.streams import Streams, Tally
 
@@ -47,8 +47,8 @@ LEAST_STREAMS = 10
 STEP_SECONDS = 180.0
 """Bound of every wait."""
 POLL_SECONDS = 0.01
-SECOND_FAULT_SECONDS = 0.3
-"""Longest wait between the notice of a fault and the fault during its recovery."""
+FOLLOWER_SECONDS = 0.3
+"""Longest wait from the notice of a fault to its first follower, and from there to the second."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,7 @@ class Campaign:
         await self._streams.record()
         self._streams.begin()
         for number, fault in enumerate(faults, 1):
-            second = f", then {fault.second.kind.name} at {fault.second.place}" if fault.second else ""
-            print(f"{number} of {len(faults)}: {fault.kind.name} at {fault.place}{second}", flush=True)
+            print(f"{number} of {len(faults)}: {fault}", flush=True)
             await self._make(fault, rng)
         await self._streams.end()
 
@@ -123,10 +122,10 @@ class Campaign:
         ended = fault.kind.make(target, fault.place, rng)
         noticed = await self._until(lambda: self._noticed(line))
         name = fault.kind.name
-        if fault.second is not None:
-            await asyncio.sleep(rng.uniform(0, SECOND_FAULT_SECONDS))
-            name = f"{name}, with a second fault"
-            ended |= await self._make_second(fault.second, rng)
+        for follower in fault.followers:
+            await asyncio.sleep(rng.uniform(0, FOLLOWER_SECONDS))
+            ended |= await self._make_follower(follower, rng)
+            name = f"{fault.kind.name}, others in the recovery"
         if fault.kind is FULL_DISK:
             await self._replace_journal(target)
         after = await self._settled(line)
@@ -138,7 +137,7 @@ class Campaign:
         row.survivors += len(survivors)
         row.kept += len(survivors & after.all_ranks)
 
-    async def _make_second(self, fault: Fault, rng: random.Random) -> set[int]:
+    async def _make_follower(self, fault: Fault, rng: random.Random) -> set[int]:
         """Make a fault as soon as its processes run; count it if the engine recovers."""
         while True:
             target = await self._until(self._processes)
@@ -241,8 +240,8 @@ def main() -> None:
     settings = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if settings.seed is None else settings.seed
     rng = random.Random(seed)
-    faults = paired(everywhere(settings.partitions, settings.repetitions), rng)
-    print(f"seed {seed}: {sum(1 + (fault.second is not None) for fault in faults)} faults", flush=True)
+    faults = combined(everywhere(settings.partitions, settings.repetitions), rng)
+    print(f"seed {seed}: {sum(1 + len(fault.followers) for fault in faults)} faults", flush=True)
     options = ["--no-spare-ranks"] if settings.no_spare_ranks else []
     with serving(settings.partitions, settings.ranks, *options) as served:
         campaign = Campaign(served, settings.partitions, settings.ranks)

@@ -98,13 +98,19 @@ KINDS = (
 )
 
 
+FOLLOWERS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to make, and one to make while the engine recovers from it."""
+    """A fault to make, and those to make while the engine recovers from it."""
 
     kind: Kind
     place: int
-    second: Fault | None = None
+    followers: tuple[Fault, ...] = ()
+
+    def __str__(self) -> str:
+        return ", then ".join((f"{self.kind.name} at {self.place}", *map(str, self.followers)))
 
 
 def everywhere(partitions: int, repetitions: int) -> list[Fault]:
@@ -114,14 +120,18 @@ def everywhere(partitions: int, repetitions: int) -> list[Fault]:
     ]
 
 
-def paired(faults: list[Fault], rng: random.Random) -> list[Fault]:
-    """Return the faults in a random order, half of them as the second fault of another."""
+def combined(faults: list[Fault], rng: random.Random) -> list[Fault]:
+    """Return the faults in a random order, half of them as followers, two of a fault; the other quarter is alone."""
     rng.shuffle(faults)
-    seconds = [fault for fault in faults if fault.kind.in_recovery][: len(faults) // 2]
-    chosen = {id(fault) for fault in seconds}
-    firsts = [fault for fault in faults if id(fault) not in chosen]
-    planned = []
-    for fault in firsts:
-        pairs = seconds and fault.kind is not FULL_DISK  # serving goes on: there is no recovery
-        planned.append(Fault(fault.kind, fault.place, seconds.pop()) if pairs else fault)
-    return planned + seconds
+    followers = [fault for fault in faults if fault.kind.in_recovery][: len(faults) // 2]
+    chosen = {id(fault) for fault in followers}
+    combined = []
+    for fault in faults:
+        if id(fault) in chosen:
+            continue
+        own: list[Fault] = []
+        if fault.kind is not FULL_DISK:  # serving goes on: there is no recovery
+            own, followers = followers[:FOLLOWERS], followers[FOLLOWERS:]
+        combined.append(Fault(fault.kind, fault.place, tuple(own)))
+    rng.shuffle(combined)
+    return combined + followers

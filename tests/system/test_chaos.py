@@ -7,7 +7,7 @@ import random
 
 import pytest
 from chaos.campaign import Campaign, serving
-from chaos.faults import KINDS, Fault, everywhere, paired
+from chaos.faults import KINDS, Fault, combined, everywhere
 
 SLOW = ("rank stopped", "controller stopped")
 """Noticed after ten seconds of silence."""
@@ -16,7 +16,7 @@ SLOW = ("rank stopped", "controller stopped")
 def check(faults: list[Fault], partitions: int, ranks: int, num_streams: int, rng: random.Random) -> None:
     with serving(partitions, ranks) as served:
         campaign = Campaign(served, partitions, ranks)
-        asyncio.run(campaign.run(paired(faults, rng), num_streams, 250, rng))
+        asyncio.run(campaign.run(combined(faults, rng), num_streams, 250, rng))
         print(*campaign.report(), sep="\n")
         assert campaign.failures() == []
         assert campaign.tally.resumed, "the master was killed"
