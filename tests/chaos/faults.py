@@ -46,9 +46,10 @@ def _signal_controller(number: signal.Signals) -> Make:
 
 
 def _cut_control(target: Processes, place: int, rng: random.Random) -> set[int]:
-    """Cut a connection that a controller has accepted: the master's, or the previous controller's."""
+    """Cut all connections that a controller has accepted: the master's, and other controllers'."""
     controller = target.controllers[place]
-    cut(controller, rng.choice(control_sockets(controller)))
+    for descriptor in control_sockets(controller):
+        cut(controller, descriptor)
     return set()
 
 
@@ -90,7 +91,7 @@ KINDS = (
     Kind("rank stopped", _signal_rank(signal.SIGSTOP)),
     Kind("controller killed", _signal_controller(signal.SIGKILL)),
     Kind("controller stopped", _signal_controller(signal.SIGSTOP)),
-    Kind("control connection cut", _cut_control),
+    Kind("control connections cut", _cut_control),
     Kind("data connections cut", _cut_data, lambda partitions: partitions - 1),
     FAILED_KERNEL,
     KILLED_MASTER,
