@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -264,6 +265,20 @@ def test_losing_a_pipeline_moves_its_requests(config, shapes, num_blocks, script
         assert engine.scheduler.commit(batch, tokens) == [], "stale"
     engine.pipelines = ["p1"]
     engine.drain()
+
+
+@pytest.mark.parametrize("policy", LEDGERS)
+def test_a_request_that_only_a_larger_pipeline_can_finish_waits_for_that_one(policy):
+    """Under `paged` its first blocks fit on the smaller, too, where it could never end."""
+    pool = RequestPool(10, 10_000)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size=4, n_workers=1), pool)
+    for name, num_blocks in (("small", 2), ("large", 8)):
+        scheduler.add_pipeline(name, LEDGERS[policy](num_blocks))
+    pool.add(Request("long", 0, (1,) * 5, 6 * BLOCK_SIZE))
+    pool.add(Request("short", 1, (1,) * 5, 5))
+    assert not scheduler.select("small"), "the first of the order waits, and no later request overtakes it"
+    scheduler.dispatch("large", scheduler.select("large"))
+    assert [request.request_id for request in pool] == ["short"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=60), st.integers(1, 40))

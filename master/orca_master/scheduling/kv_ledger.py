@@ -65,6 +65,10 @@ class KvLedger:
         """Return the number of free blocks that admitting `request` takes: its `max_tokens`, rounded up (line 24)."""
         return blocks_for(request.max_tokens)
 
+    def can_finish(self, request: Request) -> bool:
+        """Return True if the pipeline has blocks for all tokens of `request`; another pipeline may be larger."""
+        return self.num_blocks >= blocks_for(request.max_tokens)
+
     def blocks_to_grow(self, request: Request, num_slots: int) -> int:
         """Return how many blocks an admitted request lacks for `num_slots` slots; always 0 under `reserve`."""
         return max(0, blocks_for(num_slots) - len(self.holding(request).blocks))

@@ -131,7 +131,7 @@ class Scheduler:
             num_tokens = room.tokens_for(request)
             if request.state is RequestState.INITIATION:
                 num_blocks = state.ledger.blocks_to_admit(request)
-                if room.preempted or num_blocks > room.num_blocks:
+                if room.preempted or num_blocks > room.num_blocks or not state.ledger.can_finish(request):
                     candidates.end_admission()
                     continue
             else:
