@@ -170,16 +170,18 @@ class RendezvousReply(_message.Message):
     def __init__(self, value: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
-    __slots__ = ("max_tokens", "memory_utilization", "timeout_ms", "previous_num_blocks")
+    __slots__ = ("max_tokens", "memory_utilization", "timeout_ms", "previous_num_blocks", "epoch")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     memory_utilization: float
     timeout_ms: int
     previous_num_blocks: int
-    def __init__(self, max_tokens: _Optional[int] = ..., memory_utilization: _Optional[float] = ..., timeout_ms: _Optional[int] = ..., previous_num_blocks: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, max_tokens: _Optional[int] = ..., memory_utilization: _Optional[float] = ..., timeout_ms: _Optional[int] = ..., previous_num_blocks: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WarmedUp(_message.Message):
     __slots__ = ("num_blocks", "formula")
@@ -190,10 +192,12 @@ class WarmedUp(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., formula: _Optional[str] = ...) -> None: ...
 
 class AllocateRequest(_message.Message):
-    __slots__ = ("num_blocks",)
+    __slots__ = ("num_blocks", "epoch")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
-    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, num_blocks: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Allocated(_message.Message):
     __slots__ = ()

@@ -108,6 +108,31 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stub, epoch: stub.Warmup(pb.WarmupRequest(max_tokens=5, epoch=epoch)),
+        lambda stub, epoch: stub.Allocate(pb.AllocateRequest(num_blocks=5, epoch=epoch)),
+    ],
+    ids=["warmup", "allocate"],
+)
+def test_a_late_call_of_an_earlier_formation_is_rejected(tmp_path, call):
+    """The call would overwrite the K/V blocks of the present epoch. Masters of older versions send no epoch."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}) as (_, (stub,)):
+            await load(stub, load_request())
+            await stub.Prepare(pb.PrepareRequest(epoch=1))
+            await stub.Prepare(pb.PrepareRequest(epoch=2))
+            with pytest.raises(grpc.aio.AioRpcError, match="epoch 1 was not prepared: the current epoch is 2") as error:
+                await call(stub, 1)
+            assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            await call(stub, 2)
+            await call(stub, 0)
+
+    asyncio.run(run())
+
+
 def test_a_late_failure_leaves_the_ranks_of_a_newer_load_alone(tmp_path, monkeypatch):
     """A Prepare of a master that was replaced runs into its bound while its successor's engine stands."""
 

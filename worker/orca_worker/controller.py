@@ -147,6 +147,7 @@ class Controller(WorkerServicer):
     async def Warmup(self, request: pb.WarmupRequest, context: Any) -> pb.WarmedUp:
         """See engine.proto."""
         async with self._aborting(context):
+            self._check_epoch(request.epoch)
             seconds = deadlines.warmup(request.timeout_ms / 1000).worker
             replies = await self._ask(pb.RankCommand(warmup=request), seconds)
             return min((reply.warmed_up for reply in replies), key=lambda reply: reply.num_blocks)
@@ -154,6 +155,7 @@ class Controller(WorkerServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.Allocated:
         """See engine.proto."""
         async with self._aborting(context):
+            self._check_epoch(request.epoch)
             await self._ask(pb.RankCommand(allocate=request), deadlines.ALLOCATE.worker)
             if self._ranks.starts:
                 self._starter.prepare_spare(self._ranks.starts[0])
@@ -212,6 +214,11 @@ class Controller(WorkerServicer):
         finally:
             acks.cancel()
             epoch.lose_caller()
+
+    def _check_epoch(self, number: int) -> None:
+        """Raise EpochError for a late call of an earlier master; masters of older versions send no epoch (0)."""
+        if number:
+            self.epoch.check_prepared(number)
 
     async def _ask(self, command: pb.RankCommand, timeout: float) -> list[pb.RankReply]:
         """Send a command to every rank and return the replies; raise ModelError, FaultError or EpochError."""

@@ -157,6 +157,7 @@ class Pipeline:
         """Size and allocate the block pools: --kv-slots, or as many usable blocks as fit into memory."""
         config, max_model_len = self._config, self.facts.max_model_len
         warmup = pb.WarmupRequest(
+            epoch=self.epoch,
             max_tokens=min(config.token_budget or max_model_len, config.max_batch_size * max_model_len),
             memory_utilization=config.memory_utilization,
             timeout_ms=int(config.longest_seconds * 1000),
@@ -181,7 +182,8 @@ class Pipeline:
                 f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
             )
         await all_workers(
-            worker.allocate(pb.AllocateRequest(num_blocks=self.num_blocks)) for worker in self._connections
+            worker.allocate(pb.AllocateRequest(epoch=self.epoch, num_blocks=self.num_blocks))
+            for worker in self._connections
         )
 
     def send(self, batch: Batch) -> int:
