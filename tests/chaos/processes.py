@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import re
 import socket
@@ -80,14 +82,16 @@ def data_sockets(rank: int, neighbours: list[int]) -> list[int]:
 
 
 def cut(pid: int, descriptor: int) -> None:
-    """Shut a connection of another process down, in both directions."""
+    """Shut a connection of another process down, in both directions; do nothing if the process has closed it."""
     handle = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         copy = libc.syscall(_PIDFD_GETFD, handle, descriptor, 0)
+        if copy < 0 and ctypes.get_errno() == errno.EBADF:
+            return
         if copy < 0:
             raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        with socket.socket(fileno=copy) as connection:
+        with socket.socket(fileno=copy) as connection, contextlib.suppress(OSError):  # the peer may have closed it
             connection.shutdown(socket.SHUT_RDWR)
     finally:
         os.close(handle)
