@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from support.served import Served, value
+from support.served import Served, eventually, value
 
 from chaos.faults import FULL_DISK, KILLED_MASTER, Fault, combined, everywhere, limit_files
 from chaos.processes import Processes, memory_bytes, processes
@@ -44,6 +44,10 @@ NOTICED = re.compile(
 STAMP = re.compile(r"^(\S+ \S+),(\d{3}) ")
 LEAST_STREAMS = 10
 """A fault is made while so many streams are under way."""
+RESTART_SECONDS = 60.0
+"""Connections may be lost for so long after the master was killed: those that wait at the port of a killed one."""
+SILENCE_SECONDS = 15.0
+"""Bound of the time without a line on a stream, which has a comment every 5 s; generous, for a busy machine."""
 STEP_SECONDS = 180.0
 """Bound of every wait."""
 POLL_SECONDS = 0.01
@@ -70,6 +74,8 @@ class Campaign:
         self.tally = Tally()
         self.in_recovery = 0
         """Faults that were made while the engine recovered."""
+        self._kills: list[float] = []
+        """Times when the master was killed."""
         self._peak_bytes = 0
         self._served = served
         self._shape = (partitions, ranks)
@@ -87,15 +93,30 @@ class Campaign:
         await self._streams.end()
 
     def failures(self) -> list[str]:
-        """Return what must not be: streams that differ, survivors that were replaced, K/V slots that are held."""
-        failures = [f"{name} differs" for name in self.tally.differing]
+        """Return what must not be.
+
+        Streams that differ, a connection that was lost although the master lived, a stream without comments, survivors
+        that were replaced, or K/V slots that are held at the end.
+        """
+        tally = self.tally
+        failures = [f"{name} differs" for name in tally.differing]
+        lost = [at for at in tally.losses if not any(kill <= at <= kill + RESTART_SECONDS for kill in self._kills)]
+        if lost:
+            failures.append(f"{len(lost)} connections were lost while the master lived")
+        if tally.refused and not self._kills:
+            failures.append(f"{tally.refused} requests were refused")
+        if tally.silence > SILENCE_SECONDS:
+            failures.append(f"a stream was silent for {tally.silence:.1f} s")
         if replaced := sum(row.survivors - row.kept for row in self.rows.values()):
             failures.append(f"{replaced} survivors were replaced")
-        metrics = httpx.get(f"{self._served.url}/metrics").text
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-            if (left := value(metrics, name)) != 0:
-                failures.append(f"{name} is {left} at the end")
+        if not eventually(lambda: self._held() == {}):
+            failures.append(f"at the end: {self._held()}")
         return failures
+
+    def _held(self) -> dict[str, float]:
+        metrics = httpx.get(f"{self._served.url}/metrics").text
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return {name: left for name in names if (left := value(metrics, name))}
 
     def report(self) -> list[str]:
         """Return the table of the kinds, times in seconds, and a line about the streams."""
@@ -109,8 +130,8 @@ class Campaign:
         tally = self.tally
         lines.append(
             f"{self.in_recovery} faults while the engine recovered; streams: {tally.undisturbed} without a lost "
-            f"connection, {tally.resumed} resumed, {len(tally.differing)} differ, {tally.refused} answers 503; "
-            f"peak memory {self._peak_bytes / 2**20:.0f} MiB"
+            f"connection, {tally.resumed} resumed, {len(tally.differing)} differ, {tally.refused} answers 503, "
+            f"longest silence {tally.silence:.1f} s; peak memory {self._peak_bytes / 2**20:.0f} MiB"
         )
         return lines
 
@@ -119,7 +140,7 @@ class Campaign:
         self._peak_bytes = max(self._peak_bytes, memory_bytes(self._served.process.pid))
         streams = self._streams.under_way(0)
         since, wall, line = time.monotonic(), time.time(), len(self._served.log)
-        ended = fault.kind.make(target, fault.place, rng)
+        ended = self._begin(fault, target, rng)
         noticed = await self._until(lambda: self._noticed(line))
         name = fault.kind.name
         for follower in fault.followers:
@@ -128,7 +149,7 @@ class Campaign:
             name = f"{fault.kind.name}, others in the recovery"
         if fault.kind is FULL_DISK:
             await self._replace_journal(target)
-        after = await self._settled(line)
+        after = await self._settled()
         row = self.rows.setdefault(name, Row())
         row.number += 1
         row.noticed.append(max(0.0, noticed - wall))
@@ -138,28 +159,37 @@ class Campaign:
         row.kept += len(survivors & after.all_ranks)
 
     async def _make_follower(self, fault: Fault, rng: random.Random) -> set[int]:
-        """Make a fault as soon as its processes run; count it if the engine recovers."""
+        """Make a fault as soon as its processes run and are connected; count it if the engine recovers."""
+        deadline = time.monotonic() + STEP_SECONDS
         while True:
             target = await self._until(self._processes)
             serves = await asyncio.to_thread(self._serves)
             try:
-                ended = fault.kind.make(target, fault.place, rng)
-            except (ProcessLookupError, FileNotFoundError, IndexError):  # lost with the first, or not connected yet
+                ended = self._begin(fault, target, rng)
+            except (ProcessLookupError, FileNotFoundError, PermissionError):  # a zombie's files are not ours
+                if time.monotonic() > deadline:
+                    raise
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             self.in_recovery += not serves
             return ended
+
+    def _begin(self, fault: Fault, target: Processes, rng: random.Random) -> set[int]:
+        ended = fault.kind.make(target, fault.place, rng)
+        if fault.kind in (KILLED_MASTER, FULL_DISK):
+            self._kills.append(time.monotonic())
+        return ended
 
     async def _replace_journal(self, target: Processes) -> None:
         """Free the disk, and restart the master when no stream is under way: only then it has a journal again."""
         self._streams.pause()
         await self._until(lambda: self._streams.num_open == 0)
         limit_files(target.master, resource.RLIM_INFINITY)
-        KILLED_MASTER.make(target, 0, random.Random())
+        self._begin(Fault(KILLED_MASTER, 0), target, random.Random())
         await self._until(lambda: (now := self._processes()) is not None and now.master != target.master)
         self._streams.resume()
 
-    async def _settled(self, line: int | None = None) -> Processes:
+    async def _settled(self) -> Processes:
         """Wait until the engine serves with all its processes, and enough streams have had an event since now."""
         await self._until(lambda: self._processes() is not None and self._serves(), threaded=True)
         since = time.monotonic()
@@ -213,7 +243,8 @@ def serving(partitions: int, ranks: int, *options: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="orca-chaos-") as folder:
         shape = ("-pp", str(partitions), "-tp", str(ranks), "--dtype", "float32", "--deterministic", "on")
         logs = ("--journal", f"{folder}/journal", "--iteration-log", f"{folder}/iterations.jsonl")
-        program = ("env", f"PYTHONPATH={Path(__file__).parent / 'in_ranks'}")
+        folders = (str(Path(__file__).parent / "in_ranks"), os.environ.get("PYTHONPATH", ""))
+        program = ("env", f"PYTHONPATH={os.pathsep.join(filter(None, folders))}")
         served = Served(
             [str(DEMO), *shape, *logs, *options, "--disable-log-requests"], prefix=program, spare_ranks=True
         )

@@ -48,16 +48,19 @@ def _signal_controller(number: signal.Signals) -> Make:
 def _cut_control(target: Processes, place: int, rng: random.Random) -> set[int]:
     """Cut all connections that a controller has accepted: the master's, and other controllers'."""
     controller = target.controllers[place]
-    for descriptor in control_sockets(controller):
-        cut(controller, descriptor)
-    return set()
+    return _cut([(controller, descriptor) for descriptor in control_sockets(controller)])
 
 
 def _cut_data(target: Processes, place: int, rng: random.Random) -> set[int]:
     """Cut all connections between the ranks of two partitions."""
-    for rank in target.ranks[place]:
-        for descriptor in data_sockets(rank, target.ranks[place + 1]):
-            cut(rank, descriptor)
+    neighbours = target.ranks[place + 1]
+    return _cut([(rank, number) for rank in target.ranks[place] for number in data_sockets(rank, neighbours)])
+
+
+def _cut(connections: list[tuple[int, int]]) -> set[int]:
+    """Cut (process id, descriptor); raise ProcessLookupError if none was open."""
+    if not sum(cut(*connection) for connection in connections):
+        raise ProcessLookupError("no connection is open")
     return set()
 
 

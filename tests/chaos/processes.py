@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,20 +81,36 @@ def data_sockets(rank: int, neighbours: list[int]) -> list[int]:
     return [descriptor for descriptor, (_, peer) in _tcp(rank) if peer in theirs]
 
 
-def cut(pid: int, descriptor: int) -> None:
-    """Shut a connection of another process down, in both directions; do nothing if the process has closed it."""
+def cut(pid: int, descriptor: int) -> bool:
+    """Shut a connection of another process down, in both directions; return False if it was closed already."""
     handle = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         copy = libc.syscall(_PIDFD_GETFD, handle, descriptor, 0)
         if copy < 0 and ctypes.get_errno() == errno.EBADF:
-            return
+            return False
         if copy < 0:
             raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        with socket.socket(fileno=copy) as connection, contextlib.suppress(OSError):  # the peer may have closed it
-            connection.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=copy) as connection:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the peer has closed it
+                return False
+        return True
     finally:
         os.close(handle)
+
+
+def cannot_cut() -> str:
+    """Return why this process may not cut connections of its children, "" if it may."""
+    own, other = socket.socketpair()
+    with own, other, subprocess.Popen(["cat"], stdin=other, stdout=subprocess.DEVNULL) as child:
+        try:
+            cut(child.pid, 0)
+        except (OSError, AttributeError) as error:
+            child.kill()
+            return f"pidfd_getfd(2): {error}"
+    return ""
 
 
 def _tcp(pid: int) -> Iterator[tuple[int, tuple[str, str]]]:

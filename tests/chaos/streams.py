@@ -22,12 +22,27 @@ class TimedTranscript(Transcript):
 
     name: str = ""
     times: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Times of lost connections."""
+    silence: float = 0.0
+    """Longest time on a connection without a line, comments included."""
+    _last_line: float = 0.0
 
     def take(self, line: str) -> None:
         """See Transcript."""
         super().take(line)
+        now = time.monotonic()
+        if self._last_line:
+            self.silence = max(self.silence, now - self._last_line)
+        self._last_line = now
         if line.startswith("data: "):
-            self.times.append(time.monotonic())
+            self.times.append(now)
+
+    def lose(self) -> None:
+        """See Transcript."""
+        super().lose()
+        self.losses.append(time.monotonic())
+        self._last_line = 0.0
 
     def pause(self, since: float, until: float) -> float:
         """Return the longest time without an event that lies in part between `since` and `until`."""
@@ -46,6 +61,10 @@ class Tally:
     """After one or more lost connections."""
     refused: int = 0
     """Answers with status 503."""
+    losses: list[float] = field(default_factory=list)
+    """Times of all lost connections."""
+    silence: float = 0.0
+    """Longest time without a line on a stream."""
     differing: list[str] = field(default_factory=list)
 
 
@@ -138,6 +157,8 @@ class Streams:
         tally.resumed += transcript.num_losses > 0
         tally.undisturbed += transcript.num_losses == 0
         tally.refused += transcript.num_refusals
+        tally.losses += transcript.losses
+        tally.silence = max(tally.silence, transcript.silence)
         if by_choice(transcript) != self._expected[transcript.name]:
             tally.differing.append(f"{transcript.name} ({transcript.request_id})")
 

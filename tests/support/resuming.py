@@ -25,7 +25,10 @@ BASE = {"prompt": [1, 2, 3], "max_tokens": 900, "stream": True, "ignore_eos": Tr
 
 @dataclass
 class Transcript:
-    """The events of a stream in order. `num_losses`, `num_refusals`: lost connections, and answers with status 503."""
+    """The events of a stream in order.
+
+    `num_losses`: connections that ended before the stream, in any way; `num_refusals`: answers with status 503.
+    """
 
     events: list[str] = field(default_factory=list)
     last_id: int = 0
@@ -42,11 +45,17 @@ class Transcript:
             if line != "data: [DONE]":
                 event = json.loads(line[6:])
                 assert "error" not in event, event
-                self.request_id = event.pop("id")
+                request_id = event.pop("id")
+                assert self.request_id in ("", request_id)
+                self.request_id = request_id
                 del event["created"]
                 line = json.dumps(event)
             self.events.append(line)
             assert len(self.events) == self.last_id
+
+    def lose(self) -> None:
+        """Note that a connection has ended before the stream."""
+        self.num_losses += 1
 
     @property
     def complete(self) -> bool:
@@ -80,8 +89,12 @@ async def stream(
                         if line.startswith('data: {"error"') and "server ends" in line:
                             break
                         transcript.take(line)
+            except httpx.TimeoutException as error:  # a stream that waits has comments
+                raise AssertionError(f"silence on request {transcript.request_id}") from error
             except httpx.TransportError:
-                transcript.num_losses += 1
+                pass
+            if not transcript.complete:
+                transcript.lose()
                 await asyncio.sleep(0.05)
 
 

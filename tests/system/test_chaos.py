@@ -8,9 +8,14 @@ import random
 import pytest
 from chaos.campaign import Campaign, serving
 from chaos.faults import KINDS, Fault, combined, everywhere
+from chaos.processes import cannot_cut
 
 SLOW = ("rank stopped", "controller stopped")
 """Noticed after ten seconds of silence."""
+
+
+REASON = cannot_cut()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 
 
 def check(faults: list[Fault], partitions: int, ranks: int, num_streams: int, rng: random.Random) -> None:
