@@ -48,9 +48,8 @@ def warmup(timeout: float) -> Bound:
 PING_INTERVAL = 5.0
 """Seconds without a reply to a cold command after which a rank's reader thread is asked for a sign of life."""
 LIFE_SECONDS = 10.0
-"""How long the reader thread may then take. A stopped rank is killed; one that loads or connects slowly is not."""
-START_SECONDS = 60.0
-"""In place of LIFE_SECONDS before a process's first reply: its interpreter imports torch."""
+"""How long the reader thread may then take. A stopped rank is killed; one that loads or connects slowly is not. Before
+its first reply a process may import torch, as slowly as its disk is; it is only killed if a signal has stopped it."""
 PING_SECONDS = 3.0
 """How long a rank's reader thread may take to answer; a stopped rank is replaced by a new process."""
 UNLOAD_SECONDS = 5.0

@@ -87,6 +87,20 @@ def test_more_slots_or_positions_than_there_are(copy):
     assert "max-model-len 705 exceeds the model's 704 positions" in line
 
 
+@pytest.mark.long
+def test_a_model_that_cannot_be_computed_exactly():
+    """The reason comes from a rank, at its Load or only when it has blocks for the self-test."""
+    demo = Path(__file__).parents[2] / "examples" / "demo-model"
+    for options, reason in (
+        (("--dtype", "bfloat16"), "the model is computed in bfloat16, add --dtype float32"),
+        (("--dtype", "float32", "--kv-slots", "16"), "the self-test needs 32 K/V slots, raise --kv-slots"),
+    ):
+        result = run("serve", str(demo), "--port", "0", "--deterministic", "on", *options)
+        assert result.returncode == 2, result.stderr
+        (line,) = error_lines(result.stderr)
+        assert f"--deterministic on: {reason}" in line
+
+
 def test_a_device_that_is_not_there(copy):
     """The same code selects CUDA and NCCL when asked; without a GPU it says so."""
     if torch.cuda.is_available():

@@ -100,7 +100,7 @@ def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
         async with scripted() as (rank, faults):
             await rank.ask(warmup(1), 100)
             os.kill(rank._process.pid, signal.SIGSTOP)
-            with pytest.raises(FaultError, match="did not give a sign of life within 2 s"):
+            with pytest.raises(FaultError, match="did not reply to ping within 2 s"):
                 await rank.ask(COMMANDS["load"], 1000)
             assert rank.failed
             assert len(faults) == 1
@@ -111,6 +111,7 @@ def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
 
 def test_a_rank_that_is_busy_and_gives_signs_of_life_is_not_killed_before_its_command_is_late(monkeypatch):
     monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.01)
+    monkeypatch.setattr(rank_process, "LIFE_SECONDS", 2.0)
     pings = []
     ask = RankProcess.ask
 
@@ -123,11 +124,26 @@ def test_a_rank_that_is_busy_and_gives_signs_of_life_is_not_killed_before_its_co
     async def run() -> None:
         async with scripted(silent="form") as (rank, _):
             await rank.ask(warmup(1), 100)  # the process has started
-            with pytest.raises(FaultError, match="did not reply to form within 1 s"):
-                await rank.ask(COMMANDS["form"], 1.0)
+            with pytest.raises(FaultError, match="did not reply to form within 3 s"):
+                await rank.ask(COMMANDS["form"], 3.0)
 
     asyncio.run(run())
     assert sum(pings) > 1
+
+
+def test_before_its_first_reply_a_rank_is_killed_only_if_a_signal_has_stopped_it(monkeypatch):
+    """Its interpreter imports torch, as slowly as the disk is."""
+    monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.05)
+    monkeypatch.setattr(rank_process, "LIFE_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with scripted() as (slow, _), scripted() as (stopped, _):
+            os.kill(stopped._process.pid, signal.SIGSTOP)
+            with pytest.raises(FaultError, match="rank 1 has been stopped by a signal"):
+                await stopped.ask(warmup(1), 1000)
+            await slow.ask(warmup(1), 1000)  # an interpreter takes longer than two intervals
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

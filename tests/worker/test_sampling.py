@@ -196,3 +196,13 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
         if token in (1, 2) and generated < 5:
             value = -np.inf
         assert processed[1, token].item() == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize("beside", [0, 5, 20])
+def test_log_probabilities_of_a_row_do_not_depend_on_what_other_rows_want(beside):
+    """Also among equal logits, of which the lower ids are reported."""
+    logits = torch.zeros(2, 100)
+    logits[0, [7, 5, 6]] = 3.0
+    wanting = rows([0.0, 0.0], [1.0, 1.0], [1, 1], [0, 0], wanted=[2, beside])
+    own, _ = logprobs(logits, torch.tensor([5, 0]), wanting)
+    assert list(own.token) == [5, 6]

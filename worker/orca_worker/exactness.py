@@ -15,8 +15,8 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import LoadedPartition
 
-LENGTH = 38
-"""Tokens of the self-test's request: three K/V blocks, and more rows than a kernel computes at a time."""
+LENGTH = 100
+"""Tokens of the self-test's request: more than a tile of the attention (64), and than the rows of any block."""
 INCREMENTS = 5
 Run = Callable[[pb.Iteration], torch.Tensor]
 """Runs an iteration; returns the rows [K, ...] of its tokens, or of its sampled tokens, in the order of requests."""

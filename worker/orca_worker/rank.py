@@ -85,7 +85,7 @@ class Rank:
         """
         try:
             if isinstance(command, pb.RankCommand):
-                self._run(command)
+                self._run_or_refuse(command)
             elif not self._epoch_over:
                 self._iterate(command)
         except NeighbourError as error:
@@ -104,8 +104,14 @@ class Rank:
         if not self._stage.runs_ahead:
             self.finish()
 
+    def _run_or_refuse(self, command: pb.RankCommand) -> None:
+        """Run one cold command and reply to it, if only with the reason why the user must change the request."""
+        try:
+            self._run(command)
+        except ModelError as error:
+            self._reply(pb.RankReply(fault=self._fault(error)))
+
     def _run(self, command: pb.RankCommand) -> None:
-        """Run one cold command and reply to it."""
         self.finish()
         self._number = command.number
         kind = command.WhichOneof("command")
@@ -181,12 +187,8 @@ class Rank:
         self._stage.close()  # ends the waits of other ranks for this rank
 
     def _load(self, request: pb.LoadRequest) -> None:
-        try:
-            self._stage = None
-            self._stage = Stage(request, self._tensor_rank, self._progress)
-        except ModelError as error:
-            self._reply(pb.RankReply(fault=self._fault(error)))
-            return
+        self._stage = None
+        self._stage = Stage(request, self._tensor_rank, self._progress)
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
 
     def _unload(self) -> None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
-from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL, START_SECONDS
+from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL
 from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
@@ -184,18 +184,20 @@ class RankProcess:
             del self._waiting[number]
 
     async def _next_reply(self, queue: asyncio.Queue[pb.RankReply], kind: str, timeout: float) -> pb.RankReply:
-        """Wait for a reply to a command of `kind`; kill a rank that is late or gives no sign of life meanwhile."""
+        """Wait for a reply to a command of `kind`; kill a rank that is late, or gives no sign of life meanwhile."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout
+        deadline, stopped = clock() + timeout, 0
         while (left := deadline - clock()) > 0:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(queue.get(), left if kind == "ping" else min(left, PING_INTERVAL))
-            if kind != "ping" and clock() < deadline:
-                soon = self._has_replied or is_stopped(self._process.pid)
+            if kind == "ping" or deadline - clock() < LIFE_SECONDS:
+                continue
+            if self._has_replied:
                 with contextlib.suppress(FaultError):  # is in the queue, too
-                    await self.ask(PING, min(deadline - clock(), LIFE_SECONDS if soon else START_SECONDS))
-        missing = "give a sign of life" if kind == "ping" else f"reply to {kind}"
-        return self._kill(f"did not {missing} within {timeout:.0f} s")
+                    await self.ask(PING, LIFE_SECONDS)
+            elif (stopped := stopped + 1 if is_stopped(self._process.pid) else 0) > 1:
+                return self._kill("has been stopped by a signal")
+        return self._kill(f"did not reply to {kind} within {timeout:.0f} s")
 
     async def end(self) -> None:
         """End the process within EXIT_SECONDS and fail all pending commands; `on_fault` is not called."""

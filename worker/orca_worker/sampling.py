@@ -144,9 +144,22 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> 
     index = torch.from_numpy(requested).to(logits.device)
     all_logprobs = torch.log_softmax(logits[index], dim=-1)
     sampled = all_logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
-    most = min(int(rows.logprobs.max()), logits.shape[-1])
-    values, best = (part.tolist() for part in all_logprobs.topk(most, dim=-1))
     return [
-        pb.Logprobs(index=int(place), sampled=own, token=best[i][:count], logprob=values[i][:count])
-        for i, (place, own, count) in enumerate(zip(requested, sampled, rows.logprobs[requested], strict=True))
+        pb.Logprobs(index=int(place), sampled=own, token=tokens, logprob=values)
+        for place, own, (tokens, values) in zip(
+            requested, sampled, map(_likeliest, all_logprobs, rows.logprobs[requested].tolist()), strict=True
+        )
     ]
+
+
+def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[list[int], list[float]]:
+    """Return the `count` likeliest tokens of `logprobs` [vocabulary] and their values; of equal ones the lower ids.
+
+    torch.topk orders and chooses equal values by the number that is wanted.
+    """
+    if count == 0:
+        return [], []
+    least = logprobs.topk(min(count, len(logprobs))).values[-1]
+    tokens = (logprobs >= least).nonzero().squeeze(1)
+    values, order = logprobs[tokens].sort(descending=True, stable=True)
+    return tokens[order][:count].tolist(), values[:count].tolist()

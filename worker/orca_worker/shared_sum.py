@@ -109,7 +109,7 @@ def _create(size: int) -> str:
     try:
         handle, path = tempfile.mkstemp(prefix="orca-", dir="/dev/shm")
         with os.fdopen(handle, "wb") as file:
-            file.truncate(num_bytes(size))
+            os.posix_fallocate(file.fileno(), 0, num_bytes(size))  # truncate would leave a full /dev/shm to SIGBUS
     except OSError:
         return ""
     return path

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
+from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelineReport
 from orca_contract.topology import Topology
 
@@ -49,6 +51,11 @@ class PipelineSet:
         return tuple(supervisor.report for supervisor in self._supervisors.values())
 
     @property
+    def most_slots(self) -> int:
+        """K/V slots of the largest pipeline that serves or is expected back; 0 without one."""
+        return max((supervisor.expected_blocks for supervisor in self._supervisors.values()), default=0) * BLOCK_SIZE
+
+    @property
     def loaded_bytes(self) -> LoadedBytes:
         """Sum over all pipelines."""
         return LoadedBytes.sum(supervisor.workers.loaded_bytes for supervisor in self._supervisors.values())
@@ -89,7 +96,10 @@ class PipelineSet:
         """Note and log that a pipeline serves; requests of pipelines with departing workers move to it."""
         self.serving[supervisor.id] = supervisor
         self.departures.move()
-        self.formed = formed = formed_pipeline(supervisor.id, supervisor.workers)
+        formed = formed_pipeline(supervisor.id, supervisor.workers)
+        if len({entry.workers.facts.kernels for entry in self.serving.values()}) > 1:
+            formed = replace(formed, exactness="L1")  # bits depend on the instruction set
+        self.formed = formed
         text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
         logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
 
