@@ -182,3 +182,46 @@ def test_a_departure_is_not_counted_against_requests(grace):
 
     grace(SHORT)
     play(lambda: Engine(topology("a"), RESTARTED), scene)
+
+
+@pytest.mark.parametrize("end", ["departs", "is killed"])
+def test_a_request_that_needs_the_largest_pipeline_waits_for_its_return(grace, end):
+    """The smaller pipeline serves on meanwhile."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.sizes["b"] = 3
+        await made.engine.start()
+        made.submit("large", (1,) * 4, 60)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        made.cluster.hang = True  # the next formation of the pipeline serves, but returns nothing yet
+        if end == "departs":
+            made.cluster.newest("a").depart(0)
+        else:
+            made.cluster.newest("a").lose(KILLED)
+        made.submit("small", (2,), 10)
+        await made.until(lambda: len(made.cluster.formed["a"]) == 2 and made.engine.snapshot.num_waiting == 0)
+        await made.until(lambda: "small" not in made.engine.scheduler._pipeline_of)
+        assert "large" in made.engine.scheduler._pipeline_of
+        made.cluster.newest("a").hangs = False
+        assert await made.collect(2) == {"small": continuation((2,), 10), "large": continuation((1,) * 4, 60)}
+
+    grace(LONG)
+    play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_a_request_fails_when_the_largest_pipeline_has_not_returned_in_time():
+    async def scene(made: Engine) -> None:
+        made.cluster.sizes["b"] = 3
+        await made.engine.start()
+        made.submit("large", (1,) * 4, 60)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        made.cluster.refusals["a"] = [KILLED] * 1000
+        made.cluster.newest("a").lose(KILLED)
+        async with asyncio.timeout(60):
+            while (output := await made.outputs.get()).finish_reason is None:
+                pass
+        assert output.error is not None
+        assert "need 64 K/V slots (rounded to blocks of 16), this server has 48" in output.error
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=0.0)
+    play(lambda: Engine(topology("a", "b"), config), scene)

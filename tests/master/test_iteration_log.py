@@ -34,6 +34,16 @@ def test_a_restarted_master_continues_the_file(tmp_path):
     assert sequences(path) == [7]
 
 
+def test_a_torn_line_is_dropped(tmp_path):
+    """A reader parses every line."""
+    path = tmp_path / "log"
+    iterate(IterationLog(path, 2), 1)
+    with path.open("a") as file:
+        file.write('{"sequence": 2, "num_t')
+    iterate(IterationLog(path, 2, continues=True), 3)
+    assert sequences(path) == [1, 3]
+
+
 def test_a_full_disk_ends_the_log_and_nothing_else(caplog):
     log = IterationLog(Path("/dev/full"), 2)
     with caplog.at_level(logging.ERROR):

@@ -328,13 +328,13 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
 def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
     scheduler = Scheduler(SchedulerConfig(1, 1), pool)
-    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda outputs: None)
+    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda request: None, lambda outputs: None)
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
-        requests.accept(submission, lambda request: None)
+        requests.accept(submission)
     assert [entry.generated for entry in pool] == [[5], [5]]
     with pytest.raises(QueueFullError):
-        requests.accept(Submission("c", [1], 1, SamplingParameters(), frozenset()), lambda request: None)
+        requests.accept(Submission("c", [1], 1, SamplingParameters(), frozenset()))
 
 
 class Idle(EngineClient):

@@ -139,19 +139,21 @@ class FakeWorkers:
 class Cluster:
     """Creates the workers of all pipelines; `formed` has the workers of every formation.
 
-    `refusals`: by pipeline, the errors of its next formations. `hang`: the workers of later formations hang.
+    `refusals`: by pipeline, the errors of its next formations. `hang`: the workers of later formations hang. `sizes`:
+    by pipeline, other numbers of blocks than `num_blocks`.
     """
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.num_blocks = num_blocks
         self.hang = False
+        self.sizes: dict[str, int] = {}
         self.refusals: dict[str, list[Exception]] = {}
         self.formed: dict[str, list[FakeWorkers]] = {}
 
     def make(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> FakeWorkers:
         """See MakeWorkers."""
         waiting = self.refusals.get(spec.id, [])
-        workers = FakeWorkers(spec, self.num_blocks, waiting.pop(0) if waiting else None)
+        workers = FakeWorkers(spec, self.sizes.get(spec.id, self.num_blocks), waiting.pop(0) if waiting else None)
         workers.hangs = self.hang
         self.formed.setdefault(spec.id, []).append(workers)
         return workers

@@ -42,7 +42,7 @@ from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.scheduling.batch import Batch, Proposal
-from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage, most_slots
+from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.request import Request
@@ -77,7 +77,7 @@ class EngineMaster:
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._admission = Admission(self.scheduler, config)
-        self._requests = LiveRequests(self.scheduler, self._admission, deliver)
+        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
@@ -124,6 +124,7 @@ class EngineMaster:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
             await self._pipelines.replace(topology, self._config)
+            self._requests.refuse_misfits()
             self.on_change()  # needed if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
@@ -144,7 +145,7 @@ class EngineMaster:
             raise EngineUnavailableError(self._failure)
         if submission.priority and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
-        self._requests.accept(submission, self._check_fits)
+        self._requests.accept(submission)
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:
@@ -163,7 +164,7 @@ class EngineMaster:
             self._pipelines.reports,
             self._facts.vocabulary_size,
             self._facts.max_model_len,
-            most_slots(self.scheduler.ledgers),
+            self._pipelines.most_slots,
             kv_usage(self.scheduler.ledgers),
             self.scheduler.num_running,
             len(self.pool),
@@ -194,7 +195,7 @@ class EngineMaster:
         self._enter(EngineState.SERVING)
         if not self._started.done():
             self._started.set_result(None)
-        self._requests.refuse_misfits(self._check_fits)
+        self._requests.refuse_misfits()
         self._dispatch()
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
@@ -213,7 +214,9 @@ class EngineMaster:
         self._admission.expected_wait.note_lost(supervisor.id)
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
-            self._requests.refuse_misfits(self._check_fits)  # the lost pipeline may have been the largest
+            # The lost pipeline may have been the largest. Requests that need it wait as long as it is expected back.
+            self._requests.refuse_misfits()
+            asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._requests.refuse_misfits)
         elif self._state is EngineState.SERVING:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self._config.worker_owner is WorkerOwner.ENGINE:
@@ -232,6 +235,7 @@ class EngineMaster:
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
             return
+        self._requests.refuse_misfits()
         if not self._started.done():
             self._started.set_exception(error)
         elif not expected:
@@ -281,8 +285,7 @@ class EngineMaster:
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if (formed := self._pipelines.formed) is not None and self._facts.vocabulary_size:
-            num_slots = most_slots(self.scheduler.ledgers) or formed.num_slots
-            check_fits(request, self._facts.max_model_len, num_slots)
+            check_fits(request, self._facts.max_model_len, self._pipelines.most_slots or formed.num_slots)
             check_values(request, self._facts.vocabulary_size)
 
     def _fail(self, reason: str) -> None:

@@ -28,6 +28,12 @@ class FailureLog:
         at = self.last.at if self.last is not None and ongoing else time.time()
         self.last = FailureReport(at=at, reason=reason, worker=worker, message=str(error), recovery_seconds=None)
 
+    @property
+    def seconds(self) -> float:
+        """Time since the first failure of the series under way, 0 without one."""
+        ongoing = self.last is not None and self.last.recovery_seconds is None
+        return time.time() - self.last.at if self.last is not None and ongoing else 0.0
+
     def note_recovery(self) -> None:
         """End the series of failures, if one is under way: the pipeline serves."""
         if self.last is not None:

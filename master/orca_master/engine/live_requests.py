@@ -19,12 +19,20 @@ from orca_master.scheduling.scheduler import Scheduler
 class LiveRequests:
     """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests.
 
-    `admission` refuses new requests, and learns from those that end.
+    `admission` refuses new requests, and learns from those that end. `check` raises RequestError for a request that
+    fits no pipeline that serves or is expected back.
     """
 
-    def __init__(self, scheduler: Scheduler, admission: Admission, deliver: Callable[[list[Output]], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        admission: Admission,
+        check: Callable[[Request], None],
+        deliver: Callable[[list[Output]], None],
+    ) -> None:
         self._scheduler = scheduler
         self._admission = admission
+        self._check = check
         self._deliver = deliver
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
@@ -35,7 +43,7 @@ class LiveRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._requests.values()))
 
-    def accept(self, submission: Submission, check: Callable[[Request], None]) -> None:
+    def accept(self, submission: Submission) -> None:
         """Add a request to the pool. Resumed requests bypass the bounds of the pool and of the expected wait.
 
         Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
@@ -52,7 +60,7 @@ class LiveRequests:
             generated=list(submission.generated or ()),
         )
         check_encodes(request)
-        check(request)
+        self._check(request)
         if submission.generated is None:
             if submission.choice_index == 0:
                 self._admission.check(request)
@@ -83,11 +91,11 @@ class LiveRequests:
                 del self._requests[request.request_id]
         return outputs
 
-    def refuse_misfits(self, check: Callable[[Request], None]) -> None:
+    def refuse_misfits(self) -> None:
         """Fail the waiting requests for which `check` raises RequestError."""
         for request in list(self._scheduler.pool):
             try:
-                check(request)
+                self._check(request)
             except RequestError as error:
                 self._fail([request], str(error))
 

@@ -114,6 +114,12 @@ class PipelineSupervisor:
         return owner is WorkerOwner.CLUSTER
 
     @property
+    def expected_blocks(self) -> int:
+        """K/V blocks of the pipeline while it serves, or is expected back: for `recovery_timeout` after its loss."""
+        returns = self.recovers and self._failures.seconds <= self._config.recovery_timeout
+        return self._num_blocks if returns or self.state is PipelinePhase.SERVING else 0
+
+    @property
     def num_in_flight(self) -> int:
         """Number of iterations in flight."""
         return len(self._in_flight)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,9 @@ from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 
 logger = logging.getLogger(__name__)
+
+LONGEST_LINE = 1 << 20
+"""Bytes, more than a line of thousands of requests has."""
 
 
 class IterationLog:
@@ -31,6 +35,8 @@ class IterationLog:
         self._path = path
         self._file: IO[str] | None = None
         try:
+            if continues:
+                _drop_torn_line(path)
             self._file = path.open("a" if continues else "w", encoding="utf-8", buffering=1)
         except OSError as error:
             if not continues:
@@ -71,4 +77,15 @@ class IterationLog:
         if self._file is not None:
             with contextlib.suppress(OSError):  # flushes what could not be written
                 self._file.close()
+            with contextlib.suppress(OSError):
+                _drop_torn_line(self._path)
         self._file = None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut the file after its last whole line: each reader parses every line. Raises OSError."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - LONGEST_LINE))
+        tail = file.read(LONGEST_LINE)
+        file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)

@@ -123,11 +123,6 @@ class PagedLedger(KvLedger):
         return blocks_for(request.num_tokens + 1)
 
 
-def most_slots(ledgers: Collection[KvLedger]) -> int:
-    """Return the K/V slots of the largest pipeline, 0 without one."""
-    return max((ledger.num_blocks for ledger in ledgers), default=0) * BLOCK_SIZE
-
-
 def kv_usage(ledgers: Collection[KvLedger]) -> float:
     """Return the share of the blocks of all `ledgers` that requests hold, 0 without ledgers."""
     num_blocks = sum(ledger.num_blocks for ledger in ledgers)

@@ -130,8 +130,10 @@ class Scheduler:
                 break
             num_tokens = room.tokens_for(request)
             if request.state is RequestState.INITIATION:
+                if not state.ledger.can_finish(request):
+                    continue  # waits for a larger pipeline, where it keeps its place in the order
                 num_blocks = state.ledger.blocks_to_admit(request)
-                if room.preempted or num_blocks > room.num_blocks or not state.ledger.can_finish(request):
+                if room.preempted or num_blocks > room.num_blocks:
                     candidates.end_admission()
                     continue
             else:
@@ -260,6 +262,8 @@ class Scheduler:
         enough = self.config.max_batch_size * self.config.n_workers * len(self._pipelines)
         free_blocks, admissible = state.ledger.num_free_blocks, 0
         for request in self.pool:
+            if not state.ledger.can_finish(request):
+                continue
             free_blocks -= state.ledger.blocks_to_admit(request)
             if free_blocks < 0 or admissible == enough:
                 break
