@@ -23,6 +23,7 @@ class Guard(enum.Enum):
     WORKER_EPOCH = "A worker rejects iterations of another epoch than the one it has formed"
     PREPARE_EPOCH = "A worker prepares only an epoch above its highest"
     FORM_EPOCH = "A worker forms only the epoch that it prepared last"
+    FORM_ONCE = "A worker forms an epoch once"
     WORKER_SEQUENCE = "A worker accepts only the iteration that follows its last one"
     RESULT_EPOCH = "The master drops results of another epoch"
     RESULT_SEQUENCE = "The master gives a pipeline up if a result is not the one of its oldest iteration in flight"

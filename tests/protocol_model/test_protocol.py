@@ -10,14 +10,14 @@ from protocol_model.state import Bounds
 
 SHORT = [
     (Bounds(crashes=2, anomalies=0), 40_000),
-    (Bounds(crashes=0, anomalies=2), 20_000),
+    (Bounds(crashes=0, anomalies=2), 16_000),
     (Bounds(crashes=1, anomalies=0, num_tokens=3), 9_000),
     (Bounds(crashes=1, anomalies=0, machine=True, rounding=False), 7_000),
 ]
 LONG = [
     (Bounds(crashes=2, anomalies=1), 600_000),
     (Bounds(crashes=2, anomalies=0, num_tokens=3), 150_000),
-    (Bounds(crashes=1, anomalies=1, num_tokens=3), 200_000),
+    (Bounds(crashes=1, anomalies=1, num_tokens=3), 180_000),
     (Bounds(crashes=2, anomalies=0, machine=True, rounding=False), 100_000),
 ]
 """Bounds, and a number of states that a search within them exceeds: fewer show that steps are missing."""

@@ -45,8 +45,11 @@ def _prepare(state: State, worker: Worker, message: Message, removed: frozenset[
 def _form(state: State, worker: Worker, message: Message, removed: frozenset[Guard]) -> tuple[State, bool]:
     if not worker.has_rank or (message.epoch != worker.highest and Guard.FORM_EPOCH not in removed):
         return state, False
-    formed = worker._replace(running=message.epoch, sequence=0)
-    violated = EPOCHS_RISE if message.epoch < worker.highest else ""
+    again = message.epoch in (worker.running, worker.failed)
+    if again and Guard.FORM_ONCE not in removed:
+        return state, False
+    formed = worker._replace(running=message.epoch, sequence=0)  # so that iterations could be computed again
+    violated = EPOCHS_RISE if message.epoch < worker.highest or again else ""
     return state._replace(workers=replaced(state.workers, message.to, formed), violated=violated), True
 
 

@@ -116,7 +116,7 @@ class Controller(WorkerServicer):
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.Formed:
         """See engine.proto."""
         async with self._aborting(context):
-            self.epoch.check_prepared(request.epoch)
+            self.epoch.check_unformed(request.epoch)
             if request.rendezvous_host:
                 self.epoch.rendezvous.pass_on(self.epoch.dial(request.rendezvous_host))
             ranks = self._ranks

@@ -29,6 +29,7 @@ class CurrentEpoch:
         self.rendezvous = Rendezvous(0)
         self.running: Epoch | None = None
         """None before `begin` and after `leave`."""
+        self._last_formed = 0
         self._tls = tls
         self._channels: list[grpc.aio.Channel] = []
         self._formed = asyncio.Condition()
@@ -53,10 +54,16 @@ class CurrentEpoch:
         if number != self.highest:
             raise EpochError(f"epoch {number} was not prepared: the current epoch is {self.highest}")
 
+    def check_unformed(self, number: int) -> None:
+        """Raise EpochError unless `number` is the epoch prepared last and not formed yet."""
+        self.check_prepared(number)
+        if number == self._last_formed:
+            raise EpochError(f"epoch {number} was formed already")
+
     async def begin(self, epoch: Epoch) -> None:
         """Set the formed epoch and wake the streams that wait for it."""
         async with self._formed:
-            self.running = epoch
+            self.running, self._last_formed = epoch, epoch.number
             self._formed.notify_all()
 
     async def formed(self, number: str) -> Epoch:
