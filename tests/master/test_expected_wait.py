@@ -177,14 +177,17 @@ def test_answers_count_with_the_lengths_of_the_last_ones():
 
 @pytest.mark.parametrize("budget", [1, 2])
 def test_at_a_token_budget_of_one_each_token_of_a_prompt_is_an_iteration(budget):
-    """All iterations take 10 ms, and one request is behind: its prompt, its answer, and what is left of the first."""
-    made = scheduler(request(0, prompt=50, answer=20), request(1, prompt=10, answer=20))
+    """All iterations take 10 ms. The second request comes between two of the first one's prompt: the first iteration
+    for which a request waits neither admits a request nor samples a token."""
+    made = scheduler(request(0, prompt=50, answer=20))
     made.config = SchedulerConfig(1, 1, budget)
     expected = ExpectedWait(made)
-    assert expected.seconds() == 0.0
     iterate(expected, made, 0.0, 0.01)
+    made.pool.add(request(1, prompt=10, answer=20))
+    assert expected.seconds() == 0.0
+    iterate(expected, made, 0.01, 0.01)
     assert 0.0 < expected.seconds() < 1.0, "not a token is generated yet"
-    now = 0.01
+    now = 0.02
     while len(made.admitted[0].generated) < 16:
         iterate(expected, made, now, 0.01)
         now += 0.01

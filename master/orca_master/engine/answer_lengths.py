@@ -84,11 +84,11 @@ class Curve:
 
     def _step(self, start: float, value: float) -> None:
         """Continue S up to `start`, where it becomes `value`."""
-        area, moment, _ = self._integrals(start)
+        before, last = self._starts[-1], self._values[-1]
+        self._areas.append(self._areas[-1] + last * (start - before))
+        self._moments.append(self._moments[-1] + last * (start * start - before * before) / 2)
         self._starts.append(start)
         self._values.append(value)
-        self._areas.append(area)
-        self._moments.append(moment)
 
     def _integrals(self, end: float) -> tuple[float, float, float]:
         """Return the integrals of S(t) and of t S(t) from 0 to `end`, and S(end)."""
