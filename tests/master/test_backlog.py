@@ -29,34 +29,34 @@ def test_requests_begin_at_once_while_places_are_free():
     made.pool.add(request(1, prompt=20))
     assert backlog(made) == Backlog(known=36)
     made.pool.add(request(2, prompt=30, answer=5))
-    assert backlog(made) == Backlog(66, 5, ((0, 48), (0, 48)))
+    assert backlog(made) == Backlog(66, ((1, 5),), ((0, 48), (0, 48)))
     made.dispatch("a", made.select("a"))
-    assert backlog(made) == Backlog(30, 5, ((0, 48), (0, 48)))
+    assert backlog(made) == Backlog(30, ((1, 5),), ((0, 48), (0, 48)))
 
 
 def test_requests_begin_at_once_while_blocks_are_free():
     made = scheduler(num_blocks=4)  # one request of 64 tokens
     made.pool.add(request(0))
     made.pool.add(request(1))
-    assert backlog(made) == Backlog(32, 48, ((0, 48),))
+    assert backlog(made) == Backlog(32, ((1, 48),), ((0, 48),))
 
 
 def test_each_partition_and_each_pipeline_has_places_and_the_token_budget_bounds_them():
     made = scheduler(config=SchedulerConfig(2, 3, 100))
     for number in range(7):
         made.pool.add(request(number))
-    assert backlog(made).left == 48
+    assert backlog(made).left == ((1, 48),)
     made.add_pipeline("b", KvLedger(1000))
-    assert backlog(made).left == 0
+    assert backlog(made).left == ()
     made.config = SchedulerConfig(2, 3, 1)
-    assert backlog(made).left == 48
+    assert backlog(made).left == ((1, 48),)
 
 
 def test_without_a_pipeline_the_places_of_one_count():
     made = scheduler(num_blocks=0)
     for number in range(3):
         made.pool.add(request(number))
-    assert backlog(made) == Backlog(48, 48, ((0, 48), (0, 48)))
+    assert backlog(made) == Backlog(48, ((1, 48),), ((0, 48), (0, 48)))
 
 
 def test_rewound_requests_count_with_what_they_have_generated():
@@ -75,7 +75,7 @@ def test_only_more_urgent_requests_are_ahead():
     made = scheduler(order=by_priority)
     for number in range(6):
         made.pool.add(request(number, prompt=10 + number, priority=number))
-    assert backlog(made, request(10, priority=2)) == Backlog(10 + 11 + 12, 48, ((0, 48), (0, 48)))
+    assert backlog(made, request(10, priority=2)) == Backlog(10 + 11 + 12, ((1, 48),), ((0, 48), (0, 48)))
     assert backlog(made, request(10, priority=-1)) == Backlog()
     assert backlog(made, request(10, priority=9)) == backlog(made)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 
 import pytest
@@ -69,6 +70,39 @@ def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
     assert p99(3.0, 2 * before) <= 3 * before
 
 
+@pytest.mark.parametrize("most", [2000, 32_000])
+def test_when_the_mixture_changes_the_bound_still_holds(most):
+    """Five minutes of chat that uses a part of its maximum; then completions that use all, at twice the capacity."""
+    chat = Mix((20, 200), (most, most), (100 / most, 300 / most))
+    completions = Mix((20, 200), (300, 300))
+    simulation = Simulation(Setting(), 60.0)
+    simulation.run(poisson(chat, 0.9 * capacity(Mix((20, 200), (100, 300)), Setting(), 30.0)), 300.0)
+    before = sorted(entry.wait for entry in simulation.accepted if entry.began is not None)
+    burst = poisson(completions, 2 * capacity(completions, Setting(), 30.0), start=300.0)
+    simulation.run(burst, 500.0)
+    since = [entry for entry in simulation.accepted if entry.request.arrived_at > 300.0 and entry.began is not None]
+    waits = sorted(entry.wait for entry in since)
+    assert len(waits) > 200
+    assert 50.0 < waits[int(0.99 * len(waits))] <= 1.2 * (60.0 + before[int(0.99 * len(before))])
+
+
+@pytest.mark.parametrize("most", [1000, 8000, 32_000])
+@pytest.mark.parametrize(("number", "are_refused"), [(64, False), (128, False), (512, True)])
+def test_a_burst_at_an_idle_server_is_refused_only_if_it_would_wait(most, number, are_refused):
+    """50 requests per second without `max_tokens`, before any answer has ended. Retry-After is near the truth."""
+    drawn = random.Random(1)
+    burst = [Arrival(0.02 * index, 100, most, drawn.randint(100, 300)) for index in range(number)]
+    bounded, free = Simulation(Setting(), 60.0), Simulation(Setting())
+    bounded.run(iter(burst), 1e9)
+    free.run(iter(burst), 1e9)
+    waits = {entry.request.arrived_at: entry.wait for entry in free.accepted}
+    assert (len(bounded.refused) > 0) is are_refused
+    assert all(waits[time] > 30.0 for time in bounded.refused)
+    for time, retry_after in zip(bounded.refused, bounded.retry_after, strict=True):
+        ahead = [entry for entry in bounded.accepted if entry.request.arrived_at < time]
+        assert 1 / 3 < retry_after / (ahead[-1].request.arrived_at + ahead[-1].wait - time) < 3
+
+
 def test_idle_time_changes_nothing():
     def estimates(pause: float) -> list[float]:
         mix, setting = MIXES["chat"]
@@ -118,30 +152,46 @@ def test_nothing_is_expected_before_the_first_measurement_and_while_nobody_waits
 
 
 def test_the_wait_is_the_work_ahead_at_the_measured_costs():
-    """A prompt's token takes 0.01 s, an iteration 0.1 s more; the answer that runs is young, and counts half."""
+    """A prompt's token takes 0.01 s, an iteration 0.1 s more. The answer that runs has 64 of 100 tokens, 50 on average:
+    nothing has stopped, so all are expected to reach their maximum."""
     made = scheduler(*(request(number, prompt=10 * (number + 1)) for number in range(3)))
     expected = ExpectedWait(made)
     iterate(expected, made, 0.0, 0.2)
-    for number in range(50):
+    for number in range(63):
         iterate(expected, made, 1.0 + number, 0.1)
-    assert expected.seconds() == pytest.approx(0.01 * (20 + 30) + 0.1 * (200 + 100 - 51 - 50), rel=1e-3)
+    assert expected.seconds() == pytest.approx(0.01 * (20 + 30) + 0.1 * (200 + 100 - 64 - 50), rel=1e-3)
 
 
-def test_answers_count_as_far_as_the_last_requests_have_used_theirs():
-    made = scheduler(*(request(number) for number in range(3)))
+def test_answers_count_with_the_lengths_of_the_last_ones():
+    """Two wait; the answer that runs has 2 of 10 tokens, 5 on average. Requests without a token change nothing."""
+    made = scheduler(*(request(number, answer=1000) for number in range(3)))
     expected = ExpectedWait(made)
     iterate(expected, made, 0.0, 0.2)
     iterate(expected, made, 1.0, 0.1)
-    before = expected.seconds()
-    for number in range(2000):
-        ended = request(10 + number)
-        ended.generated = [1] * 10
+    for number in range(200):
+        ended = request(10 + number, answer=1000)
+        ended.generated = [1] * (10 if number % 2 else 0)
         expected.note_end(ended)
-    assert expected.seconds() == pytest.approx(before / 10, rel=0.1)
-    refused = request(9999)
-    for _ in range(2000):
-        expected.note_end(refused)
-    assert expected.seconds() == pytest.approx(before / 10, rel=0.1), "a request without a token says nothing"
+    assert expected.seconds() == pytest.approx(0.01 * 20 + 0.1 * (20 + 8 - 5), rel=0.1)
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_at_a_token_budget_of_one_each_token_of_a_prompt_is_an_iteration(budget):
+    """All iterations take 10 ms. The second request comes between two of the first one's prompt: the first iteration
+    for which a request waits neither admits a request nor samples a token."""
+    made = scheduler(request(0, prompt=50, answer=20))
+    made.config = SchedulerConfig(1, 1, budget)
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.01)
+    made.pool.add(request(1, prompt=10, answer=20))
+    assert expected.seconds() == 0.0
+    iterate(expected, made, 0.01, 0.01)
+    assert 0.0 < expected.seconds() < 1.0, "not a token is generated yet"
+    now = 0.02
+    while len(made.admitted[0].generated) < 16:
+        iterate(expected, made, now, 0.01)
+        now += 0.01
+    assert 0.5 < expected.seconds() / (0.01 * (4 + 10 / budget + 20)) < 2.0
 
 
 def test_with_priorities_only_the_requests_ahead_count():
@@ -159,7 +209,8 @@ def test_requests_that_can_begin_at_once_delay_others_only_by_their_prompts():
     made = scheduler(*(request(number) for number in range(3)), max_batch_size=2)
     expected = ExpectedWait(made)
     iterate(expected, made, 0.0, 0.2)
-    iterate(expected, made, 1.0, 0.1)
+    for number in range(31):
+        iterate(expected, made, 1.0 + number, 0.1)
     crowded = expected.seconds()
     made.cancel(made.admitted[0], FinishReason.STOP)
     assert 0.0 < expected.seconds() < crowded / 10

@@ -20,6 +20,14 @@ def test_nothing_is_known_before_an_iteration_for_which_requests_wait():
     assert costs.costs is None
 
 
+def test_an_iteration_without_tokens_has_no_cost():
+    costs = TokenCosts()
+    costs.note(0.1, 0, 0, True)
+    assert costs.costs is None
+    note(costs, 0)
+    assert costs.costs is not None
+
+
 def test_the_costs_of_mixed_iterations_are_those_that_made_them():
     costs, drawn = TokenCosts(), random.Random(1)
     for _ in range(500):

@@ -75,6 +75,8 @@ class Simulation:
     accepted: list[Accepted] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     """Times of the refusals."""
+    retry_after: list[float] = field(default_factory=list)
+    """The wait that each refusal was told: that behind all waiting requests."""
     num_ended: int = 0
 
     def __post_init__(self) -> None:
@@ -106,6 +108,7 @@ class Simulation:
         estimate = self.expected.seconds(request)
         if estimate > self.longest_wait:
             self.refused.append(arrival.time)
+            self.retry_after.append(self.expected.seconds())
             return
         accepted = self._by_id[request.request_id] = Accepted(request, estimate, arrival.length)
         self.accepted.append(accepted)

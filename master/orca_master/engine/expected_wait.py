@@ -2,10 +2,10 @@
 
     expected wait = (known tokens x cost of a prompt's token + expected answers x cost of a generated token) / pipelines
 
-The tokens are those of the requests ahead (backlog.py), the costs are measured (token_costs.py). An answer is expected
-to use the fraction of `max_gen_tokens` that the last requests have used, because many stop early. If requests wait for
-the end of others, their wait also depends on how far those are: after a burst all are young, and none ends soon, so
-the expected rest of the running answers counts as far as it differs from a half of each.
+The tokens are those of the requests ahead (backlog.py), the costs are measured (token_costs.py), the expected answers
+follow from the lengths of the last ones (answer_lengths.py). If requests wait for the end of others, their wait also
+depends on how far those are: after a burst all are young, and none ends soon. So the expected rest of the running
+answers counts as far as it differs from its mean over the time that such an answer runs.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from orca_master.engine.answer_lengths import AnswerLengths
 from orca_master.engine.token_costs import TokenCosts
 from orca_master.scheduling.backlog import backlog, leaves_behind
-from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
-
-MEMORY = 128
-"""The weight of a request's end decreases by the factor e in so many ends."""
-DOUBT = 8
-"""At first the used fraction is 1, with the weight of so many ends: those that stop early end first."""
 
 
 @dataclass(slots=True)
@@ -40,9 +36,8 @@ class ExpectedWait:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._costs = TokenCosts()
+        self._lengths = AnswerLengths()
         self._sent: dict[str, _Sent] = {}
-        self._used = self._allowed = 0.0
-        """Generated tokens of ended requests and their `max_gen_tokens`, weighted by age."""
 
     def note_sent(self, batch: Batch, now: float) -> None:
         """Note an iteration; call it after the scheduler's dispatch, before requests are added."""
@@ -56,8 +51,9 @@ class ExpectedWait:
         sent_at, limited = sent.iterations.popleft()
         seconds = now - max(sent_at, sent.returned_at)
         sent.returned_at = now
-        prompt = sum(entry.num_tokens for entry in batch.requests if entry.admitted or entry.num_tokens > 1)
+        prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
         self._costs.note(seconds, prompt, sum(entry.samples for entry in batch.requests), limited)
+        self._lengths.note_iteration()
 
     def note_lost(self, pipeline: str) -> None:
         """Forget the iterations in flight of a lost pipeline."""
@@ -65,23 +61,28 @@ class ExpectedWait:
 
     def note_end(self, request: Request) -> None:
         """Note the end of a request, also of a cancelled one; without a token it says nothing."""
-        if request.generated:
-            weight = 1 - 1 / MEMORY
-            if not self._allowed:
-                self._used = self._allowed = float(DOUBT * request.max_gen_tokens)
-            self._used = weight * self._used + len(request.generated)
-            self._allowed = weight * self._allowed + request.max_gen_tokens
+        self._lengths.note_end(request, self._scheduler.admitted)
 
     def seconds(self, request: Request | None = None) -> float:
         """Return the wait of a new request, None for one behind all others.
 
-        0 while no request waits ahead, and before the first measurement.
+        0 while no request waits ahead, and before the first measurement. Before the first token of an answer, answers
+        are expected to have none: the pool's bounds in counts limit the queue until then.
         """
         costs = self._costs.costs
         if costs is None or not len(self._scheduler.pool):
             return 0.0
         ahead = backlog(self._scheduler, request)
-        used = self._used / self._allowed if self._allowed else 1.0
-        rest = sum(max(0.0, used * allowed - generated) - used * allowed / 2 for generated, allowed in ahead.running)
-        answers = max(0.0, used * ahead.left + rest)
-        return (ahead.known * costs.prompt + answers * costs.generated) / max(1, len(self._scheduler.ledgers))
+        answers = 0.0
+        if ahead.left and (curve := self._lengths.curve(self._scheduler.admitted)) is not None:
+            answers = sum(count * curve.expected(left / count) for count, left in ahead.left)
+            answers += sum(
+                curve.expected_rest(length, most) - curve.expected_rest_at_any_time(most)
+                for length, most in ahead.running
+            )
+        return (ahead.known * costs.prompt + max(0.0, answers) * costs.generated) / max(1, len(self._scheduler.ledgers))
+
+
+def _is_increment(entry: ScheduledRequest) -> bool:
+    """Return True for the last token of an answer that is continued, not for a part of a prompt, however short."""
+    return entry.samples and entry.num_tokens == 1 and not entry.admitted

@@ -52,10 +52,11 @@ class TokenCosts:
 
     @property
     def costs(self) -> Costs | None:
-        """The costs; None before the first iteration for which requests had to wait."""
-        if not self._seconds:
+        """The costs; None before the first iteration with tokens for which requests had to wait."""
+        tokens = self._prompt + self._generated
+        if not tokens:
             return None
-        equal = self._seconds / (self._prompt + self._generated)
+        equal = self._seconds / tokens
         prompt = min(equal, max(0.0, self._slope(equal)))
         if not self._generated:
             return Costs(equal, equal)

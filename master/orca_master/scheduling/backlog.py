@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from orca_master.scheduling.answers_left import AnswersLeft
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
@@ -20,8 +21,9 @@ class Backlog:
 
     known: int = 0
     """Known tokens of the waiting requests ahead: their prompts, and what they had generated before a rewind."""
-    left: int = 0
-    """Tokens that the requests ahead may generate, without those that can begin at once."""
+    left: tuple[tuple[int, int], ...] = ()
+    """Groups of the requests ahead without those that can begin at once: their number, and the sum of the tokens that
+    they may generate (answers_left.py)."""
     running: tuple[tuple[int, int], ...] = ()
     """If some requests cannot begin at once: generated tokens and `max_gen_tokens` of each request that can, and of
     each that holds slots."""
@@ -35,17 +37,18 @@ def backlog(scheduler: Scheduler, request: Request | None = None) -> Backlog:
     """
     pool = scheduler.pool
     if request is None or pool.is_last(request):
-        num_ahead, known, left = len(pool), pool.num_known_tokens, pool.num_tokens - pool.num_known_tokens
+        num_ahead, known, left = len(pool), pool.num_known_tokens, pool.left
     else:
         ahead = list(itertools.takewhile(lambda entry: pool.order(entry) < pool.order(request), pool))
         num_ahead = len(ahead)
-        known, left = sum(entry.num_tokens for entry in ahead), sum(entry.num_left for entry in ahead)
+        known, left = sum(entry.num_tokens for entry in ahead), AnswersLeft(ahead)
     beginning = _beginning(scheduler, num_ahead)
-    left -= sum(entry.num_left for entry in beginning)
-    if not left:
+    if len(beginning) == num_ahead:
         return Backlog(known)
     running = [*scheduler.admitted, *beginning]
-    return Backlog(known, left, tuple((len(entry.generated), entry.max_gen_tokens) for entry in running))
+    return Backlog(
+        known, left.without(beginning), tuple((len(entry.generated), entry.max_gen_tokens) for entry in running)
+    )
 
 
 def leaves_behind(scheduler: Scheduler, batch: Batch) -> bool:

@@ -9,6 +9,7 @@ import bisect
 from collections.abc import Iterator
 
 from orca_master.errors import QueueFullError
+from orca_master.scheduling.answers_left import AnswersLeft
 from orca_master.scheduling.policies import Order, by_arrival
 from orca_master.scheduling.request import Request
 
@@ -24,6 +25,8 @@ class RequestPool:
         """Tokens of the waiting requests, prompts and answers of full length together."""
         self.num_known_tokens = 0
         """Those of them that are known: prompts, and the tokens that rewound requests have generated."""
+        self.left = AnswersLeft()
+        """Tokens that the waiting requests may generate."""
         self._waiting: list[Request] = []
 
     def __len__(self) -> int:
@@ -51,6 +54,7 @@ class RequestPool:
         bisect.insort(self._waiting, request, key=self.order)
         self.num_tokens += request.max_tokens
         self.num_known_tokens += request.num_tokens
+        self.left.add(request)
 
     def remove(self, request: Request) -> None:
         """Remove `request`; raise KeyError if `request` is not in the pool."""
@@ -60,6 +64,7 @@ class RequestPool:
         del self._waiting[index]
         self.num_tokens -= request.max_tokens
         self.num_known_tokens -= request.num_tokens
+        self.left.remove(request)
 
     def is_last(self, request: Request) -> bool:
         """Return True if a new `request` would be served after all others."""
