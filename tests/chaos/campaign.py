@@ -139,6 +139,8 @@ class Campaign:
         target = await self._settled()
         self._peak_bytes = max(self._peak_bytes, memory_bytes(self._served.process.pid))
         streams = self._streams.under_way(0)
+        if fault.kind is FULL_DISK:
+            self._streams.pause()  # a request that begins without a journal has events without ids
         since, wall, line = time.monotonic(), time.time(), len(self._served.log)
         ended = self._begin(fault, target, rng)
         noticed = await self._until(lambda: self._noticed(line))
@@ -151,7 +153,7 @@ class Campaign:
             await self._replace_journal(target)
         after = await self._settled()
         row = self.rows.setdefault(name, Row())
-        row.number += 1
+        row.number += 1 + len(fault.followers)
         row.noticed.append(max(0.0, noticed - wall))
         row.pauses += [entry.pause(since, time.monotonic()) for entry in streams]
         survivors = target.all_ranks - ended
@@ -181,8 +183,7 @@ class Campaign:
         return ended
 
     async def _replace_journal(self, target: Processes) -> None:
-        """Free the disk, and restart the master when no stream is under way: only then it has a journal again."""
-        self._streams.pause()
+        """Free the disk, and restart the master when all streams have ended: only then it has a journal again."""
         await self._until(lambda: self._streams.num_open == 0)
         limit_files(target.master, resource.RLIM_INFINITY)
         self._begin(Fault(KILLED_MASTER, 0), target, random.Random())
@@ -276,8 +277,10 @@ def main() -> None:
     options = ["--no-spare-ranks"] if settings.no_spare_ranks else []
     with serving(settings.partitions, settings.ranks, *options) as served:
         campaign = Campaign(served, settings.partitions, settings.ranks)
-        asyncio.run(campaign.run(faults, settings.streams, settings.tokens, rng))
-        print(*campaign.report(), sep="\n")
+        try:
+            asyncio.run(campaign.run(faults, settings.streams, settings.tokens, rng))
+        finally:
+            print(*campaign.report(), sep="\n")
         if failures := campaign.failures():
             sys.exit(f"error: {'; '.join(failures)}")
 
