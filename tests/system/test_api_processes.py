@@ -255,7 +255,7 @@ def test_a_stream_outlasts_sigterm(served):
 
 @pytest.mark.long
 def test_what_outlasts_the_drain_ends_with_an_error(model):
-    options = ("--api-processes", "2", "--drain-timeout", "1", "--max-batch-size", "1")
+    options = ("--api-processes", "2", "--drain-timeout", "1", "--max-batch-size", "1", "--max-expected-wait", "3600")
     with serve(model, *options) as served, ThreadPoolExecutor(40) as pool:
         asked = [pool.submit(httpx.post, f"{served.url}/v1/completions", json=ENDLESS, timeout=60) for _ in range(40)]
         assert eventually(lambda: value(httpx.get(f"{served.url}/metrics").text, "num_requests_waiting") > 30)
