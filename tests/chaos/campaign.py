@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from support.served import Served, eventually, value
+from support.served import Served, eventually, serve, value
 
 from chaos.faults import FULL_DISK, KILLED_MASTER, Fault, combined, everywhere, limit_files
 from chaos.processes import Processes, memory_bytes, processes
@@ -246,17 +246,8 @@ def serving(partitions: int, ranks: int, *options: str) -> Iterator[Served]:
         logs = ("--journal", f"{folder}/journal", "--iteration-log", f"{folder}/iterations.jsonl")
         folders = (str(Path(__file__).parent / "in_ranks"), os.environ.get("PYTHONPATH", ""))
         program = ("env", f"PYTHONPATH={os.pathsep.join(filter(None, folders))}")
-        served = Served(
-            [str(DEMO), *shape, *logs, *options, "--disable-log-requests"], prefix=program, spare_ranks=True
-        )
-        try:
-            served.wait_ready()
+        with serve(DEMO, *shape, *logs, *options, "--disable-log-requests", prefix=program, spare_ranks=True) as served:
             yield served
-        finally:
-            if served.process.poll() is None:
-                served.stop()
-            if "CHAOS_LOG" in os.environ:
-                Path(os.environ["CHAOS_LOG"]).write_text("\n".join(served.log))
 
 
 def main() -> None:
@@ -268,6 +259,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3, help="inter-layer partitions (3)")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each partition (2)")
     parser.add_argument("--seed", type=int, default=None, help="seed of the campaign (drawn)")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="write the server's log to this file (none)")
     parser.add_argument("--no-spare-ranks", action="store_true", help="see orca serve --help")
     settings = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if settings.seed is None else settings.seed
@@ -281,6 +273,8 @@ def main() -> None:
             asyncio.run(campaign.run(faults, settings.streams, settings.tokens, rng))
         finally:
             print(*campaign.report(), sep="\n")
+            if settings.log is not None:
+                settings.log.write_text("\n".join(served.log), encoding="utf-8")
         if failures := campaign.failures():
             sys.exit(f"error: {'; '.join(failures)}")
 

@@ -76,9 +76,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *options: str, cwd: Path | None = None, spare_ranks: bool = False) -> Iterator[Served]:
-    """Yield a ready server, started in the folder `cwd` and stopped at the end of the block."""
-    served = Served([str(model), *options], cwd, spare_ranks=spare_ranks)
+def serve(
+    model: Path, *options: str, cwd: Path | None = None, prefix: Sequence[str] = (), spare_ranks: bool = False
+) -> Iterator[Served]:
+    """Yield a ready server, started in the folder `cwd` and stopped at the end of the block. The rest: see Served."""
+    served = Served([str(model), *options], cwd, prefix, spare_ranks)
     try:
         served.wait_ready()
         yield served

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 
 import pytest
 from chaos.campaign import Campaign, serving
@@ -14,11 +15,11 @@ SLOW = ("rank stopped", "controller stopped")
 """Noticed after ten seconds of silence."""
 
 
-REASON = cannot_cut()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
-
-
 def check(faults: list[Fault], partitions: int, ranks: int, num_streams: int, rng: random.Random) -> None:
+    """Make the faults; without the right to cut connections, all others."""
+    if reason := cannot_cut():
+        warnings.warn(f"no connection is cut: {reason}", stacklevel=1)
+        faults = [fault for fault in faults if " cut" not in fault.kind.name]
     with serving(partitions, ranks) as served:
         campaign = Campaign(served, partitions, ranks)
         asyncio.run(campaign.run(combined(faults, rng), num_streams, 250, rng))
