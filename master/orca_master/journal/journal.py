@@ -247,7 +247,7 @@ class Journal:
             written = os.write(self._descriptor if descriptor is None else descriptor, line)
             self._sizes[max(self._sizes)] += written
             if written < len(line):
-                raise OSError(0, f"{written} of {len(line)} bytes were written")
+                raise OSError(0, f"no space left: {written} of {len(line)} bytes were written")
         except OSError as error:
             if descriptor is not None:
                 raise
