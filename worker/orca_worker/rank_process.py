@@ -15,7 +15,6 @@ import itertools
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
@@ -23,6 +22,7 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL
 from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
+from orca_protos.parent_death import bound_command
 
 from orca_worker.cgroup import memory_limit, oom_kills
 from orca_worker.errors import FaultError, ModelError
@@ -32,8 +32,7 @@ from orca_worker.process_state import is_stopped
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
-RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
-"""-P: the current folder is not in the module path, so Python files of a model's folder are never imported."""
+RANK_COMMAND = bound_command("orca_worker.rank")
 PING = pb.RankCommand(ping=pb.PingRequest())
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
