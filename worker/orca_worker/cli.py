@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc.aio
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
+from orca_protos.heartbeat import beat
 from orca_protos.http import listen, serving_apart
 from orca_protos.log_lines import add_log_options, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
@@ -25,7 +26,6 @@ from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
 from orca_worker.door import Door
-from orca_worker.heartbeat import beat
 from orca_worker.probes import create_probes
 from orca_worker.rank_process import RANK_COMMAND
 
