@@ -106,6 +106,10 @@ def test_a_choice_that_contradicts_the_first_is_refused(
     with pytest.raises(RequestError, match="differ from those that its first choice announced"):
         groups.add(*change(second))
     assert (len(pool), list(groups)) == (0, [first])
+    with pytest.raises(RequestError, match="differ from those"):
+        groups.add(second, Choices("lies from the beginning", 3, 4))
+    with pytest.raises(QueueFullError):
+        groups.add(second, Choices("more tokens than an empty queue takes", 2, 101))
     assert groups.discard("a")
     assert not groups.discard("a")
     pool.reserve(4, 100)
