@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import os
 import random
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -58,14 +60,16 @@ MOST_ERRORS = 5
 class Soak:
     """One server under observation: its series, its crashes and the failures so far."""
 
-    def __init__(self, server: int, url: str, options: Sequence[str], temporary: Path, journal: Path) -> None:
+    def __init__(
+        self, server: subprocess.Popen[str], url: str, options: Sequence[str], temporary: Path, journal: Path
+    ) -> None:
         self.series = TimeSeries()
         self.crashes: list[float] = []
         """Times in seconds after the start of the load."""
         self.failures: list[str] = []
         self._server, self._url, self._ranks = server, url, ranks_per_worker(options)
         self._folders = (temporary, journal)
-        self._workers = [name for name in processes(server, self._ranks) if name.startswith(("rank", "controller"))]
+        self._workers = [name for name in self._processes() if name.startswith(("rank", "controller"))]
         self._spares = spares(self._workers) if "--no-spare-ranks" not in options else set[str]()
         self.total = Interval()
         """Of the whole run."""
@@ -74,7 +78,7 @@ class Soak:
         self._begin = 0.0
 
     async def run(self, rate: float, settings: argparse.Namespace) -> None:
-        """Load the server with `rate` requests per second, and kill its workers."""
+        """Load the server with `rate` requests per second, and kill its workers; end early if the server ends."""
         drawn = random.Random(settings.seed)
         before = await self._rest({})
         self._begin = time.monotonic()
@@ -86,16 +90,22 @@ class Soak:
             ]
             asking = set[asyncio.Task[None]]()
             async for _ in arrivals(rate, settings.seconds, drawn):
+                if self._server.poll() is not None:
+                    break
                 asking.add(task := asyncio.create_task(self._ask(session, drawn, settings.cancel)))
                 task.add_done_callback(asking.discard)
             await asyncio.gather(*asking)
             for task in observing:
                 task.cancel()
         self._end_interval()
-        after = await self._rest(before)
-        self.failures += [f"{name} {after[name]:g}, before the load {value:g}" for name, value in grown(before, after)]
-        if self.total.refused or self.total.failed:
-            self.failures.append(f"{self.total}: {'; '.join(self._errors)}")
+        if self._server.poll() is None:
+            after = await self._rest(before)
+            left = [f"{name} {after[name]:g}, before the load {value:g}" for name, value in grown(before, after)]
+            self.failures += left
+        else:
+            self.failures.append(f"the server has ended with exit code {self._server.returncode}")
+        if number := self.total.refused + self.total.failed:
+            self.failures.append(f"{number} requests were refused or failed: {'; '.join(self._errors) or 'HTTP 429'}")
 
     async def _ask(self, session: aiohttp.ClientSession, drawn: random.Random, cancelled: float) -> None:
         asked = await ask(session, drawn, cancelled)
@@ -132,19 +142,23 @@ class Soak:
             if (number + 0.5) * every > seconds:
                 return  # a crash just before the end would leave no time to observe its consequences
             await asyncio.sleep(self._begin + number * every - time.monotonic())
-            while (pid := processes(self._server, self._ranks).get(name)) is None:
+            while (pid := self._processes().get(name)) is None:
                 await asyncio.sleep(0.1)
             self.crashes.append(self._now)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended of itself
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def _now(self) -> float:
         """Seconds after the start of the load."""
         return time.monotonic() - self._begin
 
+    def _processes(self) -> dict[str, int]:
+        return processes(self._server.pid, self._ranks)
+
     async def _observed(self, session: aiohttp.ClientSession) -> dict[str, float]:
         """Return a sample of all that the server holds."""
-        resources = await asyncio.to_thread(lambda: {**held(self._server, self._ranks), **files(*self._folders)})
+        resources = await asyncio.to_thread(lambda: {**held(self._processes()), **files(*self._folders)})
         async with session.get("/metrics") as answer:
             gauges = {GAUGES[name]: float(value) for name, value in GAUGE.findall(await answer.text())}
         return {**gauges, **resources}
@@ -157,7 +171,7 @@ class Soak:
             await asyncio.sleep(SAMPLE_SECONDS)
             async with clients(self._url) as session:
                 sample = await self._observed(session)
-            complete = processes(self._server, self._ranks).keys() >= expected
+            complete = self._processes().keys() >= expected
             if time.monotonic() > deadline or (complete and not any(grown(least, sample))):
                 return sample
 
@@ -167,12 +181,8 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[tuple[str, 
 
     `before` without values: requests and slots, which must be 0.
     """
-    names = [
-        RUNNING,
-        WAITING,
-        SLOTS,
-        *(name for name in before if name.startswith("descriptors") and "client" not in name),
-    ]
+    descriptors = [name for name in before if name.startswith("descriptors") and "client" not in name]
+    names = (RUNNING, WAITING, SLOTS, *descriptors)
     return [(name, before.get(name, 0.0)) for name in names if after.get(name, 0.0) > before.get(name, 0.0)]
 
 
@@ -212,7 +222,10 @@ def panels(series: TimeSeries) -> list[Panel]:
 
 
 def run(settings: argparse.Namespace, options: Sequence[str]) -> list[str]:
-    """Run the soak and print its figures; return what must not be. Raises RuntimeError without a capacity."""
+    """Run the soak and print its figures; return what must not be.
+
+    Raises RuntimeError or aiohttp.ClientError if the server fails before the load or after it.
+    """
     with tempfile.TemporaryDirectory(prefix="orca-soak-") as folder:
         temporary = Path(folder)
         journal = Path(given(options, "--journal") or temporary / "journal")
@@ -220,7 +233,7 @@ def run(settings: argparse.Namespace, options: Sequence[str]) -> list[str]:
         with serve(settings.model, options, {"TMPDIR": folder}) as (server, url):
             most = asyncio.run(capacity(url, settings.seed))
             print(f"capacity {most:.1f} requests/s; load {settings.share * most:.1f} requests/s", flush=True)
-            soak = Soak(server.pid, url, options, temporary, journal)
+            soak = Soak(server, url, options, temporary, journal)
             try:
                 asyncio.run(soak.run(settings.share * most, settings))
             finally:  # also the figures of an interrupted run
@@ -250,7 +263,7 @@ def main() -> None:
     print(line(circumstances(settings.seed)), flush=True)
     try:
         failures = run(settings, options)
-    except RuntimeError as error:
+    except (RuntimeError, aiohttp.ClientError) as error:
         raise SystemExit(f"error: {error}") from error
     if failures:
         raise SystemExit(f"error: {'; '.join(failures)}")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_bench.processes import GONE, processes
+from orca_bench.processes import GONE
 
 MIB = 2**20
 ROLES = {"controller": "controllers", "rank": "ranks", "spare": "spares", "other": "others"}
@@ -57,10 +58,9 @@ def parse_threads(status: str) -> int:
     return int(threads[1])
 
 
-def held(server: int, ranks_per_worker: int) -> dict[str, float]:
-    """Return the resources of the `orca serve` with process id `server`, and of this process, by name of the series."""
-    named = {**processes(server, ranks_per_worker), "client": os.getpid()}
-    usages = [(role_of(name), usage(pid)) for name, pid in named.items()]
+def held(server: Mapping[str, int]) -> dict[str, float]:
+    """Return the resources of a server's processes (ids by name, see `processes`) and of this process, by series."""
+    usages = [(role_of(name), usage(pid)) for name, pid in {**server, "client": os.getpid()}.items()]
     values = defaultdict[str, float](float)
     for role, used in usages:
         if used is not None:
@@ -89,7 +89,8 @@ def files(temporary: Path, journal: Path) -> dict[str, float]:
 
 def temporary_files(temporary: Path, journal: Path) -> list[Path]:
     """Return the files below the server's temporary folder but outside its journal."""
-    return [path for path in temporary.rglob("*") if not path.is_dir() and journal not in path.parents]
+    paths = (Path(folder) / name for folder, _, names in os.walk(temporary) for name in names)
+    return [path for path in paths if journal not in path.parents]
 
 
 def _size(path: Path) -> int:
