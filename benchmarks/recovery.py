@@ -29,8 +29,8 @@ from pathlib import Path
 
 import httpx
 from orca_bench.circumstances import circumstances, line
-from orca_bench.processes import processes, spares
-from orca_bench.servers import DEMO, TWO_PARTITIONS, ranks_per_worker, serve, split, unwind_on_sigterm
+from orca_bench.processes import processes, spares, workers
+from orca_bench.servers import DEMO, TWO_PARTITIONS, given, ranks_per_worker, serve, split, unwind_on_sigterm
 
 TOKENS_BEFORE = 10
 STREAM_SECONDS = 300.0
@@ -137,10 +137,10 @@ def main() -> None:
     with serve(settings.model, options) as (server, url):
         undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens))
         ranks = ranks_per_worker(options)
-        victims = ("controller", "rank", "master") if "--journal" in options else ("controller", "rank")
-        running = [name for name in processes(server.pid, ranks) if name.startswith(victims)]
-        complete = [*running, *(spares(running) if "--no-spare-ranks" not in options else ())]
-        names = sorted(name for name in running if name.startswith(settings.only))
+        victims = workers(processes(server.pid, ranks))
+        complete = [*victims, *(spares(victims) if "--no-spare-ranks" not in options else ())]
+        names = [*victims, *(["master"] if given(options, "--journal") else [])]
+        names = sorted(name for name in names if name.startswith(settings.only))
         for name in names:
             results = []
             for _ in range(settings.rounds):

@@ -26,7 +26,6 @@ import contextlib
 import itertools
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -40,9 +39,9 @@ import aiohttp
 from orca_bench.circumstances import circumstances, line
 from orca_bench.latency import Interval
 from orca_bench.plot import Panel, plot_panels
-from orca_bench.processes import processes, spares, with_variable
+from orca_bench.processes import processes, spares, with_variable, workers
 from orca_bench.random_load import arrivals, ask, capacity, clients
-from orca_bench.resources import files, held, temporary_files
+from orca_bench.resources import RUNNING, WAITING, at_rest, files, gauges, grown, held, temporary_files
 from orca_bench.servers import DEMO, given, ranks_per_worker, serve, split, unwind_on_sigterm
 from orca_bench.time_series import TimeSeries, last_before, medians
 
@@ -50,9 +49,6 @@ SAMPLE_SECONDS = 5.0
 INTERVAL_SECONDS = 60.0
 REST_SECONDS = 120.0
 """Bound of the time until an idle server holds nothing and has all its processes."""
-GAUGE = re.compile(r"^orca:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\S+)$", re.MULTILINE)
-RUNNING, WAITING, SLOTS = "running requests", "waiting requests", "held K/V slots (fraction)"
-GAUGES = {"num_requests_running": RUNNING, "num_requests_waiting": WAITING, "kv_cache_usage_perc": SLOTS}
 MOST_ERRORS = 5
 """Errors that are printed."""
 
@@ -69,7 +65,7 @@ class Soak:
         self.failures: list[str] = []
         self._server, self._url, self._ranks = server, url, ranks_per_worker(options)
         self._folders = (temporary, journal)
-        self._workers = [name for name in self._processes() if name.startswith(("rank", "controller"))]
+        self._workers = workers(self._processes())
         self._spares = spares(self._workers) if "--no-spare-ranks" not in options else set[str]()
         self.total = Interval()
         """Of the whole run."""
@@ -100,6 +96,8 @@ class Soak:
         self._end_interval()
         if self._server.poll() is None:
             after = await self._rest(before)
+            compared = [f"{name} {before[name]:g}, {after.get(name, 0.0):g}" for name in at_rest(before)]
+            print(f"before and after the load: {'; '.join(compared)}")
             left = [f"{name} {after[name]:g}, before the load {value:g}" for name, value in grown(before, after)]
             self.failures += left
         else:
@@ -160,8 +158,7 @@ class Soak:
         """Return a sample of all that the server holds."""
         resources = await asyncio.to_thread(lambda: {**held(self._processes()), **files(*self._folders)})
         async with session.get("/metrics") as answer:
-            gauges = {GAUGES[name]: float(value) for name, value in GAUGE.findall(await answer.text())}
-        return {**gauges, **resources}
+            return {**gauges(await answer.text()), **resources}
 
     async def _rest(self, least: dict[str, float]) -> dict[str, float]:
         """Wait until the server holds no requests, and no more descriptors than in `least`; return the last sample."""
@@ -174,16 +171,6 @@ class Soak:
             complete = self._processes().keys() >= expected
             if time.monotonic() > deadline or (complete and not any(grown(least, sample))):
                 return sample
-
-
-def grown(before: dict[str, float], after: dict[str, float]) -> list[tuple[str, float]]:
-    """Return the series that an idle server must bring back to their values before, but has not, and these values.
-
-    `before` without values: requests and slots, which must be 0.
-    """
-    descriptors = [name for name in before if name.startswith("descriptors") and "client" not in name]
-    names = (RUNNING, WAITING, SLOTS, *descriptors)
-    return [(name, before.get(name, 0.0)) for name in names if after.get(name, 0.0) > before.get(name, 0.0)]
 
 
 def report(soak: Soak) -> None:
@@ -221,6 +208,10 @@ def panels(series: TimeSeries) -> list[Panel]:
     ]
 
 
+def _title(settings: argparse.Namespace) -> str:
+    return f"orca serve, {100 * settings.share:g} % of the capacity, a crash every {settings.crash_every:g} s"
+
+
 def run(settings: argparse.Namespace, options: Sequence[str]) -> list[str]:
     """Run the soak and print its figures; return what must not be.
 
@@ -241,7 +232,7 @@ def run(settings: argparse.Namespace, options: Sequence[str]) -> list[str]:
                 if settings.csv is not None:
                     soak.series.write_csv(settings.csv)
                 if settings.plot is not None:
-                    plot_panels(panels(soak.series), f"{settings.share:.0%} of the capacity", settings.plot)
+                    plot_panels(panels(soak.series), _title(settings), settings.plot)
         left = [*temporary_files(temporary, journal), *(f"process {pid}" for pid in with_variable("TMPDIR", folder))]
         return [*soak.failures, *(f"left after the end: {name}" for name in left)]
 

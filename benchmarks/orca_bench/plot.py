@@ -45,7 +45,7 @@ def plot_panels(panels: Sequence[Panel], title: str, path: Path) -> None:
     figure, grid = pyplot.subplots(rows, 2, figsize=(11, 2.9 * rows), sharex=True, squeeze=False)
     for panel, axes in zip(panels, grid.flat, strict=False):
         for name, points in panel.lines.items():
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2, marker=".", markersize=3)
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
         axes.set_title(panel.title, fontsize=10)
         axes.set_yscale(panel.scale)
         if panel.scale == "linear":

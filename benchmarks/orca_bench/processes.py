@@ -34,6 +34,11 @@ def processes(server: int, ranks_per_worker: int = 1) -> dict[str, int]:
     return found | {f"other {pid}": pid for pid in others}
 
 
+def workers(names: Iterable[str]) -> list[str]:
+    """Return the names of the controllers and ranks among `names`."""
+    return [name for name in names if name.startswith(("controller", "rank"))]
+
+
 def spares(names: Iterable[str]) -> set[str]:
     """Return the names of the spares of the controllers among `names`."""
     return {name.replace("controller", "spare") for name in names if name.startswith("controller")}

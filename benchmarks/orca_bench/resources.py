@@ -1,8 +1,8 @@
-"""Resources that an `orca serve` holds, by role of its processes: memory, descriptors, threads (proc(5)), and files.
+"""Resources that an `orca serve` holds: memory, descriptors and threads (proc(5)), files, requests and K/V slots.
 
-The roles are parent, master, controllers, ranks, spares, others (such as the master's helpers) and client, which is
-this process. The value of a role is the sum over its processes. Private memory is shared with no other process, so that
-it does not change with the number of processes that map the same libraries.
+Memory, descriptors and threads are summed up over the processes of a role: parent, master, controllers, ranks, spares,
+others (such as the master's helpers) and client, which is this process. Private memory is shared with no other process,
+so that it does not change with the number of processes that map the same libraries.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from orca_bench.processes import GONE
 
 MIB = 2**20
 ROLES = {"controller": "controllers", "rank": "ranks", "spare": "spares", "other": "others"}
+GAUGE = re.compile(r"^orca:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\S+)$", re.MULTILINE)
+RUNNING, WAITING, SLOTS = "running requests", "waiting requests", "held K/V slots (fraction)"
+GAUGES = {"num_requests_running": RUNNING, "num_requests_waiting": WAITING, "kv_cache_usage_perc": SLOTS}
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -76,6 +79,25 @@ def role_of(name: str) -> str:
     """Return the role of a process with a name of `processes`."""
     kind = name.partition(" ")[0]
     return ROLES.get(kind, kind)
+
+
+def gauges(metrics: str) -> dict[str, float]:
+    """Return requests and K/V slots, by series, from the text of `GET /metrics`."""
+    return {GAUGES[name]: float(value) for name, value in GAUGE.findall(metrics)}
+
+
+def at_rest(series: Iterable[str]) -> list[str]:
+    """Return the series that a load must not change in a server without requests.
+
+    These are requests, K/V slots, and those of `series` that are descriptors of the server's processes.
+    """
+    descriptors = [name for name in series if name.startswith("descriptors") and "client" not in name]
+    return [RUNNING, WAITING, SLOTS, *descriptors]
+
+
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the series of `at_rest` that are larger than before a load, and their values before (0 without one)."""
+    return [(name, before.get(name, 0.0)) for name in at_rest(before) if after.get(name, 0.0) > before.get(name, 0.0)]
 
 
 def files(temporary: Path, journal: Path) -> dict[str, float]:

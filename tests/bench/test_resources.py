@@ -8,8 +8,19 @@ import sys
 
 import pytest
 from orca_bench import processes as tree
-from orca_bench.processes import processes, spares, with_variable
-from orca_bench.resources import Usage, files, held, parse_memory, parse_threads, role_of, temporary_files, usage
+from orca_bench.processes import processes, spares, with_variable, workers
+from orca_bench.resources import (
+    Usage,
+    files,
+    gauges,
+    grown,
+    held,
+    parse_memory,
+    parse_threads,
+    role_of,
+    temporary_files,
+    usage,
+)
 
 ROLLUP = """\
 55d0c8a00000-7ffd5a5c1000 ---p 00000000 00:00 0                          [rollup]
@@ -54,6 +65,12 @@ def test_processes_are_named_by_partition_and_the_youngest_rank_is_the_spare():
 def test_the_only_rank_of_a_worker_is_no_spare():
     assert processes(1)["rank 1.0"] == 41
     assert "spare 1" not in processes(1)
+
+
+@pytest.mark.usefixtures("server")
+def test_controllers_and_ranks_are_killed_in_turn_and_neither_master_nor_spares():
+    names = ["controller 0", "rank 0.0", "rank 0.1", "controller 1", "rank 1.0"]
+    assert workers(processes(1, ranks_per_worker=2)) == names
 
 
 def test_every_controller_has_a_spare():
@@ -102,6 +119,26 @@ def test_the_processes_of_a_role_are_added_up():
     assert values["processes"] == 2
     assert values["threads, ranks"] == 2 * values["threads, client"]
     assert "threads, controllers" not in values
+
+
+def test_gauges_are_read_from_the_metrics():
+    text = (
+        "# TYPE orca:num_requests_running gauge\n"
+        'orca:num_requests_running{model_name="a} b"} 3.0\n'
+        'orca:num_requests_waiting{model_name="a} b"} 0.0\n'
+        'orca:kv_cache_usage_perc{model_name="a} b"} 0.25\n'
+        'orca:exactness_level{model_name="a} b"} 1.0\n'
+    )
+    values = {"running requests": 3.0, "waiting requests": 0.0, "held K/V slots (fraction)": 0.25}
+    assert gauges(text) == values
+
+
+def test_an_idle_server_must_hold_no_more_descriptors_than_before_and_no_requests():
+    before = {"running requests": 0.0, "descriptors, master": 30.0, "descriptors, client": 5.0, "threads, master": 9.0}
+    after = {"running requests": 1.0, "descriptors, master": 31.0, "descriptors, client": 8.0, "threads, master": 12.0}
+    assert grown(before, before) == []
+    assert grown(before, after) == [("running requests", 0.0), ("descriptors, master", 30.0)]
+    assert grown({}, after) == [("running requests", 0.0)]
 
 
 def test_the_journal_is_no_temporary_file(tmp_path):
