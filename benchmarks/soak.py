@@ -38,6 +38,7 @@ from pathlib import Path
 import aiohttp
 from orca_bench.circumstances import circumstances, line
 from orca_bench.latency import Interval
+from orca_bench.options import fraction, rate
 from orca_bench.plot import Panel, plot_panels
 from orca_bench.processes import processes, spares, with_variable, workers
 from orca_bench.random_load import arrivals, ask, capacity, clients
@@ -73,8 +74,8 @@ class Soak:
         self._errors: list[str] = []
         self._begin = 0.0
 
-    async def run(self, rate: float, settings: argparse.Namespace) -> None:
-        """Load the server with `rate` requests per second, and kill its workers; end early if the server ends."""
+    async def run(self, per_second: float, settings: argparse.Namespace) -> None:
+        """Load the server with `per_second` requests, and kill its workers; end early if the server ends."""
         drawn = random.Random(settings.seed)
         before = await self._rest({})
         self._begin = time.monotonic()
@@ -85,7 +86,7 @@ class Soak:
                 group.create_task(self._kill(settings.crash_every, settings.seconds)),
             ]
             asking = set[asyncio.Task[None]]()
-            async for _ in arrivals(rate, settings.seconds, drawn):
+            async for _ in arrivals(per_second, settings.seconds, drawn):
                 if self._server.poll() is not None:
                     break
                 asking.add(task := asyncio.create_task(self._ask(session, drawn, settings.cancel)))
@@ -242,10 +243,12 @@ def main() -> None:
     arguments, options = split(sys.argv[1:], ("-pp", "2"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="duration of the load (3600)")
-    parser.add_argument("--share", type=float, default=0.8, help="load as a fraction of the capacity (0.8)")
-    parser.add_argument("--crash-every", type=float, default=60.0, help="seconds between two crashes (60)")
-    parser.add_argument("--cancel", type=float, default=0.1, help="fraction of the requests that are cancelled (0.1)")
+    parser.add_argument("--seconds", type=rate, default=3600.0, help="duration of the load (3600)")
+    parser.add_argument("--share", type=rate, default=0.8, help="load as a fraction of the capacity (0.8)")
+    parser.add_argument("--crash-every", type=rate, default=60.0, help="seconds between two crashes, inf: none (60)")
+    parser.add_argument(
+        "--cancel", type=fraction, default=0.1, help="fraction of the requests that are cancelled (0.1)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all series to this file (none)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot to this file, .svg or .png (none)")

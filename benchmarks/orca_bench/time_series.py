@@ -49,8 +49,11 @@ class TimeSeries:
         ]
         for name, points in self.points.items():
             first, last = quarters(points)
-            slopes = slope(points), slope(points[len(points) // 2 :])
-            lines.append(f"| {name} | {first:.4g} | {last:.4g} | {slopes[0]:+.3g} | {slopes[1]:+.3g} |")
+            slopes = " | ".join(
+                "" if math.isnan(drift) else f"{drift:+.3g}"
+                for drift in (slope(points), slope(points[len(points) // 2 :]))
+            )
+            lines.append(f"| {name} | {first:.4g} | {last:.4g} | {slopes} |")
         return lines
 
 

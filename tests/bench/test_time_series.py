@@ -78,3 +78,9 @@ def test_the_table_of_drifts_has_the_slope_of_the_second_half_apart():
     assert [float(cell) for cell in cells[1:3]] == [7, 30]
     assert float(cells[3]) > 10
     assert float(cells[4]) == 0
+
+
+def test_the_table_has_an_empty_cell_for_a_slope_that_is_not_known():
+    series = TimeSeries()
+    series.add(0.0, {"threads": 3})
+    assert series.drifts()[2:] == ["| threads | 3 | 3 |  |  |"]
