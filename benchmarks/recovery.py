@@ -51,6 +51,20 @@ class Transcript:
     times: list[float] = field(default_factory=list)
     error: str = ""
 
+    def take(self, text: str) -> None:
+        """Take a line of the stream; an error event sets `error`."""
+        if text.startswith("id: "):
+            self.last_event = text.removeprefix("id: ")
+        elif text.startswith("data: {"):
+            event = json.loads(text.removeprefix("data: "))
+            self.error = event.get("error", {}).get("message", "")
+            if not self.error:
+                self.request_id = event["id"]
+                self.tokens += event["choices"][0].get("token_ids", [])
+                self.times.append(time.monotonic())
+        elif text.startswith("data: [DONE]"):
+            self.done = True
+
     def pause(self, killed_at: float) -> float:
         """Return the longest pause between two events that ended after `killed_at`, in seconds."""
         ends = [(later - earlier, later) for earlier, later in zip(self.times, self.times[1:], strict=False)]
@@ -69,25 +83,11 @@ async def read(client: httpx.AsyncClient, seed: int, num_tokens: int, transcript
         try:
             async with asking as answer:
                 async for text in answer.aiter_lines():
-                    _take(text, transcript)
+                    transcript.take(text)
         except httpx.TransportError as error:
             if transcript.last_event == "0":  # without a journal
                 transcript.error = str(error)
             await asyncio.sleep(RETRY_SECONDS)
-
-
-def _take(text: str, transcript: Transcript) -> None:
-    if text.startswith("id: "):
-        transcript.last_event = text.removeprefix("id: ")
-    elif text.startswith("data: {"):
-        event = json.loads(text.removeprefix("data: "))
-        transcript.error = event.get("error", {}).get("message", "")
-        if not transcript.error:
-            transcript.request_id = event["id"]
-            transcript.tokens += event["choices"][0].get("token_ids", [])
-            transcript.times.append(time.monotonic())
-    elif text.startswith("data: [DONE]"):
-        transcript.done = True
 
 
 async def play(
