@@ -82,6 +82,10 @@ def end(names: list[str], delete: bool) -> None:
         subprocess.run(["kubectl", "exec", name, "--", "sh", "-c", KILL], capture_output=True, check=False)
 
 
+class LostRequestError(Exception):
+    """The master does not know an accepted request."""
+
+
 @dataclass(slots=True)
 class Client:
     """Reads the stream of one seed again and again. `times`: of all events, in seconds of the monotonic clock."""
@@ -110,8 +114,9 @@ class Client:
                 asking = self.http.stream("GET", f"/v1/requests/{transcript.request_id}", headers=headers)
             try:
                 async with asking as answer:
-                    if answer.status_code not in (200, 503):
-                        raise SystemExit(f"error: {answer.status_code}: {(await answer.aread()).decode()}")
+                    # Without a body the 404 is of a router on the way, while the Service has no endpoint.
+                    if answer.status_code == 404 and (body_of_404 := await answer.aread()):
+                        raise LostRequestError(body_of_404.decode())
                     async for text in answer.aiter_lines():
                         known = len(transcript.times)
                         transcript.take(text)
@@ -264,7 +269,11 @@ def main() -> None:
         # A container is killed before its pod is deleted: its second end in one pod would meet the kubelet's back-off.
         for name in [name for _ in range(settings.rounds) for name in chosen]:
             time.sleep(SETTLE_SECONDS)
-            clients, ended_at, gap = asyncio.run(play(url, settings, functools.partial(end_and_wait, *chosen[name])))
+            try:
+                played = asyncio.run(play(url, settings, functools.partial(end_and_wait, *chosen[name])))
+            except* LostRequestError as lost:
+                raise SystemExit(f"error: {name}: {lost.exceptions[0]}") from None
+            clients, ended_at, gap = played
             measured[name].add(clients, ended_at, gap, expected)
             print(f"{name}: {', '.join(measured[name].cells())}", flush=True)
     rows = [("victim", *COLUMNS), ("---",) * (1 + len(COLUMNS)), *((name, *measured[name].cells()) for name in chosen)]
