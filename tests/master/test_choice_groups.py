@@ -109,3 +109,12 @@ def test_a_choice_that_contradicts_the_first_is_refused(
     assert groups.discard("a")
     assert not groups.discard("a")
     pool.reserve(4, 100)
+
+
+def test_a_first_choice_longer_than_all_together_is_refused_and_reserves_nothing():
+    pool = RequestPool(4, 100)
+    groups = ChoiceGroups(pool)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="differ from those that its first choice announced"):
+            groups.add(Request("a", 0, (1,), 4), Choices("g", 3, 4))
+    pool.reserve(4, 100)
