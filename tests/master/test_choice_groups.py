@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from orca_master.engine import live_requests
 from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.messages import Choices, Submission
@@ -84,6 +85,23 @@ def test_an_engine_that_stops_fails_choices_whose_request_is_incomplete():
         await made.engine.stop("over")
         assert "over" in str(await made.ended("group-0"))
         made.engine.cancel("group-0")
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)
+
+
+def test_choices_whose_last_does_not_come_end_after_a_bound(monkeypatch):
+    """As of an API process that is stopped."""
+    monkeypatch.setattr(live_requests, "CHOICES_SECONDS", 0.01)
+
+    async def scene(made: Engine) -> None:
+        await busy(made, 1)
+        first, second, _ = choices_of(made, "group", 3)
+        made.engine.submit(first)
+        made.engine.submit(second)
+        for name in ("group-0", "group-1"):
+            assert await made.ended(name) == "not all choices of the request arrived within 0.01 s"
+        for index in range(3):
+            made.submit(f"other-{index}", (2,), 4)
 
     play(lambda: Engine(topology("a"), CONFIG), scene)
 
