@@ -89,7 +89,7 @@ class Soak:
             async for _ in arrivals(per_second, settings.seconds, drawn):
                 if self._server.poll() is not None:
                     break
-                asking.add(task := asyncio.create_task(self._ask(session, drawn, settings.cancel)))
+                asking.add(task := group.create_task(self._ask(session, drawn, settings.cancel)))
                 task.add_done_callback(asking.discard)
             await asyncio.gather(*asking)
             for task in observing:
