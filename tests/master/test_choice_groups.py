@@ -89,6 +89,29 @@ def test_an_engine_that_stops_fails_choices_whose_request_is_incomplete():
     play(lambda: Engine(topology("a"), CONFIG), scene)
 
 
+def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete():
+    """It came before the engine knew its limits."""
+
+    async def scene(made: Engine) -> None:
+        made.engine.submit(choices_of(made, "long", 2, 90)[0])
+        await made.engine.start()
+        assert "exceed the model's context of 64 tokens" in str(await made.ended("long-0"))
+        for index in range(4):
+            made.submit(f"other-{index}", (2,), 4)
+        assert len(await made.collect(4)) == 4
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)
+
+
+def test_reserved_tokens_count_like_those_of_waiting_requests():
+    pool = RequestPool(4, 100)
+    pool.reserve(2, 96)
+    with pytest.raises(QueueFullError, match="of 96 tokens and this one of 5 exceed the limit of 100"):
+        pool.add(Request("a", 0, (1,), 4))
+    pool.free(2, 96)
+    pool.add(Request("a", 0, (1,), 4))
+
+
 def test_choices_whose_last_does_not_come_end_after_a_bound(monkeypatch):
     """As of an API process that is stopped."""
     monkeypatch.setattr(live_requests, "CHOICES_SECONDS", 0.01)

@@ -103,3 +103,23 @@ def test_a_request_that_is_released_at_once_leaves_nothing_in_the_engine(choices
         await engine.stop("the test ends")
 
     asyncio.run(play())
+
+
+def test_a_submission_that_is_cancelled_before_the_engine_sees_it_is_dropped():
+    """As by a client that leaves, and by a deadline."""
+
+    async def play() -> None:
+        engine = make_engine()
+        go = threading.Event()
+        engine._engine_loop.call_soon_threadsafe(go.wait, 60)
+        submission = Submission("a", (1,), 4, SamplingParameters(), frozenset())
+        accepted = asyncio.ensure_future(engine.submit(submission, lambda output: None))
+        accepted.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await engine._on_engine(lambda: asyncio.sleep(0))
+        assert not len(engine.engine.pool)
+        engine.release("a", "abort")
+        await engine.stop("the test ends")
+
+    asyncio.run(play())
