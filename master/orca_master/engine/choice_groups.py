@@ -68,6 +68,11 @@ class ChoiceGroups:
             self._remove(group)
         return group is not None
 
+    def overdue(self, since: float) -> list[Request]:
+        """Return the choices of the groups whose first choice arrived at `since` or before (monotonic clock)."""
+        groups = [group for group in self._groups.values() if group.requests[0].arrived_at <= since]
+        return [request for group in groups for request in group.requests]
+
     def _remove(self, group: _Group) -> None:
         del self._groups[group.choices.group_id]
         for request in group.requests:
