@@ -100,7 +100,7 @@ def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete
             made.submit(f"other-{index}", (2,), 4)
         assert len(await made.collect(4)) == 4
 
-    play(lambda: Engine(topology("a"), CONFIG), scene)
+    play(lambda: Engine(topology("a"), replace(CONFIG, max_queued_tokens=1000)), scene)
 
 
 def test_reserved_tokens_count_like_those_of_waiting_requests():
