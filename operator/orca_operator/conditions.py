@@ -38,6 +38,9 @@ CONDITIONS: Mapping[str, str] = {
     "every change",
 }
 
+HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
+"""Reasons of pods that start as they should."""
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -60,56 +63,68 @@ class Situation:
     certificate_problems: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_conditions(
-    situation: Situation,
-    desired: int,
-    available: int,
-    master_ready: bool,
-    serving_revision: str,
-    previous: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Return all conditions. `desired` and `available` count pipelines; `previous` is the whole previous status."""
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Counts of pipelines. `desired`: of the spec; `serving`: by revision; `current`: the revision that served last."""
+
+    desired: int
+    serving: Mapping[str, int]
+    current: str
+
+    @property
+    def available(self) -> int:
+        """Serving pipelines of all revisions."""
+        return sum(self.serving.values())
+
+
+def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all conditions; `previous` is the whole previous status."""
     now = situation.view.now
-    verdict = _verdict(situation, desired, available, serving_revision)
-    states = _states(situation, verdict, desired, available, master_ready, serving_revision, previous, now)
+    verdict = _verdict(situation, rollout)
+    states = _states(situation, verdict, rollout, previous, now)
     return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
 
 
-def _verdict(situation: Situation, desired: int, available: int, serving_revision: str) -> Diagnosis:
+def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     """Return the reason of `Ready`."""
     if situation.problem:
         return Diagnosis(Reason.INVALID_SPEC, situation.problem)
     assert situation.spec is not None
     assert situation.revision is not None
-    if not desired:
+    if not rollout.desired:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+    revision, existing = situation.revision, situation.view.observed.revisions()
     lacking = situation.certificate_problems.get(situation.certificates, "")
-    if lacking and situation.revision not in situation.view.observed.revisions():
+    if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
-    if serving_revision != situation.revision:
-        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {situation.revision} replaces {serving_revision}")
-    if available >= desired:
-        return Diagnosis(Reason.SERVING, f"{available} of {desired} pipelines serve")
-    return diagnose(situation.view, situation.revision)
+    serving = rollout.serving.get(revision, 0)
+    if serving >= rollout.desired:
+        return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
+    others = sorted(existing - {revision, ""})
+    cause = diagnose(situation.view, revision)
+    if others and (revision not in existing or rollout.available > serving):
+        return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
+    return cause
+
+
+def _rolling(cause: Diagnosis, revision: str, replaced: str) -> Diagnosis:
+    """Return the reason of `Ready` while `revision` replaces another one, and does not serve as desired yet."""
+    if cause.reason in HEALTHY:
+        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {revision} replaces {replaced}: {cause.message}", cause.pod)
+    return Diagnosis(cause.reason, f"revision {revision}: {cause.message}; revision {replaced} is kept", cause.pod)
 
 
 def _states(
-    situation: Situation,
-    verdict: Diagnosis,
-    desired: int,
-    available: int,
-    master_ready: bool,
-    serving_revision: str,
-    previous: Mapping[str, Any],
-    now: datetime,
+    situation: Situation, verdict: Diagnosis, rollout: Rollout, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, tuple[bool, str, str]]:
     """Return (status, reason, message) of every condition."""
     spec, observed = situation.spec, situation.view.observed
+    desired, available = rollout.desired, rollout.available
     ready = verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
     overdue = waiting and spec is not None and _overdue(previous, situation.generation, spec, now)
-    if overdue and verdict.reason is Reason.LOADING_WEIGHTS:
+    if overdue and verdict.reason in HEALTHY:
         verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
     reason, message = verdict.reason.value, verdict.message
     failed = overdue or verdict.reason is Reason.INVALID_SPEC
@@ -119,20 +134,21 @@ def _states(
     enough = len(workers) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
     scheduled = enough and not unscheduled
     serving = f"{available} of {desired} pipelines serve"
+    master_ready = bool(rollout.serving)
     return {
         "Ready": (ready, reason, message),
         "Available": (available > 0, reason if available else "NoPipelineServes", serving),
         "Progressing": (
             (False, deadline, message) if overdue else (waiting, reason if waiting else "Complete", message)
         ),
-        "Degraded": (available > 0 and not ready, reason, message),
+        "Degraded": (available > 0 and not ready and verdict.reason not in HEALTHY, reason, message),
         "Failed": (failed, deadline if overdue else reason, message),
         "ModelReady": _model_ready(situation),
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
         "ScalingReady": _scaling_ready(spec),
-        "TLSReady": _tls_ready(situation, serving_revision),
+        "TLSReady": _tls_ready(situation, rollout.current or situation.revision or ""),
         "FullyApplied": _fully_applied(situation),
     }
 
@@ -195,7 +211,16 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
     if situation.not_applied:
         return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
+    if situation.spec.rollout_strategy.filled_in_by_old_schema:
+        return True, "Applied", f"every field takes effect; {_old_strategy(situation)}"
     return True, "Applied", "every field takes effect"
+
+
+def _old_strategy(situation: Situation) -> str:
+    """Return a sentence about a `rolloutStrategy` that was a default of an older CRD."""
+    patch = '{"spec":{"rolloutStrategy":null}}'
+    command = f"kubectl -n {situation.namespace} patch orca {situation.name} --type=merge -p '{patch}'"
+    return f"rolloutStrategy has the values of an older CRD's defaults (Recreate); for RollingUpdate: {command}"
 
 
 def _condition(

@@ -11,9 +11,10 @@ import pytest
 import yaml
 from orca_contract.message import read
 from orca_operator import names
+from orca_operator.actions import Apply
 from orca_operator.manifests import access, boot
 from orca_operator.observe import Observed
-from orca_operator.plan import Apply, plan
+from orca_operator.plan import plan
 from support.orcadeployments import MINIMAL, UID, context, example, merged, view
 from support.pod_security import CONTROLS, violations
 
