@@ -29,9 +29,10 @@ from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.preflight import check, model_command, text_command
 from orca_master.commands.serve import local_topology
 from orca_master.commands.server import make_engine
+from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, Piece
+from orca_master.endpoint.generation import Generation
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError

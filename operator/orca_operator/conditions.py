@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orca_contract.reasons import Reason
+from orca_contract.state import JournalState, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
@@ -30,6 +31,9 @@ CONDITIONS: Mapping[str, str] = {
     "WorkersScheduled": "every worker pod is scheduled on a node",
     "PipelinesFormed": "every desired pipeline serves",
     "MasterServing": "the engine master accepts requests",
+    "JournalReady": "the master records accepted requests in its journal; reason `JournalOff`: the journal cannot be "
+    "written, and serving goes on without it; `NoJournal`: the spec has none; `NotReported`: the master is older than "
+    "this condition",
     "ScalingReady": "`replicas` and the scale subresource take effect; False while `autoscaling` is set, which is not "
     "implemented yet",
     "TLSReady": "the pods of the serving revision use mutual TLS; reason `PlaintextRevision`: the revision was created "
@@ -37,6 +41,10 @@ CONDITIONS: Mapping[str, str] = {
     "FullyApplied": "every field is implemented, the cluster serves every required kind, and the master has applied "
     "every change",
 }
+JOURNAL_OFF = "JournalOff"
+"""Reason of JournalReady, and of an Event, while the master cannot write its journal."""
+JOURNAL_VERSION = 3
+"""Version of the contract from which on masters report the state of their journal."""
 
 HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
 """Reasons of pods that start as they should."""
@@ -135,6 +143,7 @@ def _states(
     scheduled = enough and not unscheduled
     serving = f"{available} of {desired} pipelines serve"
     master_ready = bool(rollout.serving)
+    revision = rollout.current or situation.revision or ""
     return {
         "Ready": (ready, reason, message),
         "Available": (available > 0, reason if available else "NoPipelineServes", serving),
@@ -147,8 +156,9 @@ def _states(
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
+        "JournalReady": _journal_ready(observed.reports.get(revision), reason, message),
         "ScalingReady": _scaling_ready(spec),
-        "TLSReady": _tls_ready(situation, rollout.current or situation.revision or ""),
+        "TLSReady": _tls_ready(situation, revision),
         "FullyApplied": _fully_applied(situation),
     }
 
@@ -175,6 +185,20 @@ def _model_ready(situation: Situation) -> tuple[bool, str, str]:
         if diagnosis is not None and diagnosis.reason in fetching:
             return False, diagnosis.reason.value, diagnosis.message
     return True, "Present", spec.model.uri
+
+
+def _journal_ready(report: StateReport | None, reason: str, message: str) -> tuple[bool, str, str]:
+    """Return JournalReady from the report of the serving master; without a report it is False with `reason`."""
+    if report is None:
+        return False, reason, message
+    if report.journal == JournalState.ON:
+        return True, "Recording", "the master records accepted requests"
+    if report.journal == JournalState.OFF:
+        text = f"the journal is off until the next start of the master: {report.journal_failure}"
+        return False, JOURNAL_OFF, text[:LONGEST_MESSAGE]
+    if report.journal == JournalState.NONE and report.contract_version >= JOURNAL_VERSION:
+        return False, "NoJournal", "spec.master.journal.enabled is false, or spec.master.apiProcesses is set"
+    return False, "NotReported", "the master's version does not report the state of its journal"
 
 
 def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:

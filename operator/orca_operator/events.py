@@ -1,4 +1,6 @@
-"""Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, or kinds that the cluster does not serve."""
+"""Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, a journal that cannot be written, or kinds that the
+cluster does not serve.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 from orca_contract.reasons import Reason
 
 from orca_operator.cluster import Cluster, ClusterError
-from orca_operator.conditions import find_condition, rfc3339
+from orca_operator.conditions import JOURNAL_OFF, find_condition, rfc3339
 from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
 from orca_operator.observe import Object
 
@@ -30,11 +32,14 @@ class Announcer:
         self._cluster = cluster
 
     def announce_change(self, resource: Object, status: Mapping[str, Any], previous: Mapping[str, Any]) -> None:
-        """Write an Event if the reason of `Ready` has changed."""
+        """Write an Event if the reason of `Ready` has changed, and one if the journal can no longer be written."""
         ready, before = find_condition(status, "Ready"), find_condition(previous, "Ready")
         if ready["reason"] != before.get("reason"):
             kind = "Normal" if ready["reason"] in {reason.value for reason in NORMAL} else "Warning"
             self.announce(resource, kind, ready["reason"], ready["message"])
+        journal, before = find_condition(status, "JournalReady"), find_condition(previous, "JournalReady")
+        if journal.get("reason") == JOURNAL_OFF != before.get("reason"):
+            self.announce(resource, "Warning", JOURNAL_OFF, journal["message"])
 
     def announce(self, resource: Object, kind: str, reason: str, message: str) -> None:
         """Write one Event about an OrcaDeployment; `kind` is Normal or Warning."""

@@ -36,6 +36,14 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
+class JournalState(enum.StrEnum):
+    """State of a master's journal. OFF: it cannot be written, until the next start of the master."""
+
+    NONE = "none"
+    ON = "on"
+    OFF = "off"
+
+
 class PipelinePhase(enum.StrEnum):
     """Phase of a pipeline, in the order of formation; PENDING: no master reports the pipeline."""
 
@@ -92,6 +100,9 @@ class StateReport(Message):
     scheduler: Annotated[SchedulerKnobs | None, WrapValidator(_none_if_invalid)]
     """None if the reader's version rejects a value of a knob."""
     pipelines: list[PipelineReport]
+    journal: Annotated[JournalState | str, Since(3), Field(union_mode="left_to_right")] = JournalState.NONE
+    journal_failure: Annotated[str, Since(3)] = ""
+    """Why the journal is off; "" otherwise."""
 
 
 class ProgressReport(Message):

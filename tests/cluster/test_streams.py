@@ -25,7 +25,7 @@ def test_streams_survive_the_end_of_every_worker(namespace: Namespace):
     undisturbed = [transcript for (transcript,) in run_streams(namespace)]
     assert [len(tokens) for _, tokens, _ in undisturbed] == [body["max_tokens"] for body in BODIES]
     namespace.kubectl(*inside, "rm", STOP)
-    first, second = workers(namespace)
+    first, second = namespace.workers()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_streams, namespace)
         try:
@@ -42,7 +42,7 @@ def test_streams_survive_the_end_of_every_worker(namespace: Namespace):
     assert all(len(repeated) > 1 for repeated in transcripts)
     for expected, repeated in zip(undisturbed, transcripts, strict=True):
         assert [transcript for transcript in repeated if transcript != expected] == []
-    losses = [line for line in namespace.kubectl("logs", master(namespace)).splitlines() if " is lost: " in line]
+    losses = [line for line in namespace.kubectl("logs", namespace.master()).splitlines() if " is lost: " in line]
     assert [pod for line, pod in zip(losses, (second, first), strict=False) if f"worker {pod}." in line] == [
         second,
         first,
@@ -68,16 +68,6 @@ def pipeline(namespace: Namespace) -> dict[str, Any]:
     """Return the status of the only pipeline."""
     (status,) = namespace.get("orca", "demo")["status"]["pipelines"]
     return dict(status)
-
-
-def master(namespace: Namespace) -> str:
-    """Return the name of the master's pod."""
-    return next(name for pod in namespace.pods() if "-master-" in (name := pod["metadata"]["name"]))
-
-
-def workers(namespace: Namespace) -> list[str]:
-    """Return the names of the worker pods by partition; they stay the same."""
-    return sorted(name for pod in namespace.pods() if "-master-" not in (name := pod["metadata"]["name"]))
 
 
 def evict(namespace: Namespace, pod: str) -> None:

@@ -23,6 +23,7 @@ from orca_contract.topology import Topology
 from orca_master.endpoint.admin import create_admin_app
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.snapshot import EngineSnapshot
+from orca_master.journal.status import no_journal
 from orca_operator.actions import PutScheduler, PutTopology
 from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
@@ -96,7 +97,7 @@ def call(method: str, path: str, *bodies: dict[str, Any]) -> list[httpx.Response
     """Answers of today's admin port, which begins with the topology of version 0."""
 
     async def all_of_them() -> list[httpx.Response]:
-        app = create_admin_app(engine(Topology.model_validate(version_0.message("topology"))), "token")
+        app = create_admin_app(engine(Topology.model_validate(version_0.message("topology"))), "token", no_journal)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://master", headers=TOKEN) as client:
             return [await client.request(method, path, json=body) for body in bodies]

@@ -10,6 +10,7 @@ from orca_contract.state import EngineState
 from orca_master.engine import engine_client
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.messages import Choices
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import QueueFullError
@@ -59,19 +60,23 @@ def test_the_bound_can_change_and_be_taken_back():
 
 
 def test_requests_that_were_accepted_before_and_further_choices_are_not_judged():
-    """A resumed request of an earlier master; and the first choice decides about all of its request."""
+    """A resumed request of an earlier master; and the first choice decides about all of its request.
+
+    The first comes to an empty queue, the second to a full one.
+    """
 
     async def scene(made: Engine) -> None:
         await made.engine.start()
+        new = dataclasses.replace(made.submission("choice-0", (3,), 4), choices=Choices("choice", 2, 10))
+        made.engine.submit(new)
         await overloaded(made)
-        new = made.submission("choice-0", (3,), 4)
         with pytest.raises(QueueFullError):
-            made.engine.submit(new)
-        made.engine.submit(dataclasses.replace(new, request_id="choice-1", choice_index=1))
+            made.submit("refused", (3,), 4)
+        made.engine.submit(dataclasses.replace(new, request_id="choice-1"))
         token = continuation((3,), 1)
         made.engine.submit(dataclasses.replace(new, request_id="resumed", generated=token))
         made.cluster.newest("a").hangs = False
-        tokens = await made.collect(4)
+        tokens = await made.collect(5)
         assert tokens["choice-1"] == token + tokens["resumed"] == continuation((3,), 4)
 
     play(lambda: Engine(topology("a"), NO_WAIT), scene)

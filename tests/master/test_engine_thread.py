@@ -12,13 +12,14 @@ from orca_master.engine.engine_thread import EngineThread
 from orca_master.metrics.prometheus import Metrics
 
 
-def make_engine() -> EngineThread:
-    """Return an engine whose thread runs, without workers."""
+def make_engine(starts: bool = True) -> EngineThread:
+    """Return an engine without workers, whose thread runs if it `starts`."""
     pipelines = [PipelineSpec(id="a", workers=["unix:/nowhere"])]
     topology = Topology(model=ModelSpec(path="m", served_name="m"), pipelines=pipelines)
     metrics = Metrics("m")
     engine = EngineThread(topology, EngineConfig(), metrics, metrics)
-    engine._thread.start()
+    if starts:
+        engine._thread.start()
     return engine
 
 
@@ -50,8 +51,10 @@ def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplo
         stuck.set()
         go.wait(120)
 
+    engines = []
+
     async def play() -> None:
-        engine = make_engine()
+        engines.append(engine := make_engine())
         engine._engine_loop.call_soon_threadsafe(block)
         await asyncio.to_thread(stuck.wait, 60)
         async with asyncio.timeout(60):
@@ -62,3 +65,16 @@ def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplo
     finally:
         go.set()
     assert "did not stop" in caplog.text
+    engines[0]._thread.join(60)
+    assert not asyncio.all_tasks(engines[0]._engine_loop), "a coroutine was never awaited"
+
+
+def test_an_engine_that_was_not_started_stops_at_once():
+    """As after an error between its creation and its start."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        async with asyncio.timeout(engine_thread.STOP_SECONDS / 2):
+            await engine.stop("the test ends")
+
+    asyncio.run(play())

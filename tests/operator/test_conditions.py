@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Rollout, Situation, find_condition, make_conditions, rfc3339
+from orca_operator.diagnose import LONGEST_MESSAGE
 from orca_operator.observe import Observed
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, view
 
@@ -68,6 +69,42 @@ def test_a_certificate_that_lacks_is_the_reason_only_before_the_revision_runs():
     lacking = {"certificates": own, "certificate_problems": {own: "does not exist"}}
     assert conditions(situation(Observed(), **lacking), available=0)["Ready"]["reason"] == "CertificateNotReady"
     assert conditions(situation(**lacking))["Ready"]["reason"] == "Serving"
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({"journal": "on"}, ("True", "Recording", "the master records accepted requests")),
+        (
+            {"journal": "off", "journal_failure": "No space left on device"},
+            ("False", "JournalOff", "the journal is off until the next start of the master: No space left on device"),
+        ),
+        ({"journal": "off", "journal_failure": "x" * 5000}, ("False", "JournalOff", None)),
+        (
+            {"journal": "none"},
+            ("False", "NoJournal", "spec.master.journal.enabled is false, or spec.master.apiProcesses is set"),
+        ),
+        ({"journal": "none", "contract_version": 2}, ("False", "NotReported", None)),
+        ({"journal": "in stone"}, ("False", "NotReported", None)),
+    ],
+)
+def test_the_journal_is_a_condition_of_its_own(reported, expected):
+    """Ready does not depend on the journal: a master without a journal serves."""
+    demo = context(merged(MINIMAL, progressDeadlineSeconds=2000))
+    observed = everything(demo)
+    said = observed.reports[demo.revision].model_copy(update=reported)
+    entries = conditions(situation(Observed(observed.children, {demo.revision: said})))
+    status, reason, message = expected
+    assert (entries["JournalReady"]["status"], entries["JournalReady"]["reason"]) == (status, reason)
+    assert message is None or entries["JournalReady"]["message"] == message
+    assert len(entries["JournalReady"]["message"]) <= LONGEST_MESSAGE
+    assert (entries["Ready"]["status"], entries["Ready"]["reason"]) == ("True", "Serving")
+
+
+def test_without_a_report_the_journal_is_as_ready_as_the_master():
+    entries = conditions(situation(Observed(everything(context(MINIMAL)).children)), available=0)
+    assert entries["JournalReady"]["status"] == "False"
+    assert entries["JournalReady"]["reason"] == entries["Ready"]["reason"] != "Serving"
 
 
 def test_times_are_written_in_utc():

@@ -47,6 +47,32 @@ def test_an_event_for_each_change_of_the_reason(before, after, kinds):
         assert event["metadata"]["namespace"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        ("Recording", "JournalOff", ["JournalOff"]),
+        ("Recovering", "JournalOff", ["JournalOff"]),
+        ("JournalOff", "JournalOff", []),
+        ("JournalOff", "Recording", []),
+        ("Recording", "NoJournal", []),
+    ],
+)
+def test_an_event_when_the_journal_can_no_longer_be_written(before, after, reasons):
+    server = Server()
+    with_journal = [
+        {
+            "conditions": [
+                *status("Serving")["conditions"],
+                {"type": "JournalReady", "reason": reason, "message": "full"},
+            ]
+        }
+        for reason in (before, after)
+    ]
+    Announcer(server).announce_change(RESOURCE, with_journal[1], with_journal[0])  # type: ignore[arg-type]
+    assert [event["reason"] for event in server.events] == reasons
+    assert {(event["type"], event["message"]) for event in server.events} <= {("Warning", "full")}
+
+
 def test_events_have_names_of_their_own_and_short_messages():
     server = Server()
     for _ in range(2):

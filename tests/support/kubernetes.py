@@ -195,23 +195,32 @@ class Namespace:
         """Return the pods of an OrcaDeployment."""
         return self.items("pods", "-l", f"orca-serving.io/deployment={name}")
 
+    def master(self, name: str = "demo") -> str:
+        """Return the name of the master's pod, "" if there is none."""
+        names = (pod["metadata"]["name"] for pod in self.pods(name) if "deletionTimestamp" not in pod["metadata"])
+        return next((pod for pod in names if "-master-" in pod), "")
+
+    def workers(self, name: str = "demo") -> list[str]:
+        """Return the names of the worker pods by partition; they stay the same."""
+        return sorted(pod for found in self.pods(name) if "-master-" not in (pod := found["metadata"]["name"]))
+
     def children(self, name: str = "demo") -> list[str]:
         """Return kind/name of every object with the deployment's label."""
         kinds = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies"
         items = self.items(f"{kinds},controllerrevisions", "-l", f"orca-serving.io/deployment={name}")
         return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in items)
 
-    def claim(self, name: str, folder: Path) -> None:
+    def claim(self, name: str, folder: Path, access: str = "ReadOnlyMany") -> None:
         """Create a PersistentVolumeClaim for a folder of the node."""
         volume = f"{self.name}-{name}"
-        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+        spec = {"capacity": {"storage": "1Gi"}, "accessModes": [access], "storageClassName": ""}
         self.apply({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
             "spec": {**spec, "hostPath": {"path": str(folder)}},
         })  # fmt: skip
         self.apply({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-            "spec": {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": volume,
+            "spec": {"accessModes": [access], "storageClassName": "", "volumeName": volume,
                      "resources": {"requests": {"storage": "1Gi"}}},
         })  # fmt: skip
 

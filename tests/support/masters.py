@@ -13,7 +13,7 @@ import yaml
 from orca_contract import routes
 from orca_contract.message import VERSION, Message
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import EngineState, FailureReport, PipelinePhase, PipelineReport, StateReport
+from orca_contract.state import EngineState, FailureReport, JournalState, PipelinePhase, PipelineReport, StateReport
 from orca_contract.topology import Topology
 from orca_operator import names
 from orca_operator.execute import Executor
@@ -25,7 +25,10 @@ from support.api_server import Api
 
 
 class Masters(MasterClient):
-    """`failure`: last failure of every pipeline. `silent`: no answers. `refusal`: status and message for every PUT."""
+    """`failure`: last failure of every pipeline. `silent`: no answers. `refusal`: status and message for every PUT.
+
+    `journal_failure`: why the journal is off, "" while it is on. `version`: of the contract, which a report follows.
+    """
 
     def __init__(self, api: Api) -> None:
         super().__init__()
@@ -33,6 +36,7 @@ class Masters(MasterClient):
         self.refusal: tuple[int, str] | None = None
         self.failure: dict[str, Any] | None = None
         self.version = VERSION
+        self.journal_failure = ""
         self._api = api
         self._memory: dict[str, tuple[Topology, SchedulerKnobs]] = {}
 
@@ -52,7 +56,9 @@ class Masters(MasterClient):
             topology=topology,
             scheduler=knobs,
             pipelines=pipelines,
-        )
+            journal=JournalState.OFF if self.journal_failure else JournalState.ON,
+            journal_failure=self.journal_failure,
+        ).known_to(self.version)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
         pod = self._reach(door, path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from orca_contract.message import VERSION
-from orca_contract.state import EngineState, FailureReport, PipelinePhase, PipelineReport, StateReport
+from orca_contract.state import EngineState, FailureReport, JournalState, PipelinePhase, PipelineReport, StateReport
 from orca_operator import names
 from orca_operator.actions import Apply
 from orca_operator.diagnose import View, look
@@ -105,6 +105,7 @@ def report(
             )
             for index in range(pipelines)
         ],
+        journal=JournalState.ON,
     )
 
 

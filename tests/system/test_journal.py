@@ -142,6 +142,7 @@ def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(
             cluster.start_worker(index)
         cluster.start_master("--journal", str(tmp_path / "journal"))
         assert eventually(lambda: cluster.probe(cluster.master_probe, "/readyz") == 200)
+        assert cluster.state()["journal"] == "on"
         undisturbed = cluster.ask(**{**BASE, "stream": False, "temperature": 0.8, "seed": 1, "max_tokens": 600})
         ranks = [descendants(worker.pid) for worker in cluster.workers.values()]
         asyncio.run(play_on())

@@ -13,10 +13,11 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from orca_contract.state import JournalState
 from orca_contract.topology import Topology
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -36,6 +37,7 @@ from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.journal.config import JournalConfig, model_identity
 from orca_master.journal.journal import Journal
+from orca_master.journal.status import JournalStatus, no_journal, status_of
 from orca_master.metrics.iteration_log import IterationLog
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
@@ -70,10 +72,12 @@ async def run_server(
     engine = make_engine(topology, config, metrics, ports.restarted)
     endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
+        journal_status: Callable[[], JournalStatus] = no_journal
         if journal is not None:
-            opened = _resumable(endpoint, journal, topology, metrics, ports.restarted)
-            endpoint.resumable = await stack.enter_async_context(opened)
-        await stack.enter_async_context(_cluster_ports(engine, ports, config))
+            opened = _resumable(endpoint, journal, topology, ports.restarted)
+            endpoint.resumable, journal_status = await stack.enter_async_context(opened)
+            metrics.watch_journal(journal_status)
+        await stack.enter_async_context(_cluster_ports(engine, ports, config, journal_status))
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(engine.failure())
@@ -111,35 +115,39 @@ async def run_server(
 
 @contextlib.asynccontextmanager
 async def _resumable(
-    endpoint: Endpoint, config: JournalConfig, topology: Topology, metrics: Metrics, restarted: bool
-) -> AsyncIterator[ResumableRequests | None]:
-    """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart."""
+    endpoint: Endpoint, config: JournalConfig, topology: Topology, restarted: bool
+) -> AsyncIterator[tuple[ResumableRequests | None, Callable[[], JournalStatus]]]:
+    """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart.
+
+    Yields the requests in the journal (None without it) and the function that returns the journal's state.
+    """
     try:
         journal = Journal(config.folder, model_identity(topology))
     except ConfigurationError as error:
         if not restarted:
             raise
         logger.error("%s: the journal is off, serving goes on", error)
-        metrics.watch_journal(None)
-        yield None
+        failed = JournalStatus(JournalState.OFF, str(error))
+        yield None, lambda: failed
         return
-    metrics.watch_journal(journal)
     resumable = ResumableRequests(journal, endpoint.generator, config.window)
     try:
-        yield resumable
+        yield resumable, lambda: status_of(journal)
     finally:
         await resumable.close()
 
 
 @contextlib.asynccontextmanager
-async def _cluster_ports(engine: EngineThread, ports: Ports, config: EngineConfig) -> AsyncIterator[None]:
+async def _cluster_ports(
+    engine: EngineThread, ports: Ports, config: EngineConfig, journal: Callable[[], JournalStatus]
+) -> AsyncIterator[None]:
     """Serve the probe port and the admin port, if the master has them."""
     async with contextlib.AsyncExitStack() as stack:
         if ports.probes is not None:
             await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
         if ports.admin is not None:
             tls = config.tls.server_context() if config.tls else None
-            app = create_admin_app(engine, ports.admin_token)
+            app = create_admin_app(engine, ports.admin_token, journal)
             await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))
         yield
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -28,13 +29,14 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.progress import progress_report
 from orca_master.errors import ConfigurationError
+from orca_master.journal.status import JournalStatus
 
 logger = logging.getLogger(__name__)
 
 BEARER = HTTPBearer(auto_error=False)
 
 
-def report(engine: EngineThread) -> StateReport:
+def report(engine: EngineThread, journal: JournalStatus) -> StateReport:
     """Return the response of `GET /state`."""
     snapshot, config = engine.engine.snapshot, engine.config
     return StateReport(
@@ -53,11 +55,13 @@ def report(engine: EngineThread) -> StateReport:
             max_expected_wait_seconds=config.changed_expected_wait,
         ),
         pipelines=list(snapshot.pipelines),
+        journal=journal.state,
+        journal_failure=journal.failure,
     )
 
 
-def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
-    """Return the admin port's application."""
+def create_admin_app(engine: EngineThread, token: str, journal: Callable[[], JournalStatus]) -> FastAPI:
+    """Return the admin port's application. `journal` returns the present state of the journal."""
 
     async def authorized(bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         if bearer is None or not hmac.compare_digest(bearer.credentials.encode(), token.encode()):
@@ -78,7 +82,7 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
     @app.get(routes.STATE)
     async def state() -> dict[str, Any]:
         """Return the engine's state."""
-        return report(engine).wire()
+        return report(engine, journal()).wire()
 
     @app.put(routes.TOPOLOGY)
     async def topology(request: Request) -> dict[str, Any]:
@@ -90,19 +94,19 @@ def create_admin_app(engine: EngineThread, token: str) -> FastAPI:
             await engine.apply(new_topology)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
-        return report(engine).wire()
+        return report(engine, journal()).wire()
 
     @app.put(routes.SCHEDULER)
     async def scheduler(request: Request) -> dict[str, Any]:
         """Change the scheduler's limits."""
         await engine.reconfigure(_changed(engine.config, await body(SchedulerKnobs, request)))
-        return report(engine).wire()
+        return report(engine, journal()).wire()
 
     @app.post(routes.DRAIN, status_code=202)
     async def drain() -> dict[str, Any]:
         """Refuse new requests from now on; `idle` becomes true when all requests have ended."""
         engine.begin_drain()
-        return report(engine).wire()
+        return report(engine, journal()).wire()
 
     return app
 

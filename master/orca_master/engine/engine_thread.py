@@ -58,7 +58,7 @@ class EngineThread(EngineClient):
         self._metrics = metrics
         self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._num_unfinished = 0
         self._busy_since = 0.0
@@ -106,7 +106,9 @@ class EngineThread(EngineClient):
         return self.engine.snapshot.failure
 
     async def stop(self, reason: str) -> None:
-        """Stop engine, workers and thread; abandon the thread after STOP_SECONDS."""
+        """Stop engine, workers and thread; abandon the thread after STOP_SECONDS. Do nothing before `start`."""
+        if self._thread.ident is None:
+            return
         try:
             await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:
@@ -161,6 +163,10 @@ class EngineThread(EngineClient):
         """See EngineClient."""
         return self._metrics.render()
 
+    def _run(self) -> None:
+        self._engine_loop.run_forever()
+        self._engine_loop.run_until_complete(_cancel_others())
+
     async def _submit(self, submission: Submission) -> None:
         self.engine.submit(submission)
 
@@ -196,3 +202,11 @@ class EngineThread(EngineClient):
         self._metrics.on_finish(
             reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
         )
+
+
+async def _cancel_others() -> None:
+    """Cancel the loop's other tasks, also those of calls that were abandoned while the loop was stuck."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from orca_contract.state import JournalState
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from orca_master.engine.engine_master import EngineMaster
-from orca_master.journal.journal import Journal
+from orca_master.journal.status import JournalStatus
 from orca_master.metrics.stage_metrics import StageMetrics
 from orca_master.scheduling.batch import Batch
 
@@ -66,14 +67,14 @@ class Metrics:
         )
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
 
-    def watch_journal(self, journal: Journal | None) -> None:
-        """Add the gauges of `journal`; None: it cannot be opened."""
+    def watch_journal(self, status: Callable[[], JournalStatus]) -> None:
+        """Add the gauges of the journal."""
         self._gauge(
             "journal_on",
             "1 while accepted requests are recorded, 0 after a failed write",
-            lambda: journal is not None and journal.is_on,
+            lambda: status().state is JournalState.ON,
         )
-        self._gauge("journal_bytes", "Size of the journal's files", lambda: journal.num_bytes if journal else 0)
+        self._gauge("journal_bytes", "Size of the journal's files", lambda: status().num_bytes)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
