@@ -8,7 +8,7 @@
    with the probability `--cancel`, after a random number of tokens. Every `--crash-every` seconds a rank or a
    controller is killed (SIGKILL), each in turn. The master lives for the whole run, because its memory is observed.
 3. Every 5 s a sample of the resources of all processes, by role (`orca_bench/resources.py`), of the queue and of the
-   files; every minute the latencies of the requests that ended in it.
+   files; every minute the latencies of the requests that ended in it, at the middle of the minute.
 4. After the load: running and waiting requests, K/V slots and descriptors must be back at the values before it, and
    after the end of the server no process and no temporary file may be left.
 
@@ -131,7 +131,7 @@ class Soak:
 
     def _end_interval(self) -> None:
         interval, self._interval = self._interval, Interval()
-        self.series.add(self._now, interval.figures())
+        self.series.add(max(0.0, self._now - INTERVAL_SECONDS / 2), interval.figures())
         waiting = self.series.points.get(WAITING, [(0.0, 0.0)])[-1][1]
         print(f"{self._now / 60:.1f} min: {interval}; waiting {waiting:.0f}", flush=True)
 

@@ -23,7 +23,7 @@ def processes(server: int, ranks_per_worker: int = 1) -> dict[str, int]:
         if worker := SOCKET.search(command(child)):
             found[f"controller {worker[1]}"] = child
             ranks = [pid for pid in children(child) if "orca_worker.rank" in command(pid)]
-            for index, rank in enumerate(sorted(ranks)):  # a spare is the youngest
+            for index, rank in enumerate(sorted(ranks, key=start)):  # a spare is the youngest
                 found[f"rank {worker[1]}.{index}" if index < ranks_per_worker else f"spare {worker[1]}"] = rank
             others += [pid for pid in children(child) if pid not in ranks]
         elif command(child) == command(server):  # a forked child
@@ -51,6 +51,15 @@ def children(pid: int) -> list[int]:
         return [int(child) for entries in tasks for child in entries.read_text().split()]
     except GONE:
         return []
+
+
+def start(pid: int) -> tuple[int, int]:
+    """Return a key that orders processes by age: the kernel gives low process ids again. See proc(5), stat."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except GONE:
+        return 0, pid
+    return int(fields[19]), pid
 
 
 def command(pid: int) -> str:

@@ -35,13 +35,13 @@ Private_Dirty:     51120 kB
 SERVER = {  # process id: (command, children)
     1: ("orca serve model", [2, 3, 4, 9]),
     2: ("orca serve model", [20]),
-    3: ("orca_worker --listen unix:/tmp/x/worker-0.sock", [33, 31, 32]),
+    3: ("orca_worker --listen unix:/tmp/x/worker-0.sock", [30, 31, 32]),
     4: ("orca_worker --listen unix:/tmp/x/worker-1.sock", [41]),
     9: ("", []),
     20: ("python template_process", []),
     31: ("python -m orca_worker.rank --fd 5", []),
     32: ("python -m orca_worker.rank --fd 6", []),
-    33: ("python -m orca_worker.rank --fd 7", []),
+    30: ("python -m orca_worker.rank --fd 7", []),
     41: ("python -m orca_worker.rank --fd 5", []),
 }
 
@@ -51,12 +51,13 @@ def server(monkeypatch):
     """Replace proc(5) by a server with a worker of two ranks, and one that has just lost its second rank."""
     monkeypatch.setattr(tree, "command", lambda pid: SERVER[pid][0])
     monkeypatch.setattr(tree, "children", lambda pid: SERVER[pid][1])
+    monkeypatch.setattr(tree, "start", list(SERVER).index)  # listed by age
 
 
 @pytest.mark.usefixtures("server")
 def test_processes_are_named_by_partition_and_the_youngest_rank_is_the_spare():
     assert processes(1, ranks_per_worker=2) == {
-        "parent": 1, "master": 2, "controller 0": 3, "rank 0.0": 31, "rank 0.1": 32, "spare 0": 33,
+        "parent": 1, "master": 2, "controller 0": 3, "rank 0.0": 31, "rank 0.1": 32, "spare 0": 30,
         "controller 1": 4, "rank 1.0": 41, "other 20": 20, "other 9": 9,
     }  # fmt: skip
 
