@@ -66,7 +66,7 @@ def shares(replicas: int, bounds: Bounds, new: Engine, old: Sequence[Engine]) ->
 
 
 def _needed(replicas: int, bounds: Bounds, new: Engine, old: Sequence[Engine]) -> int:
-    """Return how many pipelines the new revision keeps while too few of the lower ones serve: `replicas` was lowered."""
+    """Return how many pipelines the new revision keeps, also beyond `replicas`, because too few lower ones serve."""
     lacking = replicas - bounds.max_unavailable - sum(len(engine.serving) for engine in old)
     return _enough(new, min(lacking, len(new.serving)))
 

@@ -205,7 +205,7 @@ def test_an_edit_back_keeps_what_serves_and_deletes_what_never_did():
 
 
 def test_a_return_to_an_older_revision_takes_todays_images():
-    """Its ControllerRevision is immutable: it is deleted and made anew, and a dry run of the change would be rejected."""
+    """Its ControllerRevision is immutable: it is deleted and made anew, without a dry run, which would be rejected."""
     old = context(MINIMAL)
     stored = [child for child in everything(old).children if child["kind"] == "ControllerRevision"]
     owner = {"kind": names.KIND, "controller": True, "uid": "u"}
