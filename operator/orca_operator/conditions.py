@@ -176,7 +176,7 @@ def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any
     """Whether the spec was edited, or more pipelines of its revision serve than before."""
     if find_condition(previous, "Progressing").get("observedGeneration") != situation.generation:
         return True
-    served = sum(
+    served: int = sum(
         pipeline["revision"] == situation.revision and pipeline["phase"] == PipelinePhase.SERVING
         for pipeline in previous.get("pipelines") or []
     )

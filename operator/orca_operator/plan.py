@@ -54,7 +54,7 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     actions += [Apply(manifest) for manifest in surroundings]
     if is_new and context.spec.num_pipelines and not has_certificates:
         return actions
-    if not (context.spec.rollout_strategy.recreates and _others_exist(context, observed)):
+    if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
     actions += _live(context, observed, steps.new)
     for revision, kept in steps.old.items():
@@ -62,8 +62,8 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            place = (kind, name_of(child))
-            if place not in desired and label(child, names.REVISION_LABEL) not in outdated and not is_ending(child):
+            is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
+            if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
                 actions.append(Delete(child))
     actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
     return actions
@@ -82,6 +82,13 @@ def _steps(context: Context, view: View, outdated: list[str], serving_revision: 
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
+
+
+def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
+    """Whether the workloads of the revision wait for the end of other pods."""
+    if context.spec.rollout_strategy.recreates:
+        return _others_exist(context, observed)
+    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
 
 
 def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
