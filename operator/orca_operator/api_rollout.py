@@ -60,8 +60,8 @@ class RolloutStrategy(Part):
 
     @property
     def can_replace(self) -> bool:
-        """Whether the bounds allow a pipeline to be replaced at all."""
-        return self.max_surge not in NONE or self.max_unavailable not in (None, *NONE)
+        """Whether the bounds allow a pipeline to be replaced at all; Recreate has none."""
+        return self.recreates or self.max_surge not in NONE or self.max_unavailable not in (None, *NONE)
 
     @property
     def filled_in_by_old_schema(self) -> bool:

@@ -1,7 +1,8 @@
 """The conditions of an OrcaDeployment (metav1.Condition). Pure: the previous status and the time are arguments.
 
 `Ready` summarizes the others; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
-while its status stays the same.
+while its status stays the same. Only that of `Progressing`, from which the progress deadline counts, is also set by an
+edit, and by each pipeline of the spec's revision that begins to serve: a rollout replaces them one after another.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orca_contract.reasons import Reason
-from orca_contract.state import JournalState, StateReport
+from orca_contract.state import JournalState, PipelinePhase, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, View, diagnose
+from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
@@ -90,7 +91,10 @@ def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[st
     now = situation.view.now
     verdict = _verdict(situation, rollout)
     states = _states(situation, verdict, rollout, previous, now)
-    return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
+    before = {kind: find_condition(previous, kind) for kind in CONDITIONS}
+    if states["Progressing"][0] and _moves_on(situation, rollout, previous):
+        before["Progressing"] = {}
+    return [_condition(kind, *states[kind], situation.generation, before[kind], now) for kind in CONDITIONS]
 
 
 def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
@@ -110,6 +114,8 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
         return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
+    if serving and cause == NO_CAUSE:
+        cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if others and (revision not in existing or rollout.available > serving):
         return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
     return cause
@@ -131,7 +137,9 @@ def _states(
     ready = verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
-    overdue = waiting and spec is not None and _overdue(previous, situation.generation, spec, now)
+    overdue = (
+        waiting and spec is not None and not _moves_on(situation, rollout, previous) and _overdue(previous, spec, now)
+    )
     if overdue and verdict.reason in HEALTHY:
         verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
     reason, message = verdict.reason.value, verdict.message
@@ -139,7 +147,8 @@ def _states(
     deadline = Reason.PROGRESS_DEADLINE_EXCEEDED.value
     workers = observed.pods(names.WORKER)
     unscheduled = [pod for pod in workers if pod_condition(pod, "PodScheduled").get("status") != "True"]
-    enough = len(workers) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
+    updated = observed.pods(names.WORKER, situation.revision)
+    enough = len(updated) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
     scheduled = enough and not unscheduled
     serving = f"{available} of {desired} pipelines serve"
     master_ready = bool(rollout.serving)
@@ -163,10 +172,19 @@ def _states(
     }
 
 
-def _overdue(previous: Mapping[str, Any], generation: int, spec: Spec, now: datetime) -> bool:
+def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> bool:
+    """Whether the spec was edited, or more pipelines of its revision serve than before."""
+    if find_condition(previous, "Progressing").get("observedGeneration") != situation.generation:
+        return True
+    served: int = sum(
+        pipeline["revision"] == situation.revision and pipeline["phase"] == PipelinePhase.SERVING
+        for pipeline in previous.get("pipelines") or []
+    )
+    return rollout.serving.get(situation.revision or "", 0) > served
+
+
+def _overdue(previous: Mapping[str, Any], spec: Spec, now: datetime) -> bool:
     progressing = find_condition(previous, "Progressing")
-    if progressing.get("observedGeneration") != generation:
-        return False
     if progressing["status"] == "False":
         return bool(progressing["reason"] == Reason.PROGRESS_DEADLINE_EXCEEDED.value)
     since = datetime.fromisoformat(progressing["lastTransitionTime"])
@@ -248,9 +266,8 @@ def _old_strategy(situation: Situation) -> str:
 
 
 def _condition(
-    kind: str, holds: bool, reason: str, message: str, generation: int, previous: Mapping[str, Any], now: datetime
+    kind: str, holds: bool, reason: str, message: str, generation: int, before: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
-    before = find_condition(previous, kind)
     status = "True" if holds else "False"
     kept = before.get("lastTransitionTime") if before.get("status") == status else None
     return {

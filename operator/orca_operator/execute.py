@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from orca_operator import names
@@ -22,6 +23,9 @@ from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
 from orca_operator.validation import InvalidSpecError
+
+NO_DRY_RUN = "does not support dry run"
+"""In the answer to a dry run before a webhook that does not declare its side effects: it sees the write only."""
 
 logger = logging.getLogger(__name__)
 
@@ -121,12 +125,14 @@ class Executor:
             return
         try:
             live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
-            if live is None or (not is_ending(live) and _is_own(live, context)):
-                self._cluster.apply(manifest, dry_run=True)
+            if live is not None and (is_ending(live) or not _is_own(live, context)):
+                return
+            self._cluster.apply(manifest, dry_run=True)
         except KindNotServedError:
             return
         except ClusterError as error:
-            raise _refused(kind, name, error) from error
+            if not (error.status == HTTPStatus.BAD_REQUEST and NO_DRY_RUN in str(error)):
+                raise _refused(kind, name, error) from error
         self._accepted[(kind, name)] = content
 
     def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:

@@ -53,17 +53,14 @@ def used_pipelines(observed: Observed, revision: str) -> int:
 def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     """Return what one revision holds and serves."""
     observed, report = view.observed, view.observed.reports.get(revision)
+    held, is_ready = held_pipelines(observed, revision), observed.master_is_ready(revision)
+    if report is None or not is_ready:
+        return Engine(revision, held, dispensable=dispensable, recovering=not is_ready and not dispensable)
+    phases = {pipeline.id: pipeline.phase for pipeline in report.pipelines}
     serving = frozenset(
-        index
-        for index in range(held_pipelines(observed, revision))
-        if report is not None
-        and observed.master_is_ready(revision)
-        and any(
-            pipeline.id == names.pipeline_id(revision, index) and pipeline.phase == PipelinePhase.SERVING
-            for pipeline in report.pipelines
-        )
+        index for index in range(held) if phases.get(names.pipeline_id(revision, index)) == PipelinePhase.SERVING
     )
-    return Engine(revision, held_pipelines(observed, revision), serving, dispensable and not serving)
+    return Engine(revision, held, serving, frozenset(range(held)) - serving, dispensable and not serving)
 
 
 def outdated_revisions(context: Context, observed: Observed) -> list[str]:
@@ -75,17 +72,27 @@ def is_dispensable(context: Context, view: View, revision: str, serving_revision
     """Whether the end of an outdated revision loses nothing: it never served, or has been down for too long.
 
     Requests that a master accepted are given up after `recoveryTimeoutSeconds`; so long, a revision that has served is
-    kept. `serving_revision` is the revision that served last.
+    kept. `serving_revision` is the revision that served last; another one may have served beside it, during a rollout.
     """
     observed = view.observed
     if observed.master_is_ready(revision):
         return False
     deployment = observed.find("Deployment", names.master(context.name, revision))
-    if deployment is None or is_ending(deployment) or revision != serving_revision:
+    if deployment is None or is_ending(deployment):
+        return True
+    if revision != serving_revision and not _was_available(deployment):
         return True
     patience = timedelta(seconds=context.spec.recovery_policy.recovery_timeout_seconds)
     since = _unavailable_since(deployment)
     return since is not None and view.now - since > patience
+
+
+def _was_available(deployment: Object) -> bool:
+    """Whether the pod has ever been ready: Kubernetes keeps this reason while the pod template stays the same."""
+    return any(
+        condition["type"] == "Progressing" and condition.get("reason") == "NewReplicaSetAvailable"
+        for condition in deployment.get("status", {}).get("conditions") or []
+    )
 
 
 def _unavailable_since(deployment: Object) -> datetime | None:

@@ -21,7 +21,7 @@ from orca_operator.actions import Action, Apply, Check, Delete, PutScheduler, Pu
 from orca_operator.diagnose import View
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
-from orca_operator.observe import Observed, is_ending, label, name_of
+from orca_operator.observe import Object, Observed, is_ending, label, name_of
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
@@ -48,12 +48,13 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     steps = _steps(context, view, outdated, serving_revision)
     surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
     is_new = context.revision not in observed.revisions()
-    actions: list[Action] = [Check(manifest) for manifest in surroundings + workloads] if is_new else []
-    actions += [Delete(stored) for stored in stale_rendering(context, observed)]
+    stale = stale_rendering(context, observed)
+    actions = _checks(surroundings + workloads, stale) if is_new else []
+    actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
     if is_new and context.spec.num_pipelines and not has_certificates:
         return actions
-    if not (context.spec.rollout_strategy.recreates and _others_exist(context, observed)):
+    if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
     actions += _live(context, observed, steps.new)
     for revision, kept in steps.old.items():
@@ -61,11 +62,17 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            place = (kind, name_of(child))
-            if place not in desired and label(child, names.REVISION_LABEL) not in outdated and not is_ending(child):
+            is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
+            if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
                 actions.append(Delete(child))
     actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
     return actions
+
+
+def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:
+    """Return dry runs of all manifests but those of objects to be replaced: a dry run would be an immutable change."""
+    places = {(stored["kind"], name_of(stored)) for stored in replaced}
+    return [Check(each) for each in manifests if (each["kind"], each["metadata"]["name"]) not in places]
 
 
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
@@ -75,6 +82,13 @@ def _steps(context: Context, view: View, outdated: list[str], serving_revision: 
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
+
+
+def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
+    """Whether the workloads of the revision wait for the end of other pods."""
+    if context.spec.rollout_strategy.recreates:
+        return _others_exist(context, observed)
+    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
 
 
 def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:

@@ -131,6 +131,7 @@ RULES = (
     ),
     Rule(
         "rolloutStrategy",
+        "has(self.type) && self.type == 'Recreate' || "
         "!has(self.maxSurge) || !(self.maxSurge == 0 || self.maxSurge == '0%') || "
         "(has(self.maxUnavailable) && !(self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
         "rolloutStrategy.maxSurge",

@@ -13,6 +13,7 @@ from orca_operator.actions import Apply, Check, Delete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor
 from orca_operator.manifests import services
+from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.observe import Observed
 from orca_operator.plan import plan
 from orca_operator.validation import InvalidSpecError
@@ -147,6 +148,16 @@ def test_a_new_revision_is_checked_whole_before_anything_is_written():
     checks = [action for action in plan(FULL, view(Observed())) if isinstance(action, Check)]
     assert server.checks == len(checks) > accepted > 0
     assert ("StatefulSet", names.partition("demo", FULL.revision, 0)) in server.objects
+
+
+def test_a_webhook_that_dry_runs_do_not_reach_is_not_the_users_mistake():
+    server = Server()
+    server.refusal = ClusterError(400, 'admission webhook "a.example.com" does not support dry run')
+    (stateful_set,) = worker_stateful_sets(FULL)
+    Executor(server).run([Check(stateful_set)], FULL, Observed())
+    server.refusal = ClusterError(400, 'admission webhook "a.example.com" denied the request')
+    with pytest.raises(InvalidSpecError, match="denied"):
+        Executor(server).run([Check(stateful_set)], FULL, Observed())
 
 
 def test_a_check_neither_takes_nor_deletes_what_is_there():

@@ -41,6 +41,26 @@ def test_what_served_is_kept_for_the_time_of_a_recovery(seconds, served, expecte
     assert is_dispensable(NEW, view(observed), OLD.revision, serving) == expected
 
 
+@pytest.mark.parametrize(("reason", "expected"), [("NewReplicaSetAvailable", False), ("ReplicaSetUpdated", True)])
+def test_what_served_beside_the_current_revision_is_kept_too(reason, expected):
+    """An edit in the middle of a rollout: the second revision serves in part, and its master restarts."""
+    observed = without_master(everything(OLD), lastTransitionTime=(NOW - timedelta(seconds=1)).isoformat())
+    for child in observed.children:
+        if child["kind"] == "Deployment":
+            child["status"]["conditions"].append({"type": "Progressing", "status": "True", "reason": reason})
+    assert is_dispensable(NEW, view(observed), OLD.revision, "123456") == expected
+
+
+def test_only_a_master_that_answers_knows_what_is_down():
+    recovering = replace(everything(OLD), reports={OLD.revision: report(OLD, PipelinePhase.RECOVERING)})
+    assert engine(view(recovering), OLD.revision).down == {0}
+    silent = engine(view(replace(recovering, reports={})), OLD.revision)
+    assert (silent.down, silent.recovering) == (frozenset(), False)
+    lost = engine(view(without_master(recovering)), OLD.revision)
+    assert (lost.down, lost.recovering) == (frozenset(), True)
+    assert not engine(view(without_master(recovering)), OLD.revision, dispensable=True).recovering
+
+
 def test_a_ready_master_is_never_dispensable():
     """Also without a serving pipeline: the master accepts requests and queues them."""
     recovering = replace(everything(OLD), reports={OLD.revision: report(OLD, PipelinePhase.RECOVERING)})

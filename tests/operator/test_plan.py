@@ -13,6 +13,7 @@ from orca_operator.observe import Observed, label
 from orca_operator.plan import plan
 from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report, view
 
+OFF = {"mode": "off"}
 KEPT = ("Service", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "ControllerRevision")
 """Kinds that are not part of a revision's engine."""
 
@@ -205,7 +206,7 @@ def test_an_edit_back_keeps_what_serves_and_deletes_what_never_did():
 
 
 def test_a_return_to_an_older_revision_takes_todays_images():
-    """Its ControllerRevision is immutable: it is deleted and made anew."""
+    """Its ControllerRevision is immutable: it is deleted and made anew, without a dry run, which would be rejected."""
     old = context(MINIMAL)
     stored = [child for child in everything(old).children if child["kind"] == "ControllerRevision"]
     owner = {"kind": names.KIND, "controller": True, "uid": "u"}
@@ -213,7 +214,28 @@ def test_a_return_to_an_older_revision_takes_todays_images():
     newer = replace(old, images=replace(old.images, worker="orca-worker:next"))
     actions = plan(newer, view(Observed(tuple(stored))))
     order = [type(a) for a in actions if "ControllerRevision" in (getattr(a, "manifest", None) or a.child)["kind"]]
-    assert order == [Check, Delete, Apply]
+    assert order == [Delete, Apply]
     made = manifests(actions)
     assert "orca-worker:next" in str(made["ControllerRevision", names.revision("demo", old.revision)])
     assert "orca-worker:next" in str(made["StatefulSet", names.partition("demo", old.revision, 0)])
+
+
+def test_a_new_revision_without_a_place_has_no_workloads_yet():
+    """A Deployment of 0 pods counts as available, as if the revision had served."""
+    surgeless = {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
+    old = context(MINIMAL)
+    new = context(merged(MINIMAL, restart={"id": "2"}, **surgeless))
+    actions = plan(new, view(everything(old)), serving_revision=old.revision)
+    assert not {kind for kind, _ in manifests(actions)} & {"Deployment", "StatefulSet"}
+    assert ended(actions) == {"Deployment"}
+    suspended = context(merged(MINIMAL, suspend=True, **surgeless))
+    assert "Deployment" in {kind for kind, _ in manifests(plan(suspended, view(Observed())))}
+
+
+def test_certificates_stay_while_a_revision_uses_them():
+    old, new = (context(merged(MINIMAL, tls=tls)) for tls in ({"mode": "certManager", "issuerRef": {"name": "a"}}, OFF))
+    observed = everything(old)
+    assert observed.of_kind("Certificate")
+    assert "Certificate" not in ended(plan(new, view(observed), serving_revision=old.revision))
+    left = Observed(tuple(observed.of_kind("Certificate")))
+    assert "Certificate" in ended(plan(new, view(left)))

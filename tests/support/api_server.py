@@ -47,9 +47,11 @@ class Api:
         """Server-side apply by the only field owner: removes fields that the manifest lacks, keeps the status."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self._admit("apply", kind)
+        before = self.objects.get((kind, name))
+        if kind == "ControllerRevision" and before is not None and before["data"] != manifest["data"]:
+            raise ClusterError(422, f'ControllerRevision.apps "{name}" is invalid: data: field is immutable')
         if dry_run:
             return manifest
-        before = self.objects.get((kind, name))
         if before is not None and _content(before) == _content(manifest):
             return before
         self.calls.append(f"apply {kind} {name}")
