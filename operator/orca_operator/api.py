@@ -250,7 +250,7 @@ class Spec(Part):
     progress_deadline_seconds: Annotated[Seconds, Effect.LIVE] = Field(
         1800,
         description="Time without progress after which a deployment that is not ready counts as failed. Progress is an "
-        "edit, or a pipeline that begins to serve.",
+        "edit, or a pipeline that becomes ready.",
     )
     startup_timeout_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
         1800, description="Timeout for image pull, download and loading of a pod."

@@ -2,7 +2,7 @@
 
 `Ready` summarizes the others; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
 while its status stays the same. Only that of `Progressing`, from which the progress deadline counts, is also set by an
-edit, and by each pipeline of the spec's revision that begins to serve: a rollout replaces them one after another.
+edit, and by each pipeline of the spec's revision that becomes ready: a rollout replaces them one after another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orca_contract.reasons import Reason
-from orca_contract.state import JournalState, PipelinePhase, StateReport
+from orca_contract.state import JournalState, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
@@ -74,11 +74,15 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Counts of pipelines. `desired`: of the spec; `serving`: by revision; `current`: the revision that served last."""
+    """Counts of pipelines, and the revision that served last.
+
+    `desired`: of the spec; `serving`: by revision; `ready`: those of the spec's revision whose pods are all ready.
+    """
 
     desired: int
     serving: Mapping[str, int]
     current: str
+    ready: int = 0
 
     @property
     def available(self) -> int:
@@ -173,14 +177,22 @@ def _states(
 
 
 def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> bool:
-    """Whether the spec was edited, or more pipelines of its revision serve than before."""
+    """Whether the spec was edited, or more pipelines of its revision are ready than before.
+
+    By the pods, not by the master's report, which may be missing in a pass.
+    """
     if find_condition(previous, "Progressing").get("observedGeneration") != situation.generation:
         return True
-    served: int = sum(
-        pipeline["revision"] == situation.revision and pipeline["phase"] == PipelinePhase.SERVING
-        for pipeline in previous.get("pipelines") or []
-    )
-    return rollout.serving.get(situation.revision or "", 0) > served
+    return rollout.ready > count_ready(previous.get("pipelines") or [], situation.revision)
+
+
+def count_ready(pipelines: Iterable[Mapping[str, Any]], revision: str | None) -> int:
+    """Return how many of a status' entries are of a revision and have ready pods only."""
+    ready = 0
+    for pipeline in pipelines:
+        workers, _, size = pipeline["readyWorkers"].partition("/")
+        ready += pipeline["revision"] == revision and workers == size
+    return ready
 
 
 def _overdue(previous: Mapping[str, Any], spec: Spec, now: datetime) -> bool:

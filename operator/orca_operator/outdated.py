@@ -18,7 +18,7 @@ from orca_operator import names
 from orca_operator.actions import Action, Apply, Delete, PutTopology, Scale
 from orca_operator.diagnose import View
 from orca_operator.manifests.context import Context
-from orca_operator.observe import Object, Observed, is_ending, label, name_of
+from orca_operator.observe import Object, Observed, is_ending, is_ready, label, name_of
 from orca_operator.rollout import Engine
 
 WORKLOADS = ("Deployment", "StatefulSet")
@@ -53,14 +53,32 @@ def used_pipelines(observed: Observed, revision: str) -> int:
 def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     """Return what one revision holds and serves."""
     observed, report = view.observed, view.observed.reports.get(revision)
-    held, is_ready = held_pipelines(observed, revision), observed.master_is_ready(revision)
-    if report is None or not is_ready:
-        return Engine(revision, held, dispensable=dispensable, recovering=not is_ready and not dispensable)
+    held, lasts = held_pipelines(observed, revision), _master_lasts(observed, revision)
+    if report is None or not lasts:
+        return Engine(revision, held, dispensable=dispensable, recovering=not lasts and not dispensable)
     phases = {pipeline.id: pipeline.phase for pipeline in report.pipelines}
     serving = frozenset(
         index for index in range(held) if phases.get(names.pipeline_id(revision, index)) == PipelinePhase.SERVING
     )
     return Engine(revision, held, serving, frozenset(range(held)) - serving, dispensable and not serving)
+
+
+def _master_lasts(observed: Observed, revision: str) -> bool:
+    """Whether a ready master pod belongs to a Deployment that is not being deleted.
+
+    After the deletion of a Deployment its pod is ready until the garbage collector deletes it, also if a Deployment of
+    the same name has been created again meanwhile.
+    """
+    created = [
+        str(deployment["metadata"].get("creationTimestamp") or "")
+        for deployment in observed.of_kind("Deployment")
+        if label(deployment, names.REVISION_LABEL) == revision and not is_ending(deployment)
+    ]
+    return any(
+        is_ready(pod) and str(pod["metadata"].get("creationTimestamp") or "") >= since
+        for pod in observed.pods(names.MASTER, revision)
+        for since in created
+    )
 
 
 def outdated_revisions(context: Context, observed: Observed) -> list[str]:
@@ -75,11 +93,11 @@ def is_dispensable(context: Context, view: View, revision: str, serving_revision
     kept. `serving_revision` is the revision that served last; another one may have served beside it, during a rollout.
     """
     observed = view.observed
-    if observed.master_is_ready(revision):
-        return False
     deployment = observed.find("Deployment", names.master(context.name, revision))
     if deployment is None or is_ending(deployment):
         return True
+    if observed.master_is_ready(revision):
+        return False
     if revision != serving_revision and not _was_available(deployment):
         return True
     patience = timedelta(seconds=context.spec.recovery_policy.recovery_timeout_seconds)

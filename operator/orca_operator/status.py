@@ -13,7 +13,7 @@ from typing import Any
 from orca_contract.state import FailureReport, PipelinePhase
 
 from orca_operator import names
-from orca_operator.conditions import Rollout, Situation, make_conditions, rfc3339
+from orca_operator.conditions import Rollout, Situation, count_ready, make_conditions, rfc3339
 from orca_operator.observe import is_ready, label, ordinal, restarts
 
 
@@ -22,7 +22,12 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     spec, observed = situation.spec, situation.view.observed
     pipelines = _pipelines(situation)
     desired = spec.num_pipelines if spec is not None else 0
-    rollout = Rollout(desired, _serving(situation, pipelines), _current_revision(situation, pipelines, previous))
+    rollout = Rollout(
+        desired,
+        _serving(situation, pipelines),
+        _current_revision(situation, pipelines, previous),
+        count_ready(pipelines, situation.revision),
+    )
     workers = observed.pods(names.WORKER)
     with_pods = {(label(pod, names.REVISION_LABEL), ordinal(pod)) for pod in workers}
     status: dict[str, Any] = {

@@ -77,6 +77,19 @@ def test_a_pipeline_serves_only_behind_a_master_that_accepts_requests():
     assert engine(view(unready), OLD.revision).held == 1
 
 
+def test_a_master_without_its_deployment_does_not_serve_any_more():
+    """The garbage collector deletes the pod later: until then it is ready, and must not stand in for another one."""
+    observed = everything(OLD)
+    rest = [child for child in observed.children if child["kind"] != "Deployment"]
+    doomed = view(Observed(tuple(rest), observed.reports))
+    assert is_dispensable(NEW, doomed, OLD.revision, OLD.revision)
+    assert engine(doomed, OLD.revision, dispensable=True).dispensable
+    assert engine(doomed, OLD.revision).serving == frozenset()
+    (deployment,) = observed.of_kind("Deployment")
+    again = {**deployment, "metadata": {**deployment["metadata"], "creationTimestamp": NOW.isoformat()}}
+    assert engine(view(Observed((*rest, again), observed.reports)), OLD.revision).serving == frozenset()
+
+
 def test_workers_go_after_the_drain_of_their_master():
     observed = everything(OLD)
     assert outdated_revisions(NEW, observed) == [OLD.revision]

@@ -135,7 +135,16 @@ def test_an_edit_has_a_deadline_of_its_own():
     assert reason(status(demo, observed, later, NOW + timedelta(seconds=116), generation=2), "Failed")[0] == "True"
 
 
-def test_a_pipeline_that_begins_to_serve_is_progress():
+def test_a_report_that_was_missing_is_no_progress():
+    demo = context(merged(MINIMAL, replicas=2, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    observed = everything(demo, 1)
+    previous = status(demo, observed)
+    for seconds, seen in ((30, Observed(observed.children)), (59, observed), (61, observed)):
+        previous = status(demo, seen, previous, NOW + timedelta(seconds=seconds))
+    assert reason(previous, "Failed")[0] == "True"
+
+
+def test_a_pipeline_that_becomes_ready_is_progress():
     """A rollout replaces its pipelines one after another: the deadline is that of each."""
     demo = context(merged(MINIMAL, replicas=3, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
     now, previous = NOW, {}
