@@ -33,6 +33,7 @@ import httpx
 import yaml
 from operator_cost import EXAMPLE, kubectl, until
 from orca_bench.circumstances import circumstances, line
+from orca_bench.options import positive
 from recovery import TOKENS_BEFORE, Transcript
 
 NAME = "recovery"
@@ -82,6 +83,10 @@ def end(names: list[str], delete: bool) -> None:
         subprocess.run(["kubectl", "exec", name, "--", "sh", "-c", KILL], capture_output=True, check=False)
 
 
+class LostRequestError(Exception):
+    """The master does not know an accepted request."""
+
+
 @dataclass(slots=True)
 class Client:
     """Reads the stream of one seed again and again. `times`: of all events, in seconds of the monotonic clock."""
@@ -110,8 +115,9 @@ class Client:
                 asking = self.http.stream("GET", f"/v1/requests/{transcript.request_id}", headers=headers)
             try:
                 async with asking as answer:
-                    if answer.status_code not in (200, 503):
-                        raise SystemExit(f"error: {answer.status_code}: {(await answer.aread()).decode()}")
+                    # Without a body the 404 is of a router on the way, while the Service has no endpoint.
+                    if answer.status_code == 404 and (body_of_404 := await answer.aread()):
+                        raise LostRequestError(body_of_404.decode())
                     async for text in answer.aiter_lines():
                         known = len(transcript.times)
                         transcript.take(text)
@@ -246,9 +252,9 @@ COLUMNS = (
 def main() -> None:
     """Print the circumstances and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=8, help="clients that read streams (8)")
-    parser.add_argument("--tokens", type=int, default=600, help="tokens per stream (600)")
-    parser.add_argument("--rounds", type=int, default=3, help="ends of each victim (3)")
+    parser.add_argument("--streams", type=positive, default=8, help="clients that read streams (8)")
+    parser.add_argument("--tokens", type=positive, default=600, help="tokens per stream (600)")
+    parser.add_argument("--rounds", type=positive, default=3, help="ends of each victim (3)")
     parser.add_argument("--only", default="", metavar="TEXT", help="victims whose names contain TEXT (all)")
     parser.add_argument(
         "--folder", type=Path, default=Path("/var/tmp/orca-recovery"), help="new folder for the journal"
@@ -264,7 +270,11 @@ def main() -> None:
         # A container is killed before its pod is deleted: its second end in one pod would meet the kubelet's back-off.
         for name in [name for _ in range(settings.rounds) for name in chosen]:
             time.sleep(SETTLE_SECONDS)
-            clients, ended_at, gap = asyncio.run(play(url, settings, functools.partial(end_and_wait, *chosen[name])))
+            try:
+                played = asyncio.run(play(url, settings, functools.partial(end_and_wait, *chosen[name])))
+            except* LostRequestError as lost:
+                raise SystemExit(f"error: {name}: {lost.exceptions[0]}") from None
+            clients, ended_at, gap = played
             measured[name].add(clients, ended_at, gap, expected)
             print(f"{name}: {', '.join(measured[name].cells())}", flush=True)
     rows = [("victim", *COLUMNS), ("---",) * (1 + len(COLUMNS)), *((name, *measured[name].cells()) for name in chosen)]

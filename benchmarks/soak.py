@@ -9,8 +9,8 @@
    controller is killed (SIGKILL), each in turn. The master lives for the whole run, because its memory is observed.
 3. Every 5 s a sample of the resources of all processes, by role (`orca_bench/resources.py`), of the queue and of the
    files; every minute the latencies of the requests that ended in it, at the middle of the minute.
-4. After the load: running and waiting requests, K/V slots and descriptors must be back at the values before it, and
-   after the end of the server no process and no temporary file may be left.
+4. After the load: running and waiting requests, K/V slots, processes and descriptors must be back at the values before
+   it, and after the end of the server no process and no temporary file may be left.
 
 The table has, for each series, the medians of its first and last quarter and its slope per hour, also that of the
 second half, because memory grows until the first requests leave the journal (`--resume-window`). The journal lies in a
@@ -89,7 +89,7 @@ class Soak:
             async for _ in arrivals(per_second, settings.seconds, drawn):
                 if self._server.poll() is not None:
                     break
-                asking.add(task := asyncio.create_task(self._ask(session, drawn, settings.cancel)))
+                asking.add(task := group.create_task(self._ask(session, drawn, settings.cancel)))
                 task.add_done_callback(asking.discard)
             await asyncio.gather(*asking)
             for task in observing:

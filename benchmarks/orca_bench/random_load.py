@@ -27,8 +27,8 @@ CLIENTS = 64
 class Asked:
     """One request. Times in seconds of the monotonic clock; `tokens`: of each token; `ended`: of the last byte.
 
-    `retry_after`: seconds, 0 for an accepted request. `error`: "" for a request that was refused with 429, cancelled or
-    completed.
+    `retry_after`: seconds, 0 for an accepted request. `error`: "" for a request that was refused with 429 and a
+    Retry-After of at least 1 s, cancelled or completed.
     """
 
     sent: float
@@ -62,8 +62,9 @@ async def ask(session: aiohttp.ClientSession, drawn: random.Random, cancelled: f
     asked = Asked(time.monotonic())
     try:
         async with session.post("/v1/completions", json=body) as answer:
-            if answer.status == 429:
-                asked.retry_after = int(answer.headers["Retry-After"])
+            after = answer.headers.get("Retry-After", "")
+            if answer.status == 429 and after.isdecimal() and int(after) > 0:
+                asked.retry_after = int(after)
             elif answer.status != 200:
                 asked.error = f"HTTP {answer.status}: {(await answer.text())[:200]}"
             else:

@@ -21,6 +21,7 @@ ROLES = {"controller": "controllers", "rank": "ranks", "spare": "spares", "other
 GAUGE = re.compile(r"^orca:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\S+)$", re.MULTILINE)
 RUNNING, WAITING, SLOTS = "running requests", "waiting requests", "held K/V slots (fraction)"
 GAUGES = {"num_requests_running": RUNNING, "num_requests_waiting": WAITING, "kv_cache_usage_perc": SLOTS}
+PROCESSES = "processes"
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -72,7 +73,7 @@ def held(server: Mapping[str, int]) -> dict[str, float]:
             values[f"descriptors, {role}"] += used.descriptors
             values[f"threads, {role}"] += used.threads
     running = [used for role, used in usages if used is not None and role != "client"]
-    return {"processes": len(running), **values}
+    return {PROCESSES: len(running), **values}
 
 
 def role_of(name: str) -> str:
@@ -89,10 +90,11 @@ def gauges(metrics: str) -> dict[str, float]:
 def at_rest(series: Iterable[str]) -> list[str]:
     """Return the series that a load must not change in a server without requests.
 
-    These are requests, K/V slots, and those of `series` that are descriptors of the server's processes.
+    These are requests, K/V slots, and those of `series` that count the server's processes or their descriptors. The
+    processes are counted, because a role that appears only under load has no descriptors before it.
     """
-    descriptors = [name for name in series if name.startswith("descriptors") and "client" not in name]
-    return [RUNNING, WAITING, SLOTS, *descriptors]
+    counts = [name for name in series if name.startswith((PROCESSES, "descriptors")) and "client" not in name]
+    return [RUNNING, WAITING, SLOTS, *counts]
 
 
 def grown(before: Mapping[str, float], after: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from aiohttp import web
@@ -13,12 +15,18 @@ TOKEN = b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-async def asked_of(chunks: list[bytes], status: int = 200, cancelled: float = 0.0, endless: bool = False) -> Asked:
+async def asked_of(
+    chunks: list[bytes],
+    status: int = 200,
+    cancelled: float = 0.0,
+    endless: bool = False,
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": "7"}),
+) -> Asked:
     """Ask a server that answers with `chunks`, and then with tokens until the client leaves if `endless`."""
     left = asyncio.Event()
 
     async def completions(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(status=status, headers={"Retry-After": "7"})
+        response = web.StreamResponse(status=status, headers=headers)
         await response.prepare(request)
         try:
             for chunk in chunks:
@@ -81,6 +89,12 @@ def test_a_failed_request_has_the_reason(status, chunks, error):
 def test_a_refused_request_has_its_retry_after_and_no_error():
     asked = asyncio.run(asked_of([b"full"], 429))
     assert (asked.retry_after, asked.error) == (7, "")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "0"}, {"Retry-After": "soon"}])
+def test_a_refusal_that_does_not_say_when_to_try_again_is_a_failure(headers):
+    asked = asyncio.run(asked_of([b"full"], 429, headers=headers))
+    assert (asked.retry_after, asked.error) == (0, "HTTP 429: full")
 
 
 def test_arrivals_are_as_many_as_the_rate_says_and_the_seed_repeats_them():

@@ -142,6 +142,13 @@ def test_an_idle_server_must_hold_no_more_descriptors_than_before_and_no_request
     assert grown({}, after) == [("running requests", 0.0)]
 
 
+def test_a_helper_process_that_stays_after_the_load_is_noticed():
+    before = {"processes": 6.0, "descriptors, master": 30.0}
+    after = {"processes": 7.0, "descriptors, master": 30.0, "descriptors, others": 9.0}
+    assert grown(before, after) == [("processes", 6.0)]
+    assert grown(before, {**before, "processes": 5.0}) == []
+
+
 def test_the_journal_is_no_temporary_file(tmp_path):
     journal = tmp_path / "journal"
     journal.mkdir()

@@ -34,6 +34,9 @@ def test_a_request_whose_expected_wait_is_too_long_is_refused_and_accepted_when_
         await overloaded(made)
         with pytest.raises(QueueFullError, match=r"wait \S+ s, the limit is 1e-09 s \(--max-expected-wait\)"):
             made.submit("refused", (3,), 4)
+        first = dataclasses.replace(made.submission("first", (3,), 4), choices=Choices("several", 2, 10))
+        with pytest.raises(QueueFullError, match="--max-expected-wait"):
+            made.engine.submit(first)
         assert made.engine.snapshot.num_waiting == 1
         made.cluster.newest("a").hangs = False
         assert await made.collect(2) == {"runs": continuation((1,), 40), "waits": continuation((2,), 40)}

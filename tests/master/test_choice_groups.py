@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from orca_master.engine import live_requests
 from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.messages import Choices, Submission
@@ -88,6 +89,46 @@ def test_an_engine_that_stops_fails_choices_whose_request_is_incomplete():
     play(lambda: Engine(topology("a"), CONFIG), scene)
 
 
+def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete():
+    """It came before the engine knew its limits."""
+
+    async def scene(made: Engine) -> None:
+        made.engine.submit(choices_of(made, "long", 2, 90)[0])
+        await made.engine.start()
+        assert "exceed the model's context of 64 tokens" in str(await made.ended("long-0"))
+        for index in range(4):
+            made.submit(f"other-{index}", (2,), 4)
+        assert len(await made.collect(4)) == 4
+
+    play(lambda: Engine(topology("a"), replace(CONFIG, max_queued_tokens=1000)), scene)
+
+
+def test_reserved_tokens_count_like_those_of_waiting_requests():
+    pool = RequestPool(4, 100)
+    pool.reserve(2, 96)
+    with pytest.raises(QueueFullError, match="of 96 tokens and this one of 5 exceed the limit of 100"):
+        pool.add(Request("a", 0, (1,), 4))
+    pool.free(2, 96)
+    pool.add(Request("a", 0, (1,), 4))
+
+
+def test_choices_whose_last_does_not_come_end_after_a_bound(monkeypatch):
+    """As of an API process that is stopped."""
+    monkeypatch.setattr(live_requests, "CHOICES_SECONDS", 0.01)
+
+    async def scene(made: Engine) -> None:
+        await busy(made, 1)
+        first, second, _ = choices_of(made, "group", 3)
+        made.engine.submit(first)
+        made.engine.submit(second)
+        for name in ("group-0", "group-1"):
+            assert await made.ended(name) == "not all choices of the request arrived within 0.01 s"
+        for index in range(3):
+            made.submit(f"other-{index}", (2,), 4)
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -106,6 +147,19 @@ def test_a_choice_that_contradicts_the_first_is_refused(
     with pytest.raises(RequestError, match="differ from those that its first choice announced"):
         groups.add(*change(second))
     assert (len(pool), list(groups)) == (0, [first])
+    with pytest.raises(RequestError, match="differ from those"):
+        groups.add(second, Choices("lies from the beginning", 3, 4))
+    with pytest.raises(QueueFullError):
+        groups.add(second, Choices("more tokens than an empty queue takes", 2, 101))
     assert groups.discard("a")
     assert not groups.discard("a")
+    pool.reserve(4, 100)
+
+
+def test_a_first_choice_longer_than_all_together_is_refused_and_reserves_nothing():
+    pool = RequestPool(4, 100)
+    groups = ChoiceGroups(pool)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="differ from those that its first choice announced"):
+            groups.add(Request("a", 0, (1,), 4), Choices("g", 3, 4))
     pool.reserve(4, 100)

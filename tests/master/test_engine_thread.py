@@ -1,15 +1,18 @@
-"""`EngineThread`: its end while the engine's own loop is stuck, and the drain, which both threads learn of."""
+"""`EngineThread`: the order of calls, its end while the engine's loop is stuck, the drain known to both threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
+import pytest
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine import engine_thread
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.messages import Choices, Submission
 from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
 def make_engine(starts: bool = True) -> EngineThread:
@@ -76,5 +79,47 @@ def test_an_engine_that_was_not_started_stops_at_once():
         engine = make_engine(starts=False)
         async with asyncio.timeout(engine_thread.STOP_SECONDS / 2):
             await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("choices", [None, Choices("group", 2, 10)], ids=["alone", "one of two choices"])
+def test_a_request_that_is_released_at_once_leaves_nothing_in_the_engine(choices):
+    """As by an API process that submits and releases in one message, or whose link closes."""
+
+    async def play() -> None:
+        engine = make_engine()
+        go = threading.Event()
+        engine._engine_loop.call_soon_threadsafe(go.wait, 60)  # both calls then reach the engine in one step
+        submission = Submission("a", (1,), 4, SamplingParameters(), frozenset(), choices=choices)
+        accepted = engine.submit(submission, lambda output: None)
+        engine.release("a", "abort")
+        go.set()
+        await accepted
+        await engine._on_engine(lambda: asyncio.sleep(0))
+        assert engine.idle
+        assert not len(engine.engine.pool), "the request waits in the queue for nobody"
+        engine.engine.pool.reserve(engine.config.max_queued_requests, 0)  # no place is still reserved
+        await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+def test_a_submission_that_is_cancelled_before_the_engine_sees_it_is_dropped():
+    """As by a client that leaves, and by a deadline."""
+
+    async def play() -> None:
+        engine = make_engine()
+        go = threading.Event()
+        engine._engine_loop.call_soon_threadsafe(go.wait, 60)
+        submission = Submission("a", (1,), 4, SamplingParameters(), frozenset())
+        accepted = asyncio.ensure_future(engine.submit(submission, lambda output: None))
+        accepted.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await engine._on_engine(lambda: asyncio.sleep(0))
+        assert not len(engine.engine.pool)
+        engine.release("a", "abort")
+        await engine.stop("the test ends")
 
     asyncio.run(play())

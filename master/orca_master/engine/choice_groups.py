@@ -45,12 +45,12 @@ class ChoiceGroups:
         Raises QueueFullError if the choices do not fit into the pool, and RequestError if `choices` differs from that
         of the choices before, or this choice exceeds it (API processes are not trusted).
         """
-        group = self._groups.get(choices.group_id)
-        if group is None:
-            self._pool.reserve(choices.count, choices.num_tokens)
-            group = self._groups[choices.group_id] = _Group(choices, choices.num_tokens)
+        group = self._groups.get(choices.group_id) or _Group(choices, choices.num_tokens)
         if group.choices != choices or request.max_tokens > group.num_tokens_left:
             raise RequestError("the choices of the request differ from those that its first choice announced")
+        if not group.requests:
+            self._pool.reserve(choices.count, choices.num_tokens)
+            self._groups[choices.group_id] = group
         group.num_tokens_left -= request.max_tokens
         group.requests.append(request)
         self._group_of[request.request_id] = group
@@ -67,6 +67,11 @@ class ChoiceGroups:
         if group is not None:
             self._remove(group)
         return group is not None
+
+    def overdue(self, since: float) -> list[Request]:
+        """Return the choices of the groups whose first choice arrived at `since` or before (monotonic clock)."""
+        groups = [group for group in self._groups.values() if group.requests[0].arrived_at <= since]
+        return [request for group in groups for request in group.requests]
 
     def _remove(self, group: _Group) -> None:
         del self._groups[group.choices.group_id]

@@ -148,7 +148,9 @@ class EngineThread(EngineClient):
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
-        return self._on_engine(lambda: self._submit(submission))
+        accepted: Future[None] = Future()
+        self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
+        return asyncio.wrap_future(accepted)
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
@@ -167,8 +169,16 @@ class EngineThread(EngineClient):
         self._engine_loop.run_forever()
         self._engine_loop.run_until_complete(_cancel_others())
 
-    async def _submit(self, submission: Submission) -> None:
-        self.engine.submit(submission)
+    def _submit(self, submission: Submission, accepted: Future[None]) -> None:
+        """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""
+        if not accepted.set_running_or_notify_cancel():
+            return
+        try:
+            self.engine.submit(submission)
+        except Exception as error:  # raised to the caller of `submit`
+            accepted.set_exception(error)
+        else:
+            accepted.set_result(None)
 
     def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,9 @@ from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.scheduler import Scheduler
+
+CHOICES_SECONDS = 60.0
+"""Bound of the time from the first to the last choice of a request: an API process that is stopped sends no more."""
 
 
 class LiveRequests:
@@ -71,9 +75,11 @@ class LiveRequests:
             self._admission.check(request)
             self._scheduler.pool.add(request)
         else:
-            if choices not in self._incomplete:
+            if is_first := choices not in self._incomplete:
                 self._admission.check(request)
             waiting = self._incomplete.add(request, choices)
+            if is_first:
+                asyncio.get_running_loop().call_later(CHOICES_SECONDS, self._fail_overdue)
         self._num_arrived += 1
         self._requests.update((entry.request_id, entry) for entry in waiting)
 
@@ -119,6 +125,11 @@ class LiveRequests:
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""
         self._fail([*self._incomplete, *self._requests.values()], reason)
+
+    def _fail_overdue(self) -> None:
+        """Fail the choices of requests that are incomplete after CHOICES_SECONDS, and free the places of all."""
+        if overdue := self._incomplete.overdue(time.monotonic() - CHOICES_SECONDS):
+            self._fail(overdue, f"not all choices of the request arrived within {CHOICES_SECONDS:g} s")
 
     def _fail(self, requests: list[Request], message: str, reason: FinishReason = FinishReason.ERROR) -> None:
         self._deliver([Output(request.request_id, None, reason, message) for request in requests])

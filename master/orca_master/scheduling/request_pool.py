@@ -83,7 +83,7 @@ class RequestPool:
             several = f", {count} more do not fit" if count > 1 else ""
             raise QueueFullError(f"{waiting} requests are waiting, the limit is {self.max_requests}{several}")
         waiting_tokens = self.num_tokens + self._num_reserved_tokens
-        if waiting and waiting_tokens + num_tokens > self.max_tokens:
+        if (waiting or count > 1) and waiting_tokens + num_tokens > self.max_tokens:
             raise QueueFullError(
                 f"waiting requests of {waiting_tokens} tokens and this one of {num_tokens} "
                 f"exceed the limit of {self.max_tokens}"
