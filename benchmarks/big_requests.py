@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orca_bench.servers import master_of, serve
+from orca_bench.processes import processes
+from orca_bench.servers import serve
 
 ROOT = Path(__file__).parents[1]
 VALID_BODY = b'{"prompt": [1], "max_tokens": 1}'
@@ -147,7 +148,7 @@ def main() -> None:
     chosen = kinds(settings.mebibytes << 20)
     print(f"{'request':>30} {'MiB':>5} {'livez ms':>8} {'+MiB':>6} {'s':>6}  answer", flush=True)
     with serve(Path(settings.model), options) as (server, url):
-        parts, pid = urlsplit(url), master_of(server)
+        parts, pid = urlsplit(url), processes(server.pid)["master"]
         host, port = str(parts.hostname), int(parts.port or 0)
         for name, (route, make) in chosen.items():
             if settings.only and name not in settings.only:

@@ -33,6 +33,7 @@ import httpx
 import yaml
 from operator_cost import EXAMPLE, kubectl, until
 from orca_bench.circumstances import circumstances, line
+from orca_bench.options import positive
 from recovery import TOKENS_BEFORE, Transcript
 
 NAME = "recovery"
@@ -251,9 +252,9 @@ COLUMNS = (
 def main() -> None:
     """Print the circumstances and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=8, help="clients that read streams (8)")
-    parser.add_argument("--tokens", type=int, default=600, help="tokens per stream (600)")
-    parser.add_argument("--rounds", type=int, default=3, help="ends of each victim (3)")
+    parser.add_argument("--streams", type=positive, default=8, help="clients that read streams (8)")
+    parser.add_argument("--tokens", type=positive, default=600, help="tokens per stream (600)")
+    parser.add_argument("--rounds", type=positive, default=3, help="ends of each victim (3)")
     parser.add_argument("--only", default="", metavar="TEXT", help="victims whose names contain TEXT (all)")
     parser.add_argument(
         "--folder", type=Path, default=Path("/var/tmp/orca-recovery"), help="new folder for the journal"

@@ -32,7 +32,8 @@ from urllib.parse import urlsplit
 import httpx
 from endpoint import save_tiny_model
 from orca_bench.circumstances import circumstances, line
-from orca_bench.servers import master_of, serve, unwind_on_sigterm
+from orca_bench.processes import processes
+from orca_bench.servers import serve, unwind_on_sigterm
 
 QUIET_SECONDS = 11.0
 """About the duration of an attack."""
@@ -199,7 +200,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             started = [stack.enter_context(serve(Path(folder) / "model", OPTIONS)) for _ in range(2)]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            servers = [Server(address, master_of(process)) for process, address in started]
+            servers = [Server(address, processes(process.pid)["master"]) for process, address in started]
             asyncio.run(measure(servers, arguments.rounds, arguments.idle, arguments.slow))
 
 

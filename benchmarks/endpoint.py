@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orca_bench.servers import master_of, serve, unwind_on_sigterm
+from orca_bench.processes import processes
+from orca_bench.servers import serve, unwind_on_sigterm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
@@ -87,7 +88,7 @@ def main() -> None:
         save_tiny_model(Path(folder) / "tiny")
         options = ["--max-batch-size", str(arguments.streams), *arguments.options]
         with serve(Path(folder) / "tiny", options) as (process, address):
-            master = master_of(process)
+            master = processes(process.pid)["master"]
             asyncio.run(flood(address, 2, 8))
             for _ in range(arguments.rounds):
                 before, began = processor_seconds(master), time.perf_counter()

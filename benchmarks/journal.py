@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from orca_bench.circumstances import circumstances, line
-from orca_bench.servers import serve, unwind_on_sigterm
-from recovery import DEMO, play, split
+from orca_bench.servers import DEMO, TWO_PARTITIONS, serve, split, unwind_on_sigterm
+from recovery import play
 
 
 def rate(url: str, streams: int, num_tokens: int) -> float:
@@ -33,7 +33,7 @@ def rate(url: str, streams: int, num_tokens: int) -> float:
 
 def main() -> None:
     """Print the rates and their ratio."""
-    arguments, options = split(sys.argv[1:])
+    arguments, options = split(sys.argv[1:], TWO_PARTITIONS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--streams", type=int, default=32, help="concurrent streams (32)")

@@ -21,105 +21,22 @@ import asyncio
 import math
 import random
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import aiohttp
 from orca_bench.circumstances import circumstances, line
-from orca_bench.servers import serve, unwind_on_sigterm
-from recovery import DEMO, split
+from orca_bench.random_load import Asked, arrivals, ask, capacity, checked, clients
+from orca_bench.servers import DEMO, serve, split, unwind_on_sigterm
 
-REQUEST_SECONDS = 600.0
-"""Timeout of a request."""
-PROMPT, ANSWER = (10, 100), (20, 120)
 SHARE = 0.9
-CAPACITY_SECONDS = 20.0
-"""The first half warms up."""
-CLIENTS = 64
-"""Twice the default of --max-batch-size."""
 
 
-@dataclass(slots=True)
-class Asked:
-    """One request. Times in seconds of the monotonic clock; `first`: of its first token; `ended`: of its last byte.
-
-    `retry_after`: seconds, 0 for an accepted request.
-    """
-
-    sent: float
-    first: float = 0.0
-    ended: float = 0.0
-    retry_after: int = 0
-
-    @property
-    def wait(self) -> float:
-        """Time to the first token."""
-        return self.first - self.sent
-
-
-async def ask(session: aiohttp.ClientSession, drawn: random.Random) -> Asked:
-    """Ask for one completion and read it to its end; raise RuntimeError for any answer but 200 and 429."""
-    body = {"prompt": [drawn.randrange(1, 100) for _ in range(drawn.randint(*PROMPT))], "ignore_eos": True,
-            "max_tokens": drawn.randint(*ANSWER), "stream": True, "temperature": 0}  # fmt: skip
-    asked = Asked(time.monotonic())
-    async with session.post("/v1/completions", json=body) as answer:
-        async for text in answer.content:
-            if not asked.first and text.startswith(b"data: "):
-                asked.first = time.monotonic()
-            if text.startswith(b'data: {"error"'):
-                raise RuntimeError(f"a stream ended with {text.decode().strip()}")
-        if answer.status == 429:
-            asked.retry_after = int(answer.headers["Retry-After"])
-        elif answer.status != 200:
-            raise RuntimeError(f"HTTP {answer.status}")
-    asked.ended = time.monotonic()
-    return asked
-
-
-async def with_clients(url: str, load: Callable[[aiohttp.ClientSession], Awaitable[list[Asked]]]) -> list[Asked]:
-    """Run a load on a server."""
-    limits = aiohttp.TCPConnector(limit=0)
-    bound = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    async with aiohttp.ClientSession(url, connector=limits, timeout=bound) as session:
-        return await load(session)
-
-
-def capacity(url: str, seed: int) -> float:
-    """Return the requests per second of CLIENTS clients that ask one after another."""
+async def at_rate(url: str, rate: float, seconds: float, seed: int) -> list[Asked]:
+    """Send `rate` requests per second with random arrivals for `seconds`; return all answers, raise RuntimeError."""
     drawn = random.Random(seed)
-
-    async def load(session: aiohttp.ClientSession) -> list[Asked]:
-        end = time.monotonic() + CAPACITY_SECONDS
-
-        async def client() -> list[Asked]:
-            asked = []
-            while time.monotonic() < end:
-                asked.append(await ask(session, drawn))
-            return asked
-
-        return [entry for entries in await asyncio.gather(*(client() for _ in range(CLIENTS))) for entry in entries]
-
-    asked = asyncio.run(with_clients(url, load))
-    begin = min(entry.sent for entry in asked)
-    counted = [entry for entry in asked if CAPACITY_SECONDS / 2 <= entry.ended - begin < CAPACITY_SECONDS]
-    return len(counted) / (CAPACITY_SECONDS / 2)
-
-
-def at_rate(url: str, rate: float, seconds: float, seed: int) -> list[Asked]:
-    """Send `rate` requests per second with random arrivals for `seconds`, and wait for all answers."""
-    drawn = random.Random(seed)
-
-    async def load(session: aiohttp.ClientSession) -> list[Asked]:
-        begin, offset = time.monotonic(), 0.0
-        asking = []
-        while (offset := offset + drawn.expovariate(rate)) < seconds:
-            await asyncio.sleep(max(0.0, begin + offset - time.monotonic()))
-            asking.append(asyncio.create_task(ask(session, drawn)))
-        return list(await asyncio.gather(*asking))
-
-    return asyncio.run(with_clients(url, load))
+    async with clients(url) as session:
+        asking = [asyncio.create_task(ask(session, drawn)) async for _ in arrivals(rate, seconds, drawn)]
+        return [checked(asked) for asked in await asyncio.gather(*asking)]
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -134,8 +51,8 @@ def told_and_true(asked: Sequence[Asked]) -> list[float]:
     ratios = []
     for refusal in (entry for entry in asked if entry.retry_after):
         last = next((entry for entry in reversed(accepted) if entry.sent <= refusal.sent), None)
-        if last is not None and last.first > refusal.sent:
-            ratios.append(refusal.retry_after / math.ceil(last.first - refusal.sent))
+        if last is not None and last.tokens[0] > refusal.sent:
+            ratios.append(refusal.retry_after / math.ceil(last.tokens[0] - refusal.sent))
     return ratios
 
 
@@ -165,18 +82,19 @@ def report(asked: Sequence[Asked], bound: float, p99: float) -> None:
 def run(settings: argparse.Namespace, options: Sequence[str]) -> None:
     """Measure the three loads and print the figures; raise RuntimeError for an unexpected answer."""
     with serve(settings.model, options) as (_, url):
-        most = capacity(url, settings.seed)
-        before = at_rate(url, SHARE * most, settings.before, settings.seed)
+        most = asyncio.run(capacity(url, settings.seed))
+        before = asyncio.run(at_rate(url, SHARE * most, settings.before, settings.seed))
         p99 = quantile([entry.wait for entry in before if not entry.retry_after], 0.99)
     print(f"capacity {most:.1f} requests/s; at 90 %: {len(before)} requests, TTFT p99 {p99:.2f} s", flush=True)
     bound = settings.bound if settings.times_p99 is None else settings.times_p99 * p99
     with serve(settings.model, [*options, "--max-expected-wait", f"{bound:.3f}"]) as (_, url):
-        report(at_rate(url, settings.factor * most, settings.seconds, settings.seed), bound, p99)
+        asked = asyncio.run(at_rate(url, settings.factor * most, settings.seconds, settings.seed))
+    report(asked, bound, p99)
 
 
 def main() -> None:
     """Print the figures."""
-    arguments, options = split(sys.argv[1:]) if "--" in sys.argv else (sys.argv[1:], [])
+    arguments, options = split(sys.argv[1:], [])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--seconds", type=float, default=300.0, help="duration of the overload (300)")

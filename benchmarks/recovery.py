@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -30,16 +29,15 @@ from pathlib import Path
 
 import httpx
 from orca_bench.circumstances import circumstances, line
-from orca_bench.servers import serve, unwind_on_sigterm
+from orca_bench.processes import processes, spares, workers
+from orca_bench.servers import DEMO, TWO_PARTITIONS, given, ranks_per_worker, serve, split, unwind_on_sigterm
 
-DEMO = Path(__file__).parent.parent / "examples" / "demo-model"
 TOKENS_BEFORE = 10
 STREAM_SECONDS = 300.0
 READY_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
 """From the start of a spare rank to the next round: it imports torch meanwhile."""
 RETRY_SECONDS = 0.05
-SOCKET = re.compile(r"worker-(\d+)\.sock")
 
 
 @dataclass(slots=True)
@@ -71,35 +69,6 @@ class Transcript:
         """Return the longest pause between two events that ended after `killed_at`, in seconds."""
         ends = [(later - earlier, later) for earlier, later in zip(self.times, self.times[1:], strict=False)]
         return max((seconds for seconds, end in ends if end > killed_at), default=0.0)
-
-
-def victims(server: subprocess.Popen[str], spares: bool) -> dict[str, int]:
-    """Return the process ids of all controllers and ranks by name, such as `controller 0` and `rank 0.1`.
-
-    `spares`: each worker's youngest rank process is its spare, which is no victim.
-    """
-    found = {}
-    for controller in _children(server.pid):
-        if _command(controller) == _command(server.pid):  # a forked child
-            found["master"] = controller
-        if worker := SOCKET.search(_command(controller)):
-            found[f"controller {worker[1]}"] = controller
-            ranks = sorted(child for child in _children(controller) if "orca_worker.rank" in _command(child))
-            ranks = ranks[:-1] if spares else ranks
-            found |= {f"rank {worker[1]}.{index}": rank for index, rank in enumerate(ranks)}
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for children in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in children.read_text().split()
-    ]
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 async def read(client: httpx.AsyncClient, seed: int, num_tokens: int, transcript: Transcript) -> None:
@@ -141,27 +110,19 @@ async def play(
     return transcripts, killed_at
 
 
-def wait_restarted(server: subprocess.Popen[str], url: str, names: Collection[str], spares: bool) -> None:
-    """Wait until `names` run, each worker with its spare, and the server is ready; exit after READY_SECONDS."""
+def wait_restarted(server: subprocess.Popen[str], url: str, names: Collection[str], ranks: int) -> None:
+    """Wait until the processes `names` run (`ranks`: per worker) and the server is ready; exit after READY_SECONDS."""
     deadline = time.monotonic() + READY_SECONDS
-    while not victims(server, spares).keys() >= set(names) or httpx.get(f"{url}/readyz").status_code != 200:
+    while not processes(server.pid, ranks).keys() >= set(names) or httpx.get(f"{url}/readyz").status_code != 200:
         if time.monotonic() > deadline:
             raise SystemExit(f"error: the server was not ready again within {READY_SECONDS:.0f} s")
         time.sleep(0.1)
     time.sleep(SETTLE_SECONDS)
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options of the benchmark and, after `--`, those of `orca serve` (two partitions, float32)."""
-    if "--" not in arguments:
-        return arguments, ["-pp", "2", "--dtype", "float32"]
-    separator = arguments.index("--")
-    return arguments[:separator], arguments[separator + 1 :]
-
-
 def main() -> None:
     """Print a line per victim."""
-    arguments, options = split(sys.argv[1:])
+    arguments, options = split(sys.argv[1:], TWO_PARTITIONS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams (8)")
@@ -175,17 +136,16 @@ def main() -> None:
     print(line(circumstances(None)))
     with serve(settings.model, options) as (server, url):
         undisturbed, _ = asyncio.run(play(url, settings.streams, settings.tokens))
-        spares = "--no-spare-ranks" not in options
-        names = sorted(
-            name
-            for name in victims(server, spares=False)
-            if name.startswith(settings.only) and (name != "master" or "--journal" in options)
-        )
+        ranks = ranks_per_worker(options)
+        victims = workers(processes(server.pid, ranks))
+        complete = [*victims, *(spares(victims) if "--no-spare-ranks" not in options else ())]
+        names = [*victims, *(["master"] if given(options, "--journal") else [])]
+        names = sorted(name for name in names if name.startswith(settings.only))
         for name in names:
             results = []
             for _ in range(settings.rounds):
-                wait_restarted(server, url, names, spares)
-                victim = victims(server, spares)[name]
+                wait_restarted(server, url, complete, ranks)
+                victim = processes(server.pid, ranks)[name]
                 found, killed_at = asyncio.run(play(url, settings.streams, settings.tokens, victim, number))
                 results += [
                     (transcript.pause(killed_at), transcript.tokens == expected.tokens, transcript.error)

@@ -1,8 +1,9 @@
-"""Plots of sweeps: median normalized latency over throughput, as in the paper's Figure 10."""
+"""Plots: latency over throughput of sweeps, as in the paper's Figure 10, and panels of series over time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,38 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str, p
     axes.set_title(title)
     axes.grid(True, alpha=0.3)
     axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: lines by name, each of points (minute, value). `scale`: linear from 0, or log."""
+
+    title: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    scale: str = "linear"
+
+
+def plot_panels(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """Plot panels over the same minutes, two in a row, to `path`, in the format of its suffix (.svg, .png)."""
+    mpl.use("Agg")
+    rows = (len(panels) + 1) // 2
+    figure, grid = pyplot.subplots(rows, 2, figsize=(11, 2.9 * rows), sharex=True, squeeze=False)
+    for panel, axes in zip(panels, grid.flat, strict=False):
+        for name, points in panel.lines.items():
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
+        axes.set_title(panel.title, fontsize=10)
+        axes.set_yscale(panel.scale)
+        if panel.scale == "linear":
+            axes.set_ylim(bottom=0)
+        axes.grid(True, alpha=0.3)
+        if panel.lines:
+            axes.legend(fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("minute")
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

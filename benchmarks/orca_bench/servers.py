@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import os
@@ -15,12 +16,38 @@ from pathlib import Path
 
 EXIT_SECONDS = 30.0
 """Time between SIGTERM and SIGKILL."""
+DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
+TWO_PARTITIONS = ("-pp", "2", "--dtype", "float32")
 READY = re.compile(r"ready: \S+ on (http://\S+)")
 
 
 def unwind_on_sigterm() -> None:
     """Make SIGTERM raise SystemExit, so that `finally` blocks end the started processes."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def split(arguments: Sequence[str], default: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of a benchmark and, after `--`, those of `orca serve`, `default` without `--`."""
+    if "--" not in arguments:
+        return list(arguments), list(default)
+    separator = list(arguments).index("--")
+    return list(arguments[:separator]), list(arguments[separator + 1 :])
+
+
+def given(options: Sequence[str], *names: str) -> str | None:
+    """Return the last value of an option of `orca serve`, by any of its names; None without it.
+
+    Ends the program with argparse's message if the value is missing.
+    """
+    parser = argparse.ArgumentParser(prog="orca serve", usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+    parser.add_argument(*names, dest="value")
+    value: str | None = parser.parse_known_args(options)[0].value
+    return value
+
+
+def ranks_per_worker(options: Sequence[str]) -> int:
+    """Return the ranks of each worker of an `orca serve` with these options."""
+    return int(given(options, "-tp", "--tensor-parallel-size") or 1)
 
 
 @contextlib.contextmanager
@@ -50,15 +77,6 @@ def url_when_ready(server: subprocess.Popen[str]) -> str:
             return ready[1]
         last.append(line)
     raise SystemExit(f"error: the server did not start: {''.join(last)}")
-
-
-def master_of(server: subprocess.Popen[str]) -> int:
-    """Return the process id of the master: the child of `orca serve` that runs the same program."""
-    process = Path(f"/proc/{server.pid}")
-    command = (process / "cmdline").read_bytes()
-    children = (process / "task" / str(server.pid) / "children").read_text().split()
-    (pid,) = (int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == command)
-    return pid
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
             print(output.outputs[0].text)
 
-The names follow vLLM. Create `LLM` on the main thread, before the program starts other threads (see LocalWorkers).
+The names follow vLLM. Any thread may create and use an `LLM`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.preflight import check, model_command, text_command
 from orca_master.commands.serve import local_topology
 from orca_master.commands.server import make_engine
+from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, Piece
+from orca_master.endpoint.generation import Generation
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
@@ -106,15 +107,19 @@ class LLM:
         )
         self._stack = contextlib.ExitStack()
         try:
-            workers = self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
-            spec = ModelSpec(path=str(path), served_name=path.name, dtype=dtype, max_model_len=max_model_len)
-            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
             thread.start()
             self._stack.callback(thread.join, 5.0)
             self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
 
+            # Workers end with the thread that starts them, and the caller's thread may end before the LLM.
+            async def start() -> LocalWorkers:
+                return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
+
+            workers = self._run(start())
+            spec = ModelSpec(path=str(path), served_name=path.name, dtype=dtype, max_model_len=max_model_len)
+            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             codec = TextCodec(path)
             # A program submits all its prompts at once, and has no other server to try.
             settings = {"max_expected_wait": math.inf, **engine}

@@ -15,6 +15,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Backend, Dtype
 from pydantic import Field
 
+from orca_operator.api_rollout import RolloutStrategy
 from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
 from orca_operator.effects import Effect
 from orca_operator.pod_settings import MasterSettings, WorkerSettings
@@ -109,18 +110,6 @@ class Scheduler(Part):
     kv_slots: Annotated[int, Field(ge=BLOCK_SIZE)] | None = Field(
         None, description="K/V slots per pipeline, one per token; sized from free memory by default."
     )
-
-
-class RolloutStrategy(Part):
-    """How a new revision replaces the old one, counted in pipelines."""
-
-    type: Literal["RollingUpdate", "Recreate"] = Field(
-        "Recreate", description="Recreate deletes the old revision first."
-    )
-    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = Field(
-        1, description="Maximum number of unavailable pipelines."
-    )
-    max_surge: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Maximum number of additional pipelines.")
 
 
 class RecoveryPolicy(Part):
@@ -255,11 +244,13 @@ class Spec(Part):
     )
     autoscaling: Annotated[Autoscaling | None, Effect.NOT_YET] = Field(None, description="Automatic scaling.")
     scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Settings of the scheduler.")
-    rollout_strategy: Annotated[RolloutStrategy, Effect.NOT_YET] = Field(
+    rollout_strategy: Annotated[RolloutStrategy, Effect.LIVE] = Field(
         RolloutStrategy(), description="How a new revision replaces the old."
     )
     progress_deadline_seconds: Annotated[Seconds, Effect.LIVE] = Field(
-        1800, description="Time after which a deployment that is not ready counts as failed."
+        1800,
+        description="Time without progress after which a deployment that is not ready counts as failed. Progress is an "
+        "edit, or a pipeline that becomes ready.",
     )
     startup_timeout_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
         1800, description="Timeout for image pull, download and loading of a pod."

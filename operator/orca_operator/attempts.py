@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orca_contract.message import Message
 from orca_contract.state import StateReport
 
-from orca_operator.plan import Put
+from orca_operator.actions import Put
 
 REFUSALS = (400, 404, 405, 409, 413, 422)
 """HTTP statuses of a master for which a retry is useless."""

@@ -86,9 +86,10 @@ class Cluster:
         listing = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
         return [{**item, "kind": kind} for item in listing["items"]]
 
-    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Apply an object by server-side apply, as the only owner of the fields in it."""
+    def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+        """Apply an object by server-side apply, as the only owner of the fields in it; `dry_run` changes nothing."""
         metadata = manifest["metadata"]
+        options = {"dry_run": "All"} if dry_run else {}
         return self._call(
             self._resource(manifest["kind"]).server_side_apply,
             body=manifest,
@@ -96,6 +97,18 @@ class Cluster:
             namespace=metadata["namespace"],
             field_manager=FIELD_MANAGER,
             force_conflicts=True,
+            **options,
+        )
+
+    def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        """Set `spec.replicas` of an object."""
+        self._call(
+            self._resource(kind).patch,
+            body={"spec": {"replicas": replicas}},
+            name=name,
+            namespace=namespace,
+            content_type="application/merge-patch+json",
+            field_manager=FIELD_MANAGER,
         )
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:

@@ -1,7 +1,8 @@
 """The conditions of an OrcaDeployment (metav1.Condition). Pure: the previous status and the time are arguments.
 
 `Ready` summarizes the others; its reason is one of orca_contract.reasons. A condition keeps its lastTransitionTime
-while its status stays the same.
+while its status stays the same. Only that of `Progressing`, from which the progress deadline counts, is also set by an
+edit, and by each pipeline of the spec's revision that becomes ready: a rollout replaces them one after another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from orca_contract.state import JournalState, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis, View, diagnose
+from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
@@ -46,6 +47,9 @@ JOURNAL_OFF = "JournalOff"
 JOURNAL_VERSION = 3
 """Version of the contract from which on masters report the state of their journal."""
 
+HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
+"""Reasons of pods that start as they should."""
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -68,88 +72,131 @@ class Situation:
     certificate_problems: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_conditions(
-    situation: Situation,
-    desired: int,
-    available: int,
-    master_ready: bool,
-    serving_revision: str,
-    previous: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Return all conditions. `desired` and `available` count pipelines; `previous` is the whole previous status."""
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Counts of pipelines, and the revision that served last.
+
+    `desired`: of the spec; `serving`: by revision; `ready`: those of the spec's revision whose pods are all ready.
+    """
+
+    desired: int
+    serving: Mapping[str, int]
+    current: str
+    ready: int = 0
+
+    @property
+    def available(self) -> int:
+        """Serving pipelines of all revisions."""
+        return sum(self.serving.values())
+
+
+def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all conditions; `previous` is the whole previous status."""
     now = situation.view.now
-    verdict = _verdict(situation, desired, available, serving_revision)
-    states = _states(situation, verdict, desired, available, master_ready, serving_revision, previous, now)
-    return [_condition(kind, *states[kind], situation.generation, previous, now) for kind in CONDITIONS]
+    verdict = _verdict(situation, rollout)
+    states = _states(situation, verdict, rollout, previous, now)
+    before = {kind: find_condition(previous, kind) for kind in CONDITIONS}
+    if states["Progressing"][0] and _moves_on(situation, rollout, previous):
+        before["Progressing"] = {}
+    return [_condition(kind, *states[kind], situation.generation, before[kind], now) for kind in CONDITIONS]
 
 
-def _verdict(situation: Situation, desired: int, available: int, serving_revision: str) -> Diagnosis:
+def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     """Return the reason of `Ready`."""
     if situation.problem:
         return Diagnosis(Reason.INVALID_SPEC, situation.problem)
     assert situation.spec is not None
     assert situation.revision is not None
-    if not desired:
+    if not rollout.desired:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+    revision, existing = situation.revision, situation.view.observed.revisions()
     lacking = situation.certificate_problems.get(situation.certificates, "")
-    if lacking and situation.revision not in situation.view.observed.revisions():
+    if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
-    if serving_revision != situation.revision:
-        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {situation.revision} replaces {serving_revision}")
-    if available >= desired:
-        return Diagnosis(Reason.SERVING, f"{available} of {desired} pipelines serve")
-    return diagnose(situation.view, situation.revision)
+    serving = rollout.serving.get(revision, 0)
+    if serving >= rollout.desired:
+        return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
+    others = sorted(existing - {revision, ""})
+    cause = diagnose(situation.view, revision)
+    if serving and cause == NO_CAUSE:
+        cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
+    if others and (revision not in existing or rollout.available > serving):
+        return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
+    return cause
+
+
+def _rolling(cause: Diagnosis, revision: str, replaced: str) -> Diagnosis:
+    """Return the reason of `Ready` while `revision` replaces another one, and does not serve as desired yet."""
+    if cause.reason in HEALTHY:
+        return Diagnosis(Reason.ROLLING_UPDATE, f"revision {revision} replaces {replaced}: {cause.message}", cause.pod)
+    return Diagnosis(cause.reason, f"revision {revision}: {cause.message}; revision {replaced} is kept", cause.pod)
 
 
 def _states(
-    situation: Situation,
-    verdict: Diagnosis,
-    desired: int,
-    available: int,
-    master_ready: bool,
-    serving_revision: str,
-    previous: Mapping[str, Any],
-    now: datetime,
+    situation: Situation, verdict: Diagnosis, rollout: Rollout, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, tuple[bool, str, str]]:
     """Return (status, reason, message) of every condition."""
     spec, observed = situation.spec, situation.view.observed
+    desired, available = rollout.desired, rollout.available
     ready = verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
-    overdue = waiting and spec is not None and _overdue(previous, situation.generation, spec, now)
-    if overdue and verdict.reason is Reason.LOADING_WEIGHTS:
+    overdue = (
+        waiting and spec is not None and not _moves_on(situation, rollout, previous) and _overdue(previous, spec, now)
+    )
+    if overdue and verdict.reason in HEALTHY:
         verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
     reason, message = verdict.reason.value, verdict.message
     failed = overdue or verdict.reason is Reason.INVALID_SPEC
     deadline = Reason.PROGRESS_DEADLINE_EXCEEDED.value
     workers = observed.pods(names.WORKER)
     unscheduled = [pod for pod in workers if pod_condition(pod, "PodScheduled").get("status") != "True"]
-    enough = len(workers) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
+    updated = observed.pods(names.WORKER, situation.revision)
+    enough = len(updated) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
     scheduled = enough and not unscheduled
     serving = f"{available} of {desired} pipelines serve"
+    master_ready = bool(rollout.serving)
+    revision = rollout.current or situation.revision or ""
     return {
         "Ready": (ready, reason, message),
         "Available": (available > 0, reason if available else "NoPipelineServes", serving),
         "Progressing": (
             (False, deadline, message) if overdue else (waiting, reason if waiting else "Complete", message)
         ),
-        "Degraded": (available > 0 and not ready, reason, message),
+        "Degraded": (available > 0 and not ready and verdict.reason not in HEALTHY, reason, message),
         "Failed": (failed, deadline if overdue else reason, message),
         "ModelReady": _model_ready(situation),
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
-        "JournalReady": _journal_ready(observed.reports.get(serving_revision), reason, message),
+        "JournalReady": _journal_ready(observed.reports.get(revision), reason, message),
         "ScalingReady": _scaling_ready(spec),
-        "TLSReady": _tls_ready(situation, serving_revision),
+        "TLSReady": _tls_ready(situation, revision),
         "FullyApplied": _fully_applied(situation),
     }
 
 
-def _overdue(previous: Mapping[str, Any], generation: int, spec: Spec, now: datetime) -> bool:
+def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> bool:
+    """Whether the spec was edited, or more pipelines of its revision are ready than before.
+
+    By the pods, not by the master's report, which may be missing in a pass.
+    """
+    if find_condition(previous, "Progressing").get("observedGeneration") != situation.generation:
+        return True
+    return rollout.ready > count_ready(previous.get("pipelines") or [], situation.revision)
+
+
+def count_ready(pipelines: Iterable[Mapping[str, Any]], revision: str | None) -> int:
+    """Return how many of a status' entries are of a revision and have ready pods only."""
+    ready = 0
+    for pipeline in pipelines:
+        workers, _, size = pipeline["readyWorkers"].partition("/")
+        ready += pipeline["revision"] == revision and workers == size
+    return ready
+
+
+def _overdue(previous: Mapping[str, Any], spec: Spec, now: datetime) -> bool:
     progressing = find_condition(previous, "Progressing")
-    if progressing.get("observedGeneration") != generation:
-        return False
     if progressing["status"] == "False":
         return bool(progressing["reason"] == Reason.PROGRESS_DEADLINE_EXCEEDED.value)
     since = datetime.fromisoformat(progressing["lastTransitionTime"])
@@ -218,13 +265,21 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
     if situation.not_applied:
         return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
+    if situation.spec.rollout_strategy.filled_in_by_old_schema:
+        return True, "Applied", f"every field takes effect; {_old_strategy(situation)}"
     return True, "Applied", "every field takes effect"
 
 
+def _old_strategy(situation: Situation) -> str:
+    """Return a sentence about a `rolloutStrategy` that was a default of an older CRD."""
+    patch = '{"spec":{"rolloutStrategy":null}}'
+    command = f"kubectl -n {situation.namespace} patch orca {situation.name} --type=merge -p '{patch}'"
+    return f"rolloutStrategy has the values of an older CRD's defaults (Recreate); for RollingUpdate: {command}"
+
+
 def _condition(
-    kind: str, holds: bool, reason: str, message: str, generation: int, previous: Mapping[str, Any], now: datetime
+    kind: str, holds: bool, reason: str, message: str, generation: int, before: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
-    before = find_condition(previous, kind)
     status = "True" if holds else "False"
     kept = before.get("lastTransitionTime") if before.get("status") == status else None
     return {

@@ -22,7 +22,7 @@ from orca_operator.derive_pod_api import derive
 from orca_operator.effects import Effect, leaves
 from orca_operator.names import GROUP, KIND, PLURAL, VERSION
 from orca_operator.schema import spec_schema, status_schema
-from orca_operator.structural import PRESERVE
+from orca_operator.structural import INT_OR_STRING, PRESERVE
 from orca_operator.validation import RULES, where
 
 CLOSED_KEYS = (
@@ -152,7 +152,7 @@ def _fields(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dic
 def _type(entry: dict[str, Any]) -> str:
     if "enum" in entry:
         return " \\| ".join(f"`{value}`" for value in entry["enum"])
-    text = str(entry.get("type", "object"))
+    text = "integer or string" if INT_OR_STRING in entry else str(entry.get("type", "object"))
     if "minimum" in entry:
         text += f", {entry['minimum']} to {entry['maximum']}" if "maximum" in entry else f", from {entry['minimum']}"
     return text

@@ -54,6 +54,10 @@ class Diagnosis:
     pod: str = ""
 
 
+NO_CAUSE = Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
+"""No pod and no master shows a cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Snapshot of the deployment for one pass.
@@ -89,7 +93,7 @@ def diagnose(view: View, revision: str) -> Diagnosis:
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
-    return worst(causes + reported) or Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
+    return worst(causes + reported) or NO_CAUSE
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause

@@ -13,15 +13,19 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from orca_operator import names
+from orca_operator.actions import Action, Apply, Check, Delete, Put, PutScheduler, PutTopology, Scale
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
-from orca_operator.plan import Action, Apply, Delete, Put, PutScheduler, PutTopology
 from orca_operator.validation import InvalidSpecError
+
+NO_DRY_RUN = "does not support dry run"
+"""In the answer to a dry run before a webhook that does not declare its side effects: it sees the write only."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Executor:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
+        self._accepted: dict[tuple[str, str], str] = {}
         self._token = ""
 
     def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
@@ -54,8 +59,12 @@ class Executor:
         outcome = Outcome()
         for action in actions:
             match action:
+                case Check(manifest):
+                    self._check(manifest, context, observed)
                 case Apply(manifest):
                     self._apply(manifest, context, observed, outcome)
+                case Scale(child, replicas):
+                    self._scale(child, replicas, context.namespace, outcome)
                 case Delete(child):
                     self._delete(child, context.namespace, outcome)
                 case PutTopology() | PutScheduler():
@@ -102,10 +111,35 @@ class Executor:
         try:
             self._cluster.apply(manifest)
         except ClusterError as error:
-            if error.status in REFUSED:
-                raise InvalidSpecError(f"Secret {metadata['name']}: {error}") from error
-            raise
+            raise _refused("Secret", metadata["name"], error) from error
         logger.info("%s: wrote Secret %s", metadata["namespace"], metadata["name"])
+
+    def _check(self, manifest: dict[str, Any], context: Context, observed: Observed) -> None:
+        """Have the API server validate an object; an object that it has accepted before is not sent again.
+
+        Raises InvalidSpecError for a rejected manifest, and for an object of another owner with the same name.
+        """
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        content = json.dumps(manifest, sort_keys=True)
+        if self._accepted.get((kind, name)) == content or self._written.get((kind, name), ("",))[0] == content:
+            return
+        try:
+            live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
+            if live is not None and (is_ending(live) or not _is_own(live, context)):
+                return
+            self._cluster.apply(manifest, dry_run=True)
+        except KindNotServedError:
+            return
+        except ClusterError as error:
+            if not (error.status == HTTPStatus.BAD_REQUEST and NO_DRY_RUN in str(error)):
+                raise _refused(kind, name, error) from error
+        self._accepted[(kind, name)] = content
+
+    def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:
+        kind, name = child["kind"], name_of(child)
+        self._cluster.scale(kind, namespace, name, replicas)
+        outcome.writes += 1
+        logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
     def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -125,9 +159,7 @@ class Executor:
             outcome.skipped.append(str(error))
             return
         except ClusterError as error:
-            if error.status in REFUSED:
-                raise InvalidSpecError(f"{kind} {name}: {error}") from error
-            raise
+            raise _refused(kind, name, error) from error
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
@@ -138,14 +170,10 @@ class Executor:
 
         Raises InvalidSpecError for an object of another owner, which is left unchanged.
         """
-        if owner_uid(live) == owner.uid:
+        if _is_own(live, owner):
             return True
-        kind, metadata = live["kind"], live["metadata"]
-        if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != owner.name:
-            raise InvalidSpecError(
-                f"metadata.name: a {kind} named {metadata['name']} exists and is not ORCA's: choose another name"
-            )
-        self._cluster.delete(kind, owner.namespace, metadata["name"], metadata["uid"])
+        metadata = live["metadata"]
+        self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
         return False
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
@@ -159,6 +187,26 @@ def version(live: Mapping[str, Any]) -> str:
     """Return a value that changes with the object's content, but not with its status alone."""
     metadata = live["metadata"]
     return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
+
+
+def _is_own(live: Object, owner: Owner) -> bool:
+    """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
+
+    Raises InvalidSpecError for an object of another owner.
+    """
+    if owner_uid(live) == owner.uid:
+        return True
+    metadata = live["metadata"]
+    if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != owner.name:
+        raise InvalidSpecError(
+            f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
+        )
+    return False
+
+
+def _refused(kind: str, name: str, error: ClusterError) -> Exception:
+    """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
+    return InvalidSpecError(f"{kind} {name}: {error}") if error.status in REFUSED else error
 
 
 def _content(secret: Object) -> dict[str, bytes]:

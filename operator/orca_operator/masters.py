@@ -9,13 +9,14 @@ from http import HTTPStatus
 
 from orca_contract.state import StateReport
 
+from orca_operator.actions import Put
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import AdminPort, Object, Observed
-from orca_operator.plan import Put, unknown_to_master
+from orca_operator.plan import unknown_to_master
 from orca_operator.store import Key
 
 logger = logging.getLogger(__name__)

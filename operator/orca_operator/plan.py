@@ -2,32 +2,30 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
-1. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
-2. delete an outdated revision, its pods included, before the next step (`rolloutStrategy.type: Recreate`);
+1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
+2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
-4. delete children that are no longer desired.
+4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
+   `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
+5. delete children that are no longer desired.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
 pipelines first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from orca_contract import routes
-from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import StateReport
-from orca_contract.topology import Topology
+from typing import Any
 
 from orca_operator import names
+from orca_operator.actions import Action, Apply, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of
-from orca_operator.revision import controller_revision, rendering, surplus
+from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
+from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
+from orca_operator.rollout import Shares, shares
 
-WORKLOADS = ("Deployment", "StatefulSet")
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -40,74 +38,57 @@ PRUNED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Server-side apply of one object."""
-
-    manifest: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Deletion of one child."""
-
-    child: Object
-
-
-@dataclass(frozen=True, slots=True)
-class PutTopology:
-    """`PUT /topology` to a revision's master."""
-
-    route: ClassVar[str] = routes.TOPOLOGY
-    revision: str
-    body: Topology
-
-    @staticmethod
-    def reported(report: StateReport) -> Topology | None:
-        """Return the part of a report that this change sets."""
-        return report.topology
-
-
-@dataclass(frozen=True, slots=True)
-class PutScheduler:
-    """`PUT /scheduler` to a revision's master."""
-
-    route: ClassVar[str] = routes.SCHEDULER
-    revision: str
-    body: SchedulerKnobs
-
-    @staticmethod
-    def reported(report: StateReport) -> SchedulerKnobs | None:
-        """Return the part of a report that this change sets."""
-        return report.scheduler
-
-
-Put = PutTopology | PutScheduler
-Action = Apply | Delete | Put
-
-
-def plan(context: Context, view: View, has_certificates: bool = True) -> list[Action]:
+def plan(context: Context, view: View, has_certificates: bool = True, serving_revision: str = "") -> list[Action]:
     """Return the actions of one pass, in order.
 
-    A new revision waits for its certificates; the previous revision runs meanwhile.
+    A new revision waits for its certificates; the previous revision runs meanwhile. `serving_revision` is the revision
+    that served last, "" if none has served yet.
     """
-    observed, pipelines = view.observed, context.spec.num_pipelines
-    surroundings = _surroundings(context, observed, pipelines)
-    if pipelines and not has_certificates and context.revision not in observed.revisions():
-        return [Apply(manifest) for manifest in surroundings]
-    ending = _other_revisions(context, observed)
-    workloads = _workloads(context, observed, pipelines)
-    actions: list[Action] = [Apply(manifest) for manifest in surroundings]
-    if not ending:
+    observed, outdated = view.observed, outdated_revisions(context, view.observed)
+    steps = _steps(context, view, outdated, serving_revision)
+    surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
+    is_new = context.revision not in observed.revisions()
+    stale = stale_rendering(context, observed)
+    actions = _checks(surroundings + workloads, stale) if is_new else []
+    actions += [Delete(stored) for stored in stale]
+    actions += [Apply(manifest) for manifest in surroundings]
+    if is_new and context.spec.num_pipelines and not has_certificates:
+        return actions
+    if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
-    actions += _live(context, observed, pipelines)
+    actions += _live(context, observed, steps.new)
+    for revision, kept in steps.old.items():
+        actions += shrink(context, view, revision, kept)
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if (kind, name_of(child)) not in desired and not is_ending(child):
+            is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
+            if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
                 actions.append(Delete(child))
-    actions += [Delete(old) for old in surplus(observed, context.revision) if not is_ending(old)]
+    actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
     return actions
+
+
+def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:
+    """Return dry runs of all manifests but those of objects to be replaced: a dry run would be an immutable change."""
+    places = {(stored["kind"], name_of(stored)) for stored in replaced}
+    return [Check(each) for each in manifests if (each["kind"], each["metadata"]["name"]) not in places]
+
+
+def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
+    """Return the pipelines of this pass by revision."""
+    strategy, pipelines = context.spec.rollout_strategy, context.spec.num_pipelines
+    if not pipelines or strategy.recreates:
+        return Shares(pipelines, dict.fromkeys(outdated, 0))
+    old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
+    return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
+
+
+def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
+    """Whether the workloads of the revision wait for the end of other pods."""
+    if context.spec.rollout_strategy.recreates:
+        return _others_exist(context, observed)
+    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
 
 
 def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
@@ -124,44 +105,22 @@ def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[
     ]
 
 
-def _other_revisions(context: Context, observed: Observed) -> list[Object]:
-    """Return the workloads and pods of outdated revisions."""
-    return [
-        child
+def _others_exist(context: Context, observed: Observed) -> bool:
+    """Whether an outdated revision still has workloads or pods."""
+    return any(
+        label(child, names.REVISION_LABEL) != context.revision
         for kind in (*WORKLOADS, "Pod")
         for child in observed.of_kind(kind)
-        if label(child, names.REVISION_LABEL) != context.revision
-    ]
+    )
 
 
 def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, _held_pipelines(context, observed)) if pipelines else 0
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines else 0
     deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
-
-
-def _held_pipelines(context: Context, observed: Observed) -> int:
-    """Return how many pipelines the master may still use, whose pods must stay.
-
-    A running master that did not answer may use every pipeline that has pods: a timeout of one call must not delete
-    pods whose pipeline is still in the topology.
-    """
-    report = observed.reports.get(context.revision)
-    if report is not None:
-        return len(report.pipelines)
-    if observed.admin_port(context.revision) is None:
-        return 0
-    return max(
-        (
-            int(stateful_set["spec"]["replicas"])
-            for stateful_set in observed.of_kind("StatefulSet")
-            if label(stateful_set, names.REVISION_LABEL) == context.revision
-        ),
-        default=0,
-    )
 
 
 def unknown_to_master(context: Context, observed: Observed) -> list[str]:

@@ -184,7 +184,8 @@ class Reconciler:
             await self._certify(keeper, children, source, request, now)
             view = look(await masters.observe(key, children, context), now)
             if is_supported(spec.model):
-                actions = plan(context, view, has_certificates=not keeper.problems.get(source))
+                serving = str(previous.get("currentRevision", ""))
+                actions = plan(context, view, not keeper.problems.get(source), serving)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
                 await self._announce_skipped(resource, deployment, outcome)

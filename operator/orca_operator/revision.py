@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from orca_operator import names
@@ -17,7 +18,7 @@ from orca_operator.effects import Effect, all_but
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
-from orca_operator.observe import Object, Observed, certificate_secret, label, name_of
+from orca_operator.observe import Object, Observed, certificate_secret, is_ending, label, name_of
 
 HASH_LENGTH = 6
 KEPT_REVISIONS = 5
@@ -32,10 +33,13 @@ def revision_hash(spec: Spec) -> str:
 
 
 def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the master's Deployment and the StatefulSets of a revision, with stored specs if there are any."""
+    """Return the master's Deployment and the StatefulSets of a revision, with stored specs while it has workloads.
+
+    A return to an older revision without workloads renders anew, with the default images of today.
+    """
     deployment, stateful_sets = master_deployment(context), worker_stateful_sets(context)
     stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
-    if stored is not None and (data := stored.get("data")):
+    if stored is not None and context.revision in observed.revisions() and (data := stored.get("data")):
         deployment["spec"] = data["deployment"]
         for stateful_set, spec in zip(stateful_sets, data["statefulSets"], strict=True):
             stateful_set["spec"] = spec
@@ -51,8 +55,9 @@ def certificate_source(context: Context, observed: Observed) -> str:
 def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
     """Return the object that stores a revision's rendering, numbered after the existing ones."""
     existing = observed.find("ControllerRevision", names.revision(context.name, context.revision))
+    if stale_rendering(context, observed):
+        existing = None
     highest = max((int(stored.get("revision", 0)) for stored in observed.stored_revisions()), default=0)
-    deployment, stateful_sets = rendering(context, observed)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -61,12 +66,25 @@ def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
             names.labels(context.name) | {names.REVISION_LABEL: context.revision},
         ),
         "revision": existing["revision"] if existing else highest + 1,
-        "data": {"deployment": deployment["spec"], "statefulSets": [each["spec"] for each in stateful_sets]},
+        "data": _data(context, observed),
     }
 
 
-def surplus(observed: Observed, current: str) -> list[Object]:
-    """Return the oldest ControllerRevisions beyond KEPT_REVISIONS, never that of the current revision."""
-    others = [stored for stored in observed.stored_revisions() if label(stored, names.REVISION_LABEL) != current]
+def stale_rendering(context: Context, observed: Observed) -> list[Object]:
+    """Return the ControllerRevision of a revision without workloads if it differs from today's: it is immutable."""
+    stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
+    if stored is None or is_ending(stored) or stored.get("data") == _data(context, observed):
+        return []
+    return [stored]
+
+
+def _data(context: Context, observed: Observed) -> dict[str, Any]:
+    deployment, stateful_sets = rendering(context, observed)
+    return {"deployment": deployment["spec"], "statefulSets": [each["spec"] for each in stateful_sets]}
+
+
+def surplus(observed: Observed, needed: Collection[str]) -> list[Object]:
+    """Return the oldest ControllerRevisions beyond KEPT_REVISIONS, never those of `needed` revisions."""
+    others = [stored for stored in observed.stored_revisions() if label(stored, names.REVISION_LABEL) not in needed]
     others.sort(key=lambda stored: (int(stored.get("revision", 0)), name_of(stored)))
-    return others[: max(0, len(others) - (KEPT_REVISIONS - 1))]
+    return others[: max(0, len(others) - (KEPT_REVISIONS - len(needed)))]

@@ -12,10 +12,11 @@ from orca_operator import pod_api
 from orca_operator.api import Spec
 from orca_operator.api_status import Status
 from orca_operator.effects import leaves
-from orca_operator.structural import defaulted
+from orca_operator.structural import INT_OR_STRING, defaulted
 
 COPIED = (
     "description", "type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "required",
+    INT_OR_STRING,
 )  # fmt: skip
 MAX_ITEMS = 64
 MAX_PROPERTIES = 64
@@ -51,11 +52,13 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     if "$ref" in schema:
         outer = {key: value for key, value in schema.items() if key != "$ref"}
         return structural(definitions[schema["$ref"].rpartition("/")[2]] | outer, definitions)
-    if "anyOf" in schema:  # optional: null is left out
+    if "anyOf" in schema and INT_OR_STRING not in schema:  # optional: null is left out
         (only,) = (entry for entry in schema["anyOf"] if entry.get("type") != "null")
         outer = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
         return structural(only | outer, definitions)
     converted = {key: schema[key] for key in COPIED if key in schema}
+    if INT_OR_STRING in schema:
+        converted["anyOf"] = schema["anyOf"]
     if pod_api.REFERENCE in schema:
         converted = pod_api.schema(schema[pod_api.REFERENCE]) | converted
     elif schema.get("type") == "array":

@@ -13,27 +13,31 @@ from typing import Any
 from orca_contract.state import FailureReport, PipelinePhase
 
 from orca_operator import names
-from orca_operator.conditions import Situation, make_conditions, rfc3339
-from orca_operator.observe import is_ready, ordinal, restarts
+from orca_operator.conditions import Rollout, Situation, count_ready, make_conditions, rfc3339
+from orca_operator.observe import is_ready, label, ordinal, restarts
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
     """Return the whole status."""
     spec, observed = situation.spec, situation.view.observed
-    serving_revision = _serving_revision(situation, previous)
-    pipelines = _pipelines(situation, serving_revision)
+    pipelines = _pipelines(situation)
     desired = spec.num_pipelines if spec is not None else 0
-    serving = sum(pipeline["phase"] == PipelinePhase.SERVING for pipeline in pipelines)
-    master_ready = bool(serving_revision) and observed.master_is_ready(serving_revision)
-    available = serving if master_ready else 0
+    rollout = Rollout(
+        desired,
+        _serving(situation, pipelines),
+        _current_revision(situation, pipelines, previous),
+        count_ready(pipelines, situation.revision),
+    )
+    workers = observed.pods(names.WORKER)
+    with_pods = {(label(pod, names.REVISION_LABEL), ordinal(pod)) for pod in workers}
     status: dict[str, Any] = {
         "observedGeneration": situation.generation,
-        "replicas": len({ordinal(pod) for pod in observed.pods(names.WORKER)}),
+        "replicas": len(with_pods),
         "readyReplicas": sum(_all_ready(pipeline["readyWorkers"]) for pipeline in pipelines),
-        "availableReplicas": available,
-        "updatedReplicas": len(pipelines) if serving_revision == situation.revision else 0,
+        "availableReplicas": rollout.available,
+        "updatedReplicas": sum(revision == situation.revision for revision, _ in with_pods),
         "selector": names.scale_selector(situation.name),
-        "currentRevision": serving_revision,
+        "currentRevision": rollout.current,
         "updateRevision": situation.revision or previous.get("updateRevision", ""),
         "url": f"http://{situation.name}.{situation.namespace}.svc",
         "restarts": sum(restarts(pod) for pod in observed.pods()),
@@ -43,7 +47,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
-    status["conditions"] = make_conditions(situation, desired, available, master_ready, serving_revision, previous)
+    status["conditions"] = make_conditions(situation, rollout, previous)
     compact: dict[str, Any] = _without_empty(status)
     return compact
 
@@ -55,39 +59,69 @@ def _without_empty(value: Any) -> Any:
     return [_without_empty(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _serving_revision(situation: Situation, previous: Mapping[str, Any]) -> str:
-    """Return the revision that has workloads: the desired one, or the one that it replaces."""
-    existing = situation.view.observed.revisions()
-    current = str(previous.get("currentRevision", ""))
-    if situation.revision is not None and (situation.revision in existing or current not in existing):
-        return situation.revision
-    return current
+def _serving(situation: Situation, pipelines: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the number of serving pipelines by revision, without those of masters that accept no requests."""
+    observed = situation.view.observed
+    revisions = {pipeline["revision"] for pipeline in pipelines}
+    return {
+        revision: sum(
+            pipeline["revision"] == revision and pipeline["phase"] == PipelinePhase.SERVING for pipeline in pipelines
+        )
+        for revision in sorted(revisions)
+        if observed.master_is_ready(revision)
+    }
 
 
-def _pipelines(situation: Situation, revision: str) -> list[dict[str, Any]]:
+def _current_revision(situation: Situation, pipelines: list[dict[str, Any]], previous: Mapping[str, Any]) -> str:
+    """Return the revision that serves, or served last; during a rollout, the old one."""
+    serving, desired = _serving(situation, pipelines), situation.spec.num_pipelines if situation.spec else 0
+    current, wanted = str(previous.get("currentRevision", "")), situation.revision or ""
+    if wanted and 0 < desired <= serving.get(wanted, 0):
+        return wanted
+    if current in situation.view.observed.revisions():
+        return current
+    candidates = [wanted, *serving]
+    return next((revision for revision in candidates if serving.get(revision)), "")
+
+
+def _pipelines(situation: Situation) -> list[dict[str, Any]]:
+    """Return the entries of all revisions, those of the spec's revision first."""
+    observed, wanted = situation.view.observed, situation.revision
+    others = sorted(observed.revisions() - {wanted, ""})
+    entries = _pipelines_of(situation, wanted, situation.spec.num_pipelines) if situation.spec and wanted else []
+    return entries + [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
+
+
+def _pipelines_of(situation: Situation, revision: str, desired: int) -> list[dict[str, Any]]:
+    """Return the entries of one revision: for the desired pipelines, and for all that have pods."""
     observed = situation.view.observed
     master = observed.reports.get(revision)
     reported = {report.id: report for report in master.pipelines} if master is not None else {}
-    indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)}
-    if situation.spec is not None and situation.revision == revision:
-        indices |= set(range(situation.spec.num_pipelines))
+    indices = {ordinal(pod) for pod in observed.pods(names.WORKER, revision)} | set(range(desired))
     pipelines = []
     for index in sorted(indices):
         report = reported.get(names.pipeline_id(revision, index))
         pods = observed.workers(revision, index)
-        size = situation.spec.parallelism.pipeline_parallel_size if situation.spec else len(pods)
         pipeline = {
             "id": names.pipeline_id(revision, index),
             "index": index,
             "phase": str(report.phase if report is not None else PipelinePhase.PENDING),
             "revision": revision,
             "epoch": report.epoch if report is not None else 0,
-            "readyWorkers": f"{sum(map(is_ready, pods))}/{size}",
+            "readyWorkers": f"{sum(map(is_ready, pods))}/{_partitions(situation, revision)}",
         }
         if report is not None and report.last_failure is not None:
             pipeline["lastFailure"] = _last_failure(report.last_failure)
         pipelines.append(pipeline)
     return pipelines
+
+
+def _partitions(situation: Situation, revision: str) -> int:
+    """Return the number of partitions of a revision."""
+    if situation.spec is not None and revision == situation.revision:
+        return situation.spec.parallelism.pipeline_parallel_size
+    stateful_sets = situation.view.observed.of_kind("StatefulSet")
+    return sum(label(stateful_set, names.REVISION_LABEL) == revision for stateful_set in stateful_sets)
 
 
 def _last_failure(failure: FailureReport) -> dict[str, Any]:

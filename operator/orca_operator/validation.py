@@ -131,10 +131,12 @@ RULES = (
     ),
     Rule(
         "rolloutStrategy",
-        "self.maxUnavailable + self.maxSurge > 0",
+        "has(self.type) && self.type == 'Recreate' || "
+        "!has(self.maxSurge) || !(self.maxSurge == 0 || self.maxSurge == '0%') || "
+        "(has(self.maxUnavailable) && !(self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
         "rolloutStrategy.maxSurge",
-        "and rolloutStrategy.maxUnavailable cannot both be 0: no pipeline could be replaced",
-        lambda name, spec: spec.rollout_strategy.max_unavailable + spec.rollout_strategy.max_surge > 0,
+        "and rolloutStrategy.maxUnavailable (default: 0) cannot both be 0: no pipeline could be replaced",
+        lambda name, spec: spec.rollout_strategy.can_replace,
     ),
     Rule(
         "",

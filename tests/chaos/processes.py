@@ -46,10 +46,10 @@ def processes(server: int, partitions: int, ranks_per_worker: int) -> Processes 
         return None
     ranks = []
     for _, controller in sorted(controllers.items()):
-        own = sorted(child for child in _children(controller) if "orca_worker.rank" in _command(child))
+        own = [child for child in _children(controller) if "orca_worker.rank" in _command(child)]
         if len(own) < ranks_per_worker:
             return None
-        ranks.append(own[:ranks_per_worker])  # the youngest is the spare
+        ranks.append(sorted(own, key=_start)[:ranks_per_worker])  # the youngest is the spare
     return Processes(masters[0], [pid for _, pid in sorted(controllers.items())], ranks)
 
 
@@ -152,6 +152,15 @@ def _children(pid: int) -> list[int]:
         ]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _start(pid: int) -> tuple[int, int]:
+    """Return a key that orders processes by age: the kernel gives low process ids again. See proc(5), stat."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, pid
+    return int(fields[19]), pid
 
 
 def _command(pid: int) -> str:

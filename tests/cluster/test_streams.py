@@ -8,41 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from support.kubernetes import Namespace, demo_spec, eventually
+from support.pod_streams import BODIES, STOP, run_streams
 
 RECOVERY_SECONDS = 120
 """From the end of a worker to the next epoch in the status: kubelet 1.20 reports the end of a pod late."""
-STOP = "/tmp/stop"
-STREAMER = """
-import concurrent.futures, json, os, sys, urllib.request
-def stream(body):
-    request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(), {"Content-Type": "application/json"})
-    text, tokens, reason = "", [], None
-    for line in urllib.request.urlopen(request, timeout=30):
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            assert "error" not in event, event
-            (choice,) = event["choices"]
-            text, tokens, reason = text + choice["text"], tokens + choice.get("token_ids", []), choice["finish_reason"]
-    return [text, tokens, reason]
-def streams(body):
-    transcripts = [stream(body)]
-    while not os.path.exists(sys.argv[2]):
-        transcripts.append(stream(body))
-    return transcripts
-bodies = json.load(sys.stdin)
-with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
-    print(json.dumps(list(pool.map(streams, bodies))))
-"""
-"""Program for a pod: streams each body again and again until a file exists, and prints the transcripts by body.
-
-A silence of 30 s is an error: a stream that waits has comments.
-"""
-BODIES = [
-    {"prompt": [1 + seed, 2, 3], "max_tokens": 400 + 50 * seed, "temperature": 0.9 * (seed % 2), "seed": seed,
-     "stream": True, "ignore_eos": True, "return_token_ids": True}
-    for seed in range(6)
-]  # fmt: skip
-"""Greedy and seeded."""
 
 
 def test_streams_survive_the_end_of_every_worker(namespace: Namespace):
@@ -80,14 +49,6 @@ def test_streams_survive_the_end_of_every_worker(namespace: Namespace):
     ]
     assert ["it got a signal to end" in line for line in losses] == [True, True, False, False, False]
     print(f"{sum(map(len, transcripts))} streams over {pipeline(namespace)['epoch']} epochs", *losses, sep="\n")
-
-
-def run_streams(namespace: Namespace) -> list[list[Any]]:
-    """Run STREAMER in the client's pod; return [text, token ids, finish reason] of each stream, by body."""
-    program = ("python3", "-c", STREAMER, "http://demo/v1/completions", STOP)
-    printed = namespace.kubectl("exec", "-i", "client", "--", *program, stdin=json.dumps(BODIES))
-    transcripts: list[list[Any]] = json.loads(printed)
-    return transcripts
 
 
 def recover_from(namespace: Namespace, end: Callable[[], object]) -> None:

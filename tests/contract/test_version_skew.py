@@ -24,11 +24,12 @@ from orca_master.endpoint.admin import create_admin_app
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.snapshot import EngineSnapshot
 from orca_master.journal.status import no_journal
+from orca_operator.actions import PutScheduler, PutTopology
 from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.observe import Observed
-from orca_operator.plan import PutScheduler, PutTopology, plan, unknown_to_master
+from orca_operator.plan import plan, unknown_to_master
 from orca_operator.reconcile import Reconciler
 from support import version_0
 from support.api_server import Api

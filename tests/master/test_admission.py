@@ -10,6 +10,7 @@ from orca_contract.state import EngineState
 from orca_master.engine import engine_client
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.messages import Choices
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import QueueFullError
@@ -33,6 +34,9 @@ def test_a_request_whose_expected_wait_is_too_long_is_refused_and_accepted_when_
         await overloaded(made)
         with pytest.raises(QueueFullError, match=r"wait \S+ s, the limit is 1e-09 s \(--max-expected-wait\)"):
             made.submit("refused", (3,), 4)
+        first = dataclasses.replace(made.submission("first", (3,), 4), choices=Choices("several", 2, 10))
+        with pytest.raises(QueueFullError, match="--max-expected-wait"):
+            made.engine.submit(first)
         assert made.engine.snapshot.num_waiting == 1
         made.cluster.newest("a").hangs = False
         assert await made.collect(2) == {"runs": continuation((1,), 40), "waits": continuation((2,), 40)}
@@ -59,19 +63,23 @@ def test_the_bound_can_change_and_be_taken_back():
 
 
 def test_requests_that_were_accepted_before_and_further_choices_are_not_judged():
-    """A resumed request of an earlier master; and the first choice decides about all of its request."""
+    """A resumed request of an earlier master; and the first choice decides about all of its request.
+
+    The first comes to an empty queue, the second to a full one.
+    """
 
     async def scene(made: Engine) -> None:
         await made.engine.start()
+        new = dataclasses.replace(made.submission("choice-0", (3,), 4), choices=Choices("choice", 2, 10))
+        made.engine.submit(new)
         await overloaded(made)
-        new = made.submission("choice-0", (3,), 4)
         with pytest.raises(QueueFullError):
-            made.engine.submit(new)
-        made.engine.submit(dataclasses.replace(new, request_id="choice-1", choice_index=1))
+            made.submit("refused", (3,), 4)
+        made.engine.submit(dataclasses.replace(new, request_id="choice-1"))
         token = continuation((3,), 1)
         made.engine.submit(dataclasses.replace(new, request_id="resumed", generated=token))
         made.cluster.newest("a").hangs = False
-        tokens = await made.collect(4)
+        tokens = await made.collect(5)
         assert tokens["choice-1"] == token + tokens["resumed"] == continuation((3,), 4)
 
     play(lambda: Engine(topology("a"), NO_WAIT), scene)

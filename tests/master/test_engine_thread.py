@@ -1,24 +1,28 @@
-"""`EngineThread`: its end while the engine's own loop is stuck, and the drain, which both threads learn of."""
+"""`EngineThread`: the order of calls, its end while the engine's loop is stuck, the drain known to both threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
+import pytest
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine import engine_thread
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.messages import Choices, Submission
 from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
-def make_engine() -> EngineThread:
-    """Return an engine whose thread runs, without workers."""
+def make_engine(starts: bool = True) -> EngineThread:
+    """Return an engine without workers, whose thread runs if it `starts`."""
     pipelines = [PipelineSpec(id="a", workers=["unix:/nowhere"])]
     topology = Topology(model=ModelSpec(path="m", served_name="m"), pipelines=pipelines)
     metrics = Metrics("m")
     engine = EngineThread(topology, EngineConfig(), metrics, metrics)
-    engine._thread.start()
+    if starts:
+        engine._thread.start()
     return engine
 
 
@@ -50,8 +54,10 @@ def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplo
         stuck.set()
         go.wait(120)
 
+    engines = []
+
     async def play() -> None:
-        engine = make_engine()
+        engines.append(engine := make_engine())
         engine._engine_loop.call_soon_threadsafe(block)
         await asyncio.to_thread(stuck.wait, 60)
         async with asyncio.timeout(60):
@@ -62,3 +68,58 @@ def test_the_end_of_a_server_does_not_wait_for_a_stuck_engine(monkeypatch, caplo
     finally:
         go.set()
     assert "did not stop" in caplog.text
+    engines[0]._thread.join(60)
+    assert not asyncio.all_tasks(engines[0]._engine_loop), "a coroutine was never awaited"
+
+
+def test_an_engine_that_was_not_started_stops_at_once():
+    """As after an error between its creation and its start."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        async with asyncio.timeout(engine_thread.STOP_SECONDS / 2):
+            await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("choices", [None, Choices("group", 2, 10)], ids=["alone", "one of two choices"])
+def test_a_request_that_is_released_at_once_leaves_nothing_in_the_engine(choices):
+    """As by an API process that submits and releases in one message, or whose link closes."""
+
+    async def play() -> None:
+        engine = make_engine()
+        go = threading.Event()
+        engine._engine_loop.call_soon_threadsafe(go.wait, 60)  # both calls then reach the engine in one step
+        submission = Submission("a", (1,), 4, SamplingParameters(), frozenset(), choices=choices)
+        accepted = engine.submit(submission, lambda output: None)
+        engine.release("a", "abort")
+        go.set()
+        await accepted
+        await engine._on_engine(lambda: asyncio.sleep(0))
+        assert engine.idle
+        assert not len(engine.engine.pool), "the request waits in the queue for nobody"
+        engine.engine.pool.reserve(engine.config.max_queued_requests, 0)  # no place is still reserved
+        await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+def test_a_submission_that_is_cancelled_before_the_engine_sees_it_is_dropped():
+    """As by a client that leaves, and by a deadline."""
+
+    async def play() -> None:
+        engine = make_engine()
+        go = threading.Event()
+        engine._engine_loop.call_soon_threadsafe(go.wait, 60)
+        submission = Submission("a", (1,), 4, SamplingParameters(), frozenset())
+        accepted = asyncio.ensure_future(engine.submit(submission, lambda output: None))
+        accepted.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await engine._on_engine(lambda: asyncio.sleep(0))
+        assert not len(engine.engine.pool)
+        engine.release("a", "abort")
+        await engine.stop("the test ends")
+
+    asyncio.run(play())

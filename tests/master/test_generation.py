@@ -12,11 +12,12 @@ import pytest
 from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.application import create_app
+from orca_master.endpoint.choice_run import SUBMITTED_AT_ONCE
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import SUBMITTED_AT_ONCE, Generation, Generator
+from orca_master.endpoint.generation import Generation, Generator
 from orca_master.engine.engine_client import EngineClient, EngineStatus
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
@@ -120,9 +121,12 @@ def test_many_choices_come_a_few_at_a_time_and_share_their_prompt(tmp_path):
         collecting = asyncio.create_task(collect(generator, generation))
         await until(lambda: len(engine.accepted) == DEPTH)
         assert max(engine.bursts) <= SUBMITTED_AT_ONCE
+        assert engine.bursts[0] == 1, "the first choice decides about all"
         assert len({id(submission.prompt) for submission in engine.accepted.values()}) == 8
         assert [submission.sampling.choice for submission in engine.accepted.values()] == list(range(32)) * 8
-        assert [submission.choice_index for submission in engine.accepted.values()] == list(range(256))
+        assert {submission.choices for submission in engine.accepted.values()} == {
+            Choices(generation.request_id, DEPTH, DEPTH * (2 + 4))
+        }
         engine.finish(DEPTH)
         assert sorted(await collecting) == list(range(DEPTH))
         assert len(engine.released) == DEPTH
@@ -143,6 +147,23 @@ def test_a_refusal_takes_all_choices_back(tmp_path):
         assert generator.idle.is_set()
 
     asyncio.run(run())
+
+
+def test_behind_a_refused_first_choice_nothing_is_submitted(tmp_path):
+    async def run() -> None:
+        engine = Queue(room=0)
+        generator, generation = prepare(engine, tmp_path, 4, 50)
+        with pytest.raises(QueueFullError):
+            await collect(generator, generation)
+        assert list(engine.released) == [generation.choices[0].submission.request_id]
+        assert not engine.receivers
+
+    asyncio.run(run())
+
+
+def test_a_single_choice_has_no_group(tmp_path):
+    _, generation = prepare(Queue(), tmp_path, 1, 1)
+    assert generation.choices[0].submission.choices is None
 
 
 def test_a_client_that_leaves_an_error_and_a_timeout_cancel_what_runs(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -408,3 +409,30 @@ def test_whatever_happens_flushed_tokens_are_there_once_and_in_order(tmp_path_fa
                 flushed = {number: len(request.tokens) for number, request in live.items()}
                 journal.content_of = live.__getitem__
         journal.close()
+
+
+def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, monkeypatch):
+    """Each decodes its tokens again; without a sign of life for long, `orca serve` kills its master."""
+    journal = Journal(tmp_path / "j", MODEL)
+    for name in "abc":
+        journal.accept(replace(request(name), body={}))
+    journal.close()
+    order: list[str] = []
+    generation = ResumableRequest.generation
+    monkeypatch.setattr(
+        ResumableRequest, "generation", lambda *given: order.append("request") or generation(*given)
+    )  # fmt: skip
+
+    async def play() -> None:
+        resumable = ResumableRequests(
+            Journal(tmp_path / "j", MODEL), Generator(Idle(), TextCodec(tmp_path), None, 1 << 20), 60
+        )
+        assert resumable.resume() == 3
+        for _ in range(10):
+            order.append("loop")
+            await asyncio.sleep(0)
+        await resumable.close()
+
+    asyncio.run(play())
+    assert order.count("request") == 3
+    assert ("request", "request") not in itertools.pairwise(order)

@@ -33,7 +33,7 @@ from orca_master.api_processes.link_messages import (
 from orca_master.api_processes.link_requests import MAX_TEXT
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.scheduling.request import FinishReason
@@ -78,7 +78,7 @@ submissions = build(
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
-    choice_index=uint32,
+    choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
     HttpLimits,

@@ -22,11 +22,11 @@ import os, signal, time
 from orca_master.commands.child_process import fork
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
-from orca_master.commands import serve_parent
+from orca_master.commands import heartbeat, serve_parent
 
 serve_parent.BACK_OFF_SECONDS = [0.0] * 5
 
-def run(restarted, on_ready):
+def run(restarted, parent):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     print(os.getpid(), flush=True)
@@ -34,10 +34,10 @@ def run(restarted, on_ready):
 
 starts = 0
 
-def start(restarted, on_ready):
+def start(restarted, parent):
     global starts
     starts += 1
-    return fork(lambda: run(restarted, on_ready))
+    return fork(lambda: run(restarted, parent))
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
 with LocalWorkers(0) as workers:
@@ -164,34 +164,54 @@ def test_the_folder_of_the_sockets_is_removed():
         ("raise ValueError('odd')", None, "code 1", 1),
         ("return 5 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 5", 2),
         ("return 1 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 1", 6),
-        ("on_ready(); os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
+        ("parent.note_ready(); os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
         (
-            "on_ready(); time.sleep(0.02); os.kill(os.getpid(), signal.SIGKILL) if starts < 12 else os._exit(7)",
+            "parent.note_ready(); time.sleep(0.02); starts < 12 and os.kill(os.getpid(), signal.SIGKILL); os._exit(7)",
             None,
             "code 7",
             12,
         ),
+        ("return 5 if restarted else os.kill(os.getpid(), signal.SIGSTOP)", None, "code 5", 2),
     ],
-    ids=["ends", "signal", "killed", "raises", "killed once", "fails again", "killed at once", "killed later"],
+    ids=[
+        "ends",
+        "signal",
+        "killed",
+        "raises",
+        "killed once",
+        "fails again",
+        "killed at once",
+        "killed later",
+        "stopped",
+    ],
 )
-def test_the_parent_restarts_the_master_passes_signals_on_and_returns_the_code(body, number, ends_with, num_starts):
+def test_the_parent_restarts_the_master_passes_signals_on_and_returns_the_code(
+    tmp_path, body, number, ends_with, num_starts
+):
     script = PARENT.format(body=body)
     if "sleep(0.02)" in body:
         script = script.replace("starts = 0", "starts = 0; serve_parent.STABLE_SECONDS = 0.01")
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        master = int(process.stdout.readline())
-        assert master != process.pid
+    if "SIGSTOP" in body:
+        script = script.replace("starts = 0", "starts = 0; heartbeat.FIRST_SECONDS = 2.0")
+    # A file, because `communicate` loses what `readline` has read from a pipe beyond its line.
+    printed, errors = tmp_path / "stdout", tmp_path / "stderr"
+    with (
+        printed.open("w") as stdout,
+        errors.open("w") as stderr,
+        subprocess.Popen([sys.executable, "-c", script], stdout=stdout, stderr=stderr) as process,
+    ):
         if number is not None:
+            assert eventually(lambda: printed.read_text().endswith("\n"))
             process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
-    *lines, last = output.splitlines()
+        process.wait(60)
+    *lines, last = printed.read_text().splitlines()
     assert last == ends_with
-    assert 1 + len([line for line in lines if line != "closed"]) == num_starts
+    masters = [line for line in lines if line != "closed"]
+    assert len(set(masters)) == len(masters) == num_starts
+    assert str(process.pid) not in masters
+    assert ("the master gives no sign of life and is killed" in errors.read_text()) == ("SIGSTOP" in body)
     assert ("closed" in lines) == (number is not None)
-    assert ("ValueError: odd" in errors) == ("odd" in body)
+    assert ("ValueError: odd" in errors.read_text()) == ("odd" in body)
 
 
 def test_a_parent_that_was_stopped_goes_on():

@@ -38,7 +38,7 @@ def poison(
 
     Returns a function that returns the number of losses.
     """
-    send, losses, iterations = made.engine._observer.on_dispatch, 0, 0
+    send, losses, iterations = made.on_dispatch, 0, 0
 
     def on_dispatch(sequence: int, batch) -> None:
         nonlocal losses, iterations
@@ -50,7 +50,7 @@ def poison(
                 made.cluster.newest(batch.pipeline).hangs = True
                 made.cluster.newest(batch.pipeline).lose(error)
 
-    made.engine._observer.on_dispatch = on_dispatch  # type: ignore[method-assign]
+    made.on_dispatch = on_dispatch  # type: ignore[method-assign]
     return lambda: losses
 
 

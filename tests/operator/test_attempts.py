@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orca_contract.scheduler import SchedulerKnobs
+from orca_operator.actions import PutScheduler, PutTopology
 from orca_operator.attempts import Attempts
 from orca_operator.manifests import boot
-from orca_operator.plan import PutScheduler, PutTopology
 from support.orcadeployments import context, report
 
 DEMO = context()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from orca_operator import names
-from orca_operator.conditions import CONDITIONS, Situation, find_condition, make_conditions, rfc3339
+from orca_operator.conditions import CONDITIONS, Rollout, Situation, find_condition, make_conditions, rfc3339
 from orca_operator.diagnose import LONGEST_MESSAGE
 from orca_operator.observe import Observed
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, view
@@ -16,7 +16,9 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 def conditions(situation: Situation, wanted: int = 1, available: int = 1, previous=None) -> dict:
     """Conditions by type."""
-    made = make_conditions(situation, wanted, available, available > 0, situation.revision or "", previous or {})
+    revision = situation.revision or ""
+    rollout = Rollout(wanted, {revision: available} if available else {}, revision if available else "")
+    made = make_conditions(situation, rollout, previous or {})
     assert [entry["type"] for entry in made] == list(CONDITIONS)
     return {entry["type"]: entry for entry in made}
 
@@ -114,3 +116,40 @@ def test_times_are_written_in_utc():
 def test_a_condition_that_is_absent_is_empty():
     assert find_condition({}, "Ready") == {}
     assert find_condition({"conditions": [{"type": "Ready", "status": "True"}]}, "Ready")["status"] == "True"
+
+
+def rolling(old_serves: bool, cause: str = "", **changes) -> dict:
+    """Conditions while a revision replaces `demo`'s, by default with pods that start."""
+    old, new = context(MINIMAL), context(merged(MINIMAL, restart={"id": "2"}))
+    waiting = {"state": {"waiting": {"reason": cause}}, "image": "wrong:tag", "name": "worker"}
+    started = pod(new, **({"containerStatuses": [waiting]} if cause else {}))
+    observed = everything(old)
+    found = Observed((*observed.children, *everything(new).children[:-2], started), observed.reports)
+    made = situation(found, spec=new.spec, revision=new.revision, **changes)
+    rollout = Rollout(1, {old.revision: 1} if old_serves else {}, old.revision)
+    return {entry["type"]: entry for entry in make_conditions(made, rollout, {})}
+
+
+def test_a_healthy_rollout_is_not_degraded():
+    entries = rolling(old_serves=True)
+    assert (entries["Ready"]["status"], entries["Ready"]["reason"]) == ("False", "RollingUpdate")
+    assert entries["Degraded"]["status"] == "False"
+    assert entries["Available"]["status"] == "True"
+
+
+def test_a_rollout_that_cannot_proceed_names_the_cause_and_the_revision_that_serves():
+    entries = rolling(old_serves=True, cause="ErrImagePull")
+    kept = context(MINIMAL).revision
+    assert entries["Ready"]["reason"] == "ImagePullFailed"
+    assert "wrong:tag" in entries["Ready"]["message"]
+    assert entries["Ready"]["message"].endswith(f"; revision {kept} is kept")
+    assert entries["Degraded"]["status"] == entries["Available"]["status"] == "True"
+
+
+def test_values_that_an_older_crd_filled_in_are_named_with_the_command_that_removes_them():
+    filled = {"type": "Recreate", "maxUnavailable": 1, "maxSurge": 0}
+    for strategy, named in ((filled, True), ({"type": "Recreate"}, False), ({}, False)):
+        demo = context(merged(MINIMAL, rolloutStrategy=strategy))
+        entry = conditions(situation(everything(demo), spec=demo.spec))["FullyApplied"]
+        assert entry["status"] == "True"
+        assert ("kubectl -n default patch orca demo --type=merge" in entry["message"]) == named

@@ -9,32 +9,40 @@ from typing import Any
 
 import pytest
 from orca_operator import names
+from orca_operator.actions import Apply, Check, Delete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor
+from orca_operator.manifests import services
+from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.observe import Observed
-from orca_operator.plan import Apply, Delete, plan
+from orca_operator.plan import plan
 from orca_operator.validation import InvalidSpecError
 from support.orcadeployments import MINIMAL, UID, context, merged, view
 
 
 class Server:
-    """Objects by kind and name, with generations; counts writes."""
+    """Objects by kind and name, with generations; counts writes and dry runs."""
 
     def __init__(self, missing: tuple[str, ...] = ()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.missing = missing
         self.writes = 0
+        self.checks = 0
         self.refusal: ClusterError | None = None
+        self.refused_kind = "StatefulSet"
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self.objects.get((kind, name))
 
-    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
         kind, metadata = manifest["kind"], manifest["metadata"]
         if kind in self.missing:
             raise KindNotServedError(kind)
-        if self.refusal is not None:
+        if self.refusal is not None and kind == self.refused_kind:
             raise self.refusal
+        if dry_run:
+            self.checks += 1
+            return manifest
         self.writes += 1
         before = self.objects.get((kind, metadata["name"]))
         generation = before["metadata"]["generation"] if before else 0
@@ -43,6 +51,11 @@ class Server:
         live = {**metadata, "uid": f"{kind}-{metadata['name']}", "generation": generation + (not same)}
         self.objects[kind, metadata["name"]] = {**content, "metadata": live}
         return self.objects[kind, metadata["name"]]
+
+    def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        live = self.objects[kind, name]
+        metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
+        self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         self.writes += 1
@@ -118,6 +131,58 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
     server.refusal = ClusterError(status, "in its own words")
     with pytest.raises(error, match="in its own words"):
         run(Executor(server), server)
+
+
+def test_a_new_revision_is_checked_whole_before_anything_is_written():
+    """The StatefulSet is refused: also what comes before it is not written, and what was accepted is not sent again."""
+    server = Server()
+    executor = Executor(server)
+    server.refusal = ClusterError(422, "toleration: unknown effect")
+    for _ in range(2):
+        with pytest.raises(InvalidSpecError, match="unknown effect"):
+            run(executor, server)
+    assert (server.writes, server.objects) == (0, {})
+    accepted = server.checks
+    server.refusal = None
+    run(executor, server)
+    checks = [action for action in plan(FULL, view(Observed())) if isinstance(action, Check)]
+    assert server.checks == len(checks) > accepted > 0
+    assert ("StatefulSet", names.partition("demo", FULL.revision, 0)) in server.objects
+
+
+def test_a_webhook_that_dry_runs_do_not_reach_is_not_the_users_mistake():
+    server = Server()
+    server.refusal = ClusterError(400, 'admission webhook "a.example.com" does not support dry run')
+    (stateful_set,) = worker_stateful_sets(FULL)
+    Executor(server).run([Check(stateful_set)], FULL, Observed())
+    server.refusal = ClusterError(400, 'admission webhook "a.example.com" denied the request')
+    with pytest.raises(InvalidSpecError, match="denied"):
+        Executor(server).run([Check(stateful_set)], FULL, Observed())
+
+
+def test_a_check_neither_takes_nor_deletes_what_is_there():
+    server = Server()
+    manifest = services.client_service(FULL)
+    for labels, error in ((names.labels("demo"), ""), ({}, "is not ORCA's")):
+        server.objects["Service", "demo"] = theirs = foreign("Service", "demo", labels, "earlier")
+        if error:
+            with pytest.raises(InvalidSpecError, match=error):
+                Executor(server).run([Check(manifest)], FULL, Observed())
+        else:
+            Executor(server).run([Check(manifest)], FULL, Observed())
+        assert server.objects["Service", "demo"] is theirs
+    assert server.checks == 0
+
+
+def test_scaling_changes_the_replicas_and_nothing_else():
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    place = ("StatefulSet", names.partition("demo", FULL.revision, 0))
+    before = server.objects[place]
+    executor.run([Scale(before, 7)], FULL, observed(server))
+    after = server.objects[place]
+    assert after["spec"] == {**before["spec"], "replicas": 7} != before["spec"]
 
 
 def foreign(kind: str, name: str, labels: dict[str, str], uid: str) -> dict[str, Any]:

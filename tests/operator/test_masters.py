@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from orca_contract.scheduler import SchedulerKnobs
+from orca_operator.actions import PutScheduler
 from orca_operator.master_client import MasterError
 from orca_operator.masters import Masters
 from orca_operator.observe import AdminPort, Observed
-from orca_operator.plan import PutScheduler
 from support.orcadeployments import context, everything, report
 
 DEMO = context()

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_operator import names
+from orca_operator.actions import Apply, Check, Delete, PutScheduler, PutTopology, Scale
 from orca_operator.observe import Observed, label
-from orca_operator.plan import Apply, Delete, PutScheduler, PutTopology, plan
-from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
+from orca_operator.plan import plan
+from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report, view
+
+OFF = {"mode": "off"}
+KEPT = ("Service", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "ControllerRevision")
+"""Kinds that are not part of a revision's engine."""
 
 
 def manifests(actions) -> dict:
@@ -34,33 +39,39 @@ def test_a_steady_state_is_left_alone(spec):
     pipelines = 0 if spec["suspend"] else spec["replicas"]
     observed = everything(found, pipelines) if pipelines else Observed(everything(found, 0).children[:-1])
     actions = plan(found, view(observed))
-    assert all(isinstance(action, Apply) for action in actions)
+    assert not [action for action in actions if not isinstance(action, Apply)]
     assert manifests(actions) == manifests(plan(found, view(Observed())))
+
+
+RECREATE = {"rolloutStrategy": {"type": "Recreate"}}
 
 
 @given(specs, specs)
 def test_from_any_state_to_any_other(before, after):
-    """After the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""
-    old, new = context(before), context(after)
+    """Recreate: after the old revision's pods are gone, one more pass leaves exactly what a fresh start would make."""
+    old, new = context(merged(before, **RECREATE)), context(merged(after, **RECREATE))
     observed = everything(old, 0 if before["suspend"] else before["replicas"])
-    deleted = {
-        (a.child["kind"], a.child["metadata"]["name"]) for a in plan(new, view(observed)) if isinstance(a, Delete)
-    }
     if old.revision != new.revision:
-        applied = manifests(plan(new, view(observed)))
-        assert not {kind for kind, _ in applied} & {"StatefulSet", "Deployment"}, "the old revision ends first"
-    remaining = [
-        child
-        for child in observed.children
-        if (child["kind"], child["metadata"]["name"]) not in deleted
-        and not (child["kind"] == "Pod" and label(child, names.REVISION_LABEL) != new.revision)
-    ]
+        first = plan(new, view(observed))
+        assert not {kind for kind, _ in manifests(first)} & {"StatefulSet", "Deployment"}, "the old revision ends first"
+        assert {action.child["kind"] for action in first if isinstance(action, Delete)} >= {"Deployment"}
+        without_master = [child for child in observed.children if label(child, names.ROLE_LABEL) != names.MASTER]
+        second = plan(new, view(Observed(tuple(without_master))))
+        deleted = {(a.child["kind"], a.child["metadata"]["name"]) for a in second if isinstance(a, Delete)}
+        assert {kind for kind, _ in deleted} >= {"StatefulSet"}
+        observed = Observed(
+            tuple(
+                child
+                for child in without_master
+                if (child["kind"], child["metadata"]["name"]) not in deleted and child["kind"] != "Pod"
+            )
+        )
+    remaining = [child for child in observed.children if child["kind"] in KEPT or old.revision == new.revision]
     final = plan(new, view(Observed(tuple(remaining))))
     wanted = manifests(plan(new, view(Observed())))
     assert {key for key in manifests(final) if key[0] != "ControllerRevision"} == {
         key for key in wanted if key[0] != "ControllerRevision"
     }
-    assert not [action for action in final if isinstance(action, Delete)]
 
 
 def test_scaling_down_the_master_lets_go_first():
@@ -113,7 +124,118 @@ def test_the_stored_rendering_wins_over_a_new_one():
 
 
 def test_a_pod_of_another_revision_holds_the_new_one_back():
-    found = context(MINIMAL)
-    stray = pod(found, revision="abcdef")
-    kinds = {kind for kind, _ in manifests(plan(found, view(Observed((stray,)))))}
-    assert "StatefulSet" not in kinds
+    stray = pod(context(MINIMAL), revision="abcdef")
+    for strategy, waits in ((RECREATE, True), ({}, False)):
+        found = context(merged(MINIMAL, **strategy))
+        kinds = {kind for kind, _ in manifests(plan(found, view(Observed((stray,)))))}
+        assert ("StatefulSet" not in kinds) == waits
+
+
+def ended(actions) -> set[str]:
+    return {action.child["kind"] for action in actions if isinstance(action, Delete)}
+
+
+def test_a_new_revision_comes_up_beside_the_old_one():
+    old, new = context(MINIMAL), context(merged(MINIMAL, parallelism={"pipelineParallelSize": 2}))
+    observed = everything(old)
+    actions = plan(new, view(observed), serving_revision=old.revision)
+    checks = [action.manifest["metadata"]["name"] for action in actions if isinstance(action, Check)]
+    assert names.partition("demo", new.revision, 1) in checks
+    assert [type(action) for action in actions[: len(checks)]] == [Check] * len(checks), "before anything changes"
+    made = manifests(actions)
+    for partition in range(2):
+        assert made["StatefulSet", names.partition("demo", new.revision, partition)]["spec"]["replicas"] == 1
+    assert not ended(actions)
+
+
+def test_the_old_revision_drains_and_goes_when_the_new_one_serves():
+    old, new = context(MINIMAL), context(merged(MINIMAL, restart={"id": "2"}))
+    both = Observed(
+        everything(old).children + everything(new).children,
+        {old.revision: report(old), new.revision: report(new)},
+    )
+    actions = plan(new, view(both), serving_revision=old.revision)
+    (master,) = (action.child for action in actions if isinstance(action, Delete))
+    assert master["metadata"]["name"] == names.master("demo", old.revision)
+    drained = Observed(
+        tuple(
+            child
+            for child in both.children
+            if not (label(child, names.REVISION_LABEL) == old.revision and label(child, names.ROLE_LABEL) == "master"
+                    and child["kind"] in ("Pod", "Deployment"))
+        ),
+        {new.revision: report(new)},
+    )  # fmt: skip
+    assert ended(plan(new, view(drained))) == {"StatefulSet", "ConfigMap"}
+
+
+def test_an_old_revision_shrinks_step_by_step():
+    """Three pipelines: one new one serves, so one of the old ones goes, first from the topology, then its pods."""
+    old, new = context(merged(MINIMAL, replicas=3)), context(merged(MINIMAL, replicas=3, restart={"id": "2"}))
+    children = everything(old, 3).children + everything(new, 1).children
+    both = Observed(children, {old.revision: report(old, pipelines=3), new.revision: report(new, pipelines=1)})
+    for child in both.children:
+        if child["kind"] == "StatefulSet" and label(child, names.REVISION_LABEL) == new.revision:
+            child["spec"]["replicas"] = 1
+    actions = plan(new, view(both), serving_revision=old.revision)
+    (put,) = (a for a in actions if isinstance(a, PutTopology) and a.revision == old.revision)
+    assert [pipeline.id for pipeline in put.body.pipelines] == [f"{old.revision}-{index}" for index in (0, 1)]
+    assert not [action for action in actions if isinstance(action, Scale)], (
+        "its pods stay until the master has answered"
+    )
+    boot = manifests(actions)["ConfigMap", names.boot("demo", old.revision)]
+    assert f"{old.revision}-1" in boot["data"]["topology.json"]
+    assert f'"{old.revision}-2"' not in boot["data"]["topology.json"]
+    later = Observed(children, {**both.reports, old.revision: report(old, pipelines=2)})
+    actions = plan(new, view(later), serving_revision=old.revision)
+    assert [(a.child["metadata"]["name"], a.replicas) for a in actions if isinstance(a, Scale)] == [
+        (names.partition("demo", old.revision, 0), 2)
+    ]
+    assert not ended(actions)
+
+
+def test_an_edit_back_keeps_what_serves_and_deletes_what_never_did():
+    old, new = context(MINIMAL), context(merged(MINIMAL, worker={"image": "wrong:tag"}))
+    broken = [live(a.manifest) for a in plan(new, view(Observed())) if isinstance(a, Apply)]
+    broken = [child for child in broken if label(child, names.REVISION_LABEL) == new.revision]
+    observed = Observed((*everything(old).children, *broken, pod(new)), {old.revision: report(old)})
+    actions = plan(old, view(observed), serving_revision=old.revision)
+    assert ended(actions) == {"Deployment", "StatefulSet", "ConfigMap"}
+    assert {label(a.child, names.REVISION_LABEL) for a in actions if isinstance(a, Delete)} == {new.revision}
+    assert not [action for action in actions if isinstance(action, Scale | PutTopology)]
+
+
+def test_a_return_to_an_older_revision_takes_todays_images():
+    """Its ControllerRevision is immutable: it is deleted and made anew, without a dry run, which would be rejected."""
+    old = context(MINIMAL)
+    stored = [child for child in everything(old).children if child["kind"] == "ControllerRevision"]
+    owner = {"kind": names.KIND, "controller": True, "uid": "u"}
+    stored[0]["metadata"]["ownerReferences"] = [owner]
+    newer = replace(old, images=replace(old.images, worker="orca-worker:next"))
+    actions = plan(newer, view(Observed(tuple(stored))))
+    order = [type(a) for a in actions if "ControllerRevision" in (getattr(a, "manifest", None) or a.child)["kind"]]
+    assert order == [Delete, Apply]
+    made = manifests(actions)
+    assert "orca-worker:next" in str(made["ControllerRevision", names.revision("demo", old.revision)])
+    assert "orca-worker:next" in str(made["StatefulSet", names.partition("demo", old.revision, 0)])
+
+
+def test_a_new_revision_without_a_place_has_no_workloads_yet():
+    """A Deployment of 0 pods counts as available, as if the revision had served."""
+    surgeless = {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
+    old = context(MINIMAL)
+    new = context(merged(MINIMAL, restart={"id": "2"}, **surgeless))
+    actions = plan(new, view(everything(old)), serving_revision=old.revision)
+    assert not {kind for kind, _ in manifests(actions)} & {"Deployment", "StatefulSet"}
+    assert ended(actions) == {"Deployment"}
+    suspended = context(merged(MINIMAL, suspend=True, **surgeless))
+    assert "Deployment" in {kind for kind, _ in manifests(plan(suspended, view(Observed())))}
+
+
+def test_certificates_stay_while_a_revision_uses_them():
+    old, new = (context(merged(MINIMAL, tls=tls)) for tls in ({"mode": "certManager", "issuerRef": {"name": "a"}}, OFF))
+    observed = everything(old)
+    assert observed.of_kind("Certificate")
+    assert "Certificate" not in ended(plan(new, view(observed), serving_revision=old.revision))
+    left = Observed(tuple(observed.of_kind("Certificate")))
+    assert "Certificate" in ended(plan(new, view(left)))

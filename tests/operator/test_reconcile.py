@@ -11,6 +11,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -303,3 +304,27 @@ def test_the_event_loop_notes_its_turns():
 
     before = time.monotonic()
     assert asyncio.run(run()) >= before
+
+
+# -- revisions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_return_to_an_older_revision_under_a_newer_operator_is_not_rejected(monkeypatch):
+    """The stored rendering of a revision without workloads differs from today's, and is immutable."""
+
+    async def run() -> tuple[str, str]:
+        player = Player(Scenario.read(Path(__file__).parent / "scenarios" / "new-revision"))
+        for step in ({"what": "creation"}, {"what": "start", "pods": {"all": "Ready"}}):
+            await player._step(step)
+        image = {"worker": {"image": "orca-worker:next"}}
+        for step in ({"what": "edit", "edit": image}, *[{"what": "start", "pods": {"all": "Ready"}}] * 4):
+            await player._step(step)
+        monkeypatch.setattr("support.scenario.IMAGES", replace(IMAGES, master="orca-master:newer"))
+        back = {"what": "back", "operator": "restarts", "edit": {"worker": {"image": None}}}
+        for step in (back, *[{"what": "start", "pods": {"all": "Ready"}}] * 3):
+            await player._step(step)
+        await player.masters.close()
+        (deployment,) = (body for (kind, _), body in player.api.objects.items() if kind == "Deployment")
+        return player.api.condition("Ready")[1], deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+
+    assert asyncio.run(run()) == ("Serving", "orca-master:newer")

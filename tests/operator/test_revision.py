@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from orca_operator import names
+from orca_operator.actions import Apply, Delete
 from orca_operator.observe import Observed, label
-from orca_operator.plan import Apply, Delete, plan
+from orca_operator.plan import plan
 from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
 from support.orcadeployments import MINIMAL, context, live, merged, view
 
@@ -43,7 +44,7 @@ def test_old_revisions_are_kept_up_to_a_limit():
                        if kind == "ControllerRevision")  # fmt: skip
         assert revision["revision"] == number + 1
         stored.append(live(revision))
-    gone = surplus(Observed(tuple(stored)), label(stored[0], names.REVISION_LABEL))
+    gone = surplus(Observed(tuple(stored)), {label(stored[0], names.REVISION_LABEL)})
     assert [revision["revision"] for revision in gone] == [2, 3, 4]
     assert len(stored) - len(gone) == KEPT_REVISIONS
     assert found.revision not in {label(revision, names.REVISION_LABEL) for revision in stored}

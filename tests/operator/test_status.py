@@ -124,6 +124,40 @@ def test_the_deadline_of_progress():
     assert reason(status(demo, everything(demo), late, NOW + timedelta(seconds=90))) == ("True", "Serving")
 
 
+def test_an_edit_has_a_deadline_of_its_own():
+    """Also if the deployment was not ready when it was edited."""
+    demo = context(merged(MINIMAL, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    observed = Observed((pod(demo),))
+    first = status(demo, observed)
+    edited = status(demo, observed, first, NOW + timedelta(seconds=55), generation=2)
+    later = status(demo, observed, edited, NOW + timedelta(seconds=110), generation=2)
+    assert reason(later, "Progressing") == ("True", "LoadingWeights")
+    assert reason(status(demo, observed, later, NOW + timedelta(seconds=116), generation=2), "Failed")[0] == "True"
+
+
+def test_a_report_that_was_missing_is_no_progress():
+    demo = context(merged(MINIMAL, replicas=2, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    observed = everything(demo, 1)
+    previous = status(demo, observed)
+    for seconds, seen in ((30, Observed(observed.children)), (59, observed), (61, observed)):
+        previous = status(demo, seen, previous, NOW + timedelta(seconds=seconds))
+    assert reason(previous, "Failed")[0] == "True"
+
+
+def test_a_pipeline_that_becomes_ready_is_progress():
+    """A rollout replaces its pipelines one after another: the deadline is that of each."""
+    demo = context(merged(MINIMAL, replicas=3, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    now, previous = NOW, {}
+    for pipelines in (1, 2):
+        observed = everything(demo, pipelines)
+        for seconds in (0, 59):
+            previous = status(demo, observed, previous, now + timedelta(seconds=seconds))
+            assert reason(previous, "Progressing")[0] == "True"
+        now += timedelta(seconds=59)
+    assert f"{pipelines} of 3 pipelines serve" in find_condition(previous, "Ready")["message"]
+    assert reason(status(demo, observed, previous, now + timedelta(seconds=2)), "Failed")[0] == "True"
+
+
 def test_models_that_cannot_be_fetched():
     found = status(context({"model": {"uri": "s3://bucket/key"}}), Observed(), problem="")
     assert reason(found, "ModelReady") == ("False", "NotSupported")

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+from orca_protos.parent_death import bound_command
+
 CHILD = "from orca_protos.parent_death import die_with_parent; die_with_parent(); print('bound', flush=True); input()"
 PARENT = f"""
 import subprocess, sys
@@ -16,6 +18,24 @@ assert child.stdout.readline() == "bound\\n"
 print(child.pid, flush=True)
 input()
 """
+
+
+def test_a_bound_module_runs_like_a_module_and_gets_signals_that_its_parent_blocks(tmp_path):
+    (tmp_path / "child.py").write_text(
+        "import signal, sys\n"
+        "if __name__ == '__main__':\n"
+        "    print(sys.argv[1:], signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        "    sys.exit(7)\n"
+    )
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        result = subprocess.run(
+            [*bound_command("child"), "a", "b"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert (result.stdout, result.returncode) == ("['a', 'b'] set()\n", 7)
 
 
 def test_a_stopped_child_ends_with_its_parent():

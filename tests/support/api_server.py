@@ -43,11 +43,15 @@ class Api:
         self._admit("list", kind)
         return [child for (of, _), child in self.objects.items() if of == kind != "Secret"]
 
-    def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
         """Server-side apply by the only field owner: removes fields that the manifest lacks, keeps the status."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self._admit("apply", kind)
         before = self.objects.get((kind, name))
+        if kind == "ControllerRevision" and before is not None and before["data"] != manifest["data"]:
+            raise ClusterError(422, f'ControllerRevision.apps "{name}" is invalid: data: field is immutable')
+        if dry_run:
+            return manifest
         if before is not None and _content(before) == _content(manifest):
             return before
         self.calls.append(f"apply {kind} {name}")
@@ -65,6 +69,12 @@ class Api:
         data = {key: base64.b64encode(value.encode()).decode() for key, value in plain.items()}
         self.put({**{key: value for key, value in manifest.items() if key != "stringData"}, "data": data})
         return manifest
+
+    def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        self._admit("scale", kind)
+        self.calls.append(f"scale {kind} {name} to {replicas}")
+        live = self.objects[kind, name]
+        self.put({**live, "spec": {**live["spec"], "replicas": replicas}})
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         self._admit("delete", kind)

@@ -10,11 +10,12 @@ import yaml
 from orca_contract.message import VERSION
 from orca_contract.state import EngineState, FailureReport, JournalState, PipelinePhase, PipelineReport, StateReport
 from orca_operator import names
+from orca_operator.actions import Apply
 from orca_operator.diagnose import View, look
 from orca_operator.manifests import boot
 from orca_operator.manifests.context import Context, Images
 from orca_operator.observe import Observed
-from orca_operator.plan import Apply, plan
+from orca_operator.plan import plan
 from orca_operator.revision import revision_hash
 from orca_operator.validation import parse
 

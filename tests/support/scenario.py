@@ -9,7 +9,8 @@ A scenario is a YAML file:
     steps:
     - what: a sentence                  then any of the following events, in order
       edit: {replicas: 2}               JSON merge patch of the spec
-      pods: {all: Running, p0-1: Ready} Kubernetes creates and deletes pods, then sets states (support/pods.py)
+      pods: {all: Running, p0-1: Ready} Kubernetes creates and deletes pods, then sets states (support/pods.py);
+                                        `new p0-1`: of revisions that are not the first
       masters: {silent: true}           attributes of support/masters.py
       refuse: {apply Service: [403, x]} calls that the API server refuses from now on
       remove: [Service demo]            another client deletes children, by the ends of their names
@@ -159,7 +160,7 @@ class Player:
             matching = [
                 name
                 for kind, name in list(self.api.objects)
-                if kind == "Pod" and (pattern == "all" or self._short(name) == pattern)
+                if kind == "Pod" and pattern in ("all", self._short(name), self._among_new(name))
             ]
             assert matching, f"no pod {pattern}"
             for name in matching:
@@ -235,6 +236,10 @@ class Player:
             if kind == "Secret":
                 assert not [key for key, value in child["data"].items() if value in text], f"a secret of {name}"
         return text
+
+    def _among_new(self, pod: str) -> str:
+        """Return `new p0-1` for a pod of a revision that is not the first."""
+        return f"new {self._short(pod)}" if pods.revision_of(self.api.objects["Pod", pod]) != self.revisions[0] else ""
 
     def _short(self, pod: str) -> str:
         """Return `p0-1` or `master`: a pod's name without the names of the OrcaDeployment and the revision."""

@@ -231,6 +231,8 @@ RULES: list[Row] = [
     demo(autoscaling={"minReplicas": 2, "maxReplicas": 2}),
     demo("spec.rolloutStrategy.maxSurge", rolloutStrategy={"maxSurge": 0, "maxUnavailable": 0}),
     demo(rolloutStrategy={"maxSurge": 1, "maxUnavailable": 0}),
+    demo(rolloutStrategy={"type": "Recreate", "maxSurge": 0}),
+    demo("spec.rolloutStrategy.maxSurge", rolloutStrategy={"type": "RollingUpdate", "maxSurge": "0%"}),
     demo("spec.startupTimeoutSeconds", startupTimeoutSeconds=1801),
     demo(startupTimeoutSeconds=1801, progressDeadlineSeconds=1801),
     demo("spec.communication.rdmaResource", communication={"backend": "gloo", "rdmaResource": "a/b"}),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
 import warnings
 
 import pytest
+from chaos import processes as tree
 from chaos.campaign import Campaign, serving
 from chaos.faults import KINDS, Fault, combined, everywhere
-from chaos.processes import cannot_cut
+from chaos.processes import cannot_cut, processes
 
 SLOW = ("rank stopped", "controller stopped")
 """Noticed after ten seconds of silence."""
@@ -46,3 +49,21 @@ def test_faults_that_are_noticed_at_once():
 @pytest.mark.timeout(900)
 def test_every_kind_of_fault_everywhere():
     check(everywhere(2, 1), 2, 2, 15, seeded())
+
+
+def test_the_spare_is_the_youngest_rank_also_where_its_process_id_is_the_lowest(monkeypatch):
+    """The kernel gives low ids again; a spare that was taken for a rank counted as a survivor that was replaced."""
+    commands = {1: "serve", 2: "serve", 3: "worker-0.sock", 31: "orca_worker.rank", 30: "orca_worker.rank"}
+    monkeypatch.setattr(tree, "_command", commands.__getitem__)
+    monkeypatch.setattr(tree, "_children", lambda pid: {1: [2, 3], 3: [30, 31]}.get(pid, []))
+    monkeypatch.setattr(tree, "_start", list(commands).index)
+    found = processes(1, partitions=1, ranks_per_worker=1)
+    assert found is not None
+    assert found.ranks == [[31]]
+
+
+def test_processes_are_ordered_by_the_time_of_their_start():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        assert tree._start(os.getpid()) < tree._start(child.pid)
+        assert child.stdin is not None
+        child.stdin.close()

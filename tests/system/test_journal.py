@@ -60,6 +60,18 @@ def test_streams_continue_when_the_master_is_killed(tmp_path):
 
 
 @pytest.mark.long
+def test_streams_continue_when_the_master_is_stopped(tmp_path):
+    """It gives no sign of life, so its parent process kills and restarts it."""
+    with serve(DEMO, *FLOAT32, "--journal", str(tmp_path)) as served:
+        undisturbed = asyncio.run(play(served, kills=0))
+        resumed = asyncio.run(play(served, kills=1, number=signal.SIGSTOP))
+        for name, entry in resumed.items():
+            assert by_choice(entry) == by_choice(undisturbed[name]), name
+        assert any(entry.num_losses for entry in resumed.values())
+        assert sum("the master gives no sign of life and is killed" in line for line in served.log) == 1
+
+
+@pytest.mark.long
 def test_a_request_whose_client_does_not_come_back_is_finished_and_can_be_read(tmp_path):
     body = {**BASE, "temperature": 0.9, "seed": 5, "max_tokens": 300}
     options = ("--journal", str(tmp_path), "--api-key", "one", "--api-key", "two")

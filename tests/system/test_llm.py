@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.checkpoints import with_tokenizer
+from support.served import descendants
 
+ROOT = Path(__file__).parents[2]
 NAME = "mistral-gqa"
 PROGRAM = """
 import json, sys
@@ -79,6 +84,37 @@ def test_lookahead_changes_no_token(checkpoint, tmp_path, ranks):
     ahead, plain = json.loads(result.stdout)
     assert ahead == plain
     assert {reason for _, reason in plain} == {"stop", "length"}
+
+
+THREADS = """
+import os, sys, threading
+from orca import LLM, SamplingParams
+
+made = []
+thread = threading.Thread(target=lambda: made.append(LLM(sys.argv[1], dtype="float32")))
+thread.start()
+thread.join()
+[output] = made[0].generate("x", SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+print(len(output.outputs[0].token_ids), flush=True)
+input()
+"""
+
+
+def test_workers_outlive_the_thread_that_created_the_llm_but_not_its_process(tmp_path):
+    model = ROOT / "examples" / "demo-model"
+    program = [sys.executable, "-c", THREADS, str(model)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "3\n"
+            handles = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+            assert len(handles) >= 2, "a worker and its rank"
+        finally:
+            process.kill()
+    for handle in handles:
+        ready, _, _ = select.select([handle], [], [], 60)  # readable when the process has ended
+        assert ready
+        os.close(handle)
 
 
 def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):

@@ -55,7 +55,7 @@ def test_no_rank_reads_a_pickle(checkpoint, folder, partitions, ranks):
     commands = [" ".join(command) for command in pickle_trap.processes(folder)]
     expected = {
         "orca_worker.rank": partitions * ranks,
-        "-m orca_worker --listen": partitions,
+        " orca_worker --listen": partitions,
         "orca_master.cli serve": 1,
     }
     assert {name: sum(name in command for command in commands) for name in expected} == expected

@@ -52,7 +52,7 @@ def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint
                         harness.engine.scheduler.rewind(request)
                 harness.engine._dispatch()
 
-            harness.engine._observer = type("Observer", (), {
+            harness.engine._dispatcher._observer = type("Observer", (), {
                 "on_dispatch": staticmethod(rewind_those_that_are_due), "on_timing": staticmethod(harness.on_timing),
                 "on_preemption": staticmethod(harness.on_preemption),
             })  # fmt: skip

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import socket
 import struct
 import subprocess
@@ -14,6 +17,8 @@ from typing import BinaryIO
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker.frames import encode
+from orca_worker.rank_process import RANK_COMMAND
+from support.served import eventually
 
 SECONDS = 100
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -24,7 +29,7 @@ def rank_process() -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orca_worker.rank", "--fd", str(theirs.fileno())],
+            [*RANK_COMMAND, "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         theirs.close()
@@ -110,3 +115,24 @@ def test_the_end_of_the_controller_is_a_clean_end(unread, tmp_path):
         _, log = process.communicate(timeout=SECONDS)
         assert process.returncode == 0
         assert "Traceback" not in log
+
+
+def test_a_rank_that_is_stopped_while_it_imports_torch_ends_with_its_controller(tmp_path):
+    """When it does not read its socket yet."""
+    begun = tmp_path / "begun"
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
+    program = f"import subprocess; subprocess.run({[*RANK_COMMAND, '--fd', '0']!r})"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE) as controller:
+        assert eventually(lambda: begun.is_file() and begun.read_text() != "")
+        rank = int(begun.read_text())
+        handle = os.pidfd_open(rank)
+        os.kill(rank, signal.SIGSTOP)
+        controller.kill()
+    ready, _, _ = select.select([handle], [], [], 60)  # readable when the process has ended
+    os.close(handle)
+    if not ready:
+        os.kill(rank, signal.SIGKILL)
+    assert ready

@@ -206,8 +206,8 @@ def test_a_rank_that_hangs_is_killed_also_if_the_call_that_ends_it_is_cancelled(
 @pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\x03\x00\x00\x00\xff\xff\xff"], ids=["length", "body"])
 def test_bytes_that_are_no_frame_are_a_fault(damage):
     async def run() -> None:
-        command = (sys.executable, "-c", f"import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
-                   "; input()")  # fmt: skip
+        sends = f"import socket, sys, time; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
+        command = (sys.executable, "-c", f"{sends}; time.sleep(600)")
         faults: list[pb.Fault] = []
         rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):

@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc.aio
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
+from orca_protos.heartbeat import beat
 from orca_protos.http import listen, serving_apart
 from orca_protos.log_lines import add_log_options, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
@@ -25,7 +26,6 @@ from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
 from orca_worker.door import Door
-from orca_worker.heartbeat import beat
 from orca_worker.probes import create_probes
 from orca_worker.rank_process import RANK_COMMAND
 
@@ -45,7 +45,7 @@ async def run(
 ) -> int:
     """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker.
 
-    `heartbeat`: file descriptor for signs of life (heartbeat.py).
+    `heartbeat`: file descriptor for signs of life (heartbeat.py); the worker ends with its reader.
     """
     # A master that uses a Unix socket, like `orca serve`, knows all workers of this machine. A worker that listens on
     # TCP, like every pod, may share its cores with workers of other masters.
@@ -75,7 +75,9 @@ async def run(
         if tls is None and not address.startswith(UNIX):
             logger.warning("--insecure: all who can reach %s control this worker; traffic is not encrypted", address)
         if heartbeat is not None:
-            stack.callback(asyncio.create_task(beat(heartbeat)).cancel)
+            beating = asyncio.create_task(beat(heartbeat))
+            beating.add_done_callback(lambda _: controller.stopped.set())  # its reader has ended
+            stack.callback(beating.cancel)
         await controller.stopped.wait()
         await controller.close()
     await server.stop(STOP_GRACE_SECONDS)
@@ -105,7 +107,7 @@ def main(argv: list[str]) -> int:
         "--heartbeat",
         type=int,
         metavar="FD",
-        help="file descriptor that gets a byte per second as a sign of life (none)",
+        help="pipe that gets a byte per second as a sign of life; the worker ends with its reader (none)",
     )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(

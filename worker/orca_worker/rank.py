@@ -1,10 +1,10 @@
 """A rank process: reads commands from its controller and runs them on its `Stage`, one by one.
 
-The controller starts it as `python -m orca_worker.rank --fd N`. A separate thread reads the socket, so that this
-process exits at once when its controller does, even while a kernel runs or the main thread waits for another rank. A
-ModelError is reported and the process stays. After a NeighbourError the process leaves the epoch and keeps its weights
-for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either thread, is reported as a fault
-and ends the process with a non-zero exit code.
+The controller starts it as `python -m orca_worker.rank --fd N`, bound to it (parent_death.py). A separate thread reads
+the socket, so that this process exits at once when its controller does, even while a kernel runs or the main thread
+waits for another rank. A ModelError is reported and the process stays. After a NeighbourError the process leaves the
+epoch and keeps its weights for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either
+thread, is reported as a fault and ends the process with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import torch
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
-from orca_protos.parent_death import die_with_parent
 
 from orca_worker.errors import ModelError, NeighbourError, RankError, kind_of
 from orca_worker.frames import encode, read_command
@@ -287,7 +286,6 @@ def run_as_process() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     arguments = parser.parse_args()
-    die_with_parent()  # also while this process is stopped, when it does not read its socket
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("orca_kernels").setLevel(logging.INFO)  # a first build takes long: say so at every level
     code = run(socket.socket(fileno=arguments.fd))

@@ -13,27 +13,25 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL
-from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
+from orca_protos.parent_death import bound_command
 
-from orca_worker.cgroup import memory_limit, oom_kills
+from orca_worker.cgroup import oom_kills
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.frames import FrameError, encode, read_reply
 from orca_worker.last_lines import LAST_LINES, copy_lines
 from orca_worker.process_state import is_stopped
+from orca_worker.rank_exit import RankExit, explain_exit
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
-RANK_COMMAND = (sys.executable, "-P", "-m", "orca_worker.rank")
-"""-P: the current folder is not in the module path, so Python files of a model's folder are never imported."""
+RANK_COMMAND = bound_command("orca_worker.rank")
 PING = pb.RankCommand(ping=pb.PingRequest())
 EXIT_SECONDS = 5.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
@@ -202,7 +200,7 @@ class RankProcess:
     async def end(self) -> None:
         """End the process within EXIT_SECONDS and fail all pending commands; `on_fault` is not called."""
         self._ending = True
-        self._fail(self._own_fault("was ended by its controller"))
+        self._fail(self._own_fault(RankExit("was ended by its controller")))
         self._writer.close()
         try:
             with contextlib.suppress(TimeoutError):
@@ -228,15 +226,8 @@ class RankProcess:
         if self._process.returncode is None:  # a rank with a closed socket is unusable
             self._process.kill()
         code = await self._process.wait()
-        died = describe_exit(code)
-        out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
-        if out_of_memory:
-            died = f"out of memory: the container's limit is {(memory_limit() or 0) >> 20} MiB"
         await asyncio.wait(self._tasks[1:], timeout=1.0)  # for the last lines of standard error
-        self._fail(
-            self._consequence
-            or self._own_fault("; ".join((f"ended: {died}", *self._last_lines)), out_of_memory, is_sent(code))
-        )
+        self._fail(self._consequence or self._own_fault(explain_exit(code, self._oom_kills, self._last_lines)))
 
     def _take(self, reply: pb.RankReply) -> None:
         self._has_replied = True
@@ -270,23 +261,23 @@ class RankProcess:
         answer = await self._on_question(question.rendezvous)
         self.send(pb.RankCommand(rendezvous=answer, number=question.number))
 
-    def _own_fault(self, message: str, out_of_memory: bool = False, outside: bool = False) -> pb.Fault:
+    def _own_fault(self, cause: RankExit) -> pb.Fault:
         """Return a fault of this rank that the controller detected."""
         # A rank that its controller ends, because of another rank or another model, is not the cause.
         kind = pb.FAULT_KIND_CONSEQUENCE if self._ending else pb.FAULT_KIND_CAUSE
         return pb.Fault(
-            message=cut(f"rank {self._tensor_rank} {message}", MAX_MESSAGE_BYTES),
+            message=cut(f"rank {self._tensor_rank} {cause.message}", MAX_MESSAGE_BYTES),
             kind=kind,
             epoch=self._epoch,
             partition=self._partition,
             tensor_rank=self._tensor_rank,
-            out_of_memory=out_of_memory,
-            outside=outside and not out_of_memory,
+            out_of_memory=cause.out_of_memory,
+            outside=cause.outside,
         )
 
     def _kill(self, message: str) -> pb.RankReply:
         """Kill a rank that violates the protocol; return the fault as a reply."""
-        self._fail(self._own_fault(message))
+        self._fail(self._own_fault(RankExit(message)))
         if self._process.returncode is None:
             self._process.kill()
         return pb.RankReply(fault=self._fault)

@@ -9,7 +9,7 @@ from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 
 from orca_master.api_processes.link_messages import LinkError
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
@@ -33,7 +33,10 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
     message.max_gen_tokens = submission.max_gen_tokens
     message.priority = submission.priority
-    message.choice_index = submission.choice_index
+    if submission.choices is not None:
+        message.choices.group_id = submission.choices.group_id
+        message.choices.count = submission.choices.count
+        message.choices.num_tokens = submission.choices.num_tokens
     try:
         message.prompt.extend(submission.prompt)
     except ValueError as error:
@@ -58,8 +61,14 @@ def submission_of(message: pb.Submission) -> Submission:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         priority=message.priority,
-        choice_index=message.choice_index,
+        choices=_choices_of(message.choices) if message.HasField("choices") else None,
     )
+
+
+def _choices_of(message: pb.Choices) -> Choices:
+    if not message.count:
+        raise LinkError("a request of 0 choices")
+    return Choices(message.group_id, message.count, message.num_tokens)
 
 
 def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:

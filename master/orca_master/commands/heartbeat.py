@@ -1,4 +1,5 @@
-"""`Heartbeat`: whether a child process gives signs of life: bytes that its event loop writes to a pipe every second."""
+"""`Heartbeat`: whether a child process gives signs of life, bytes that its event loop writes to a pipe every second
+(orca_protos/heartbeat.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import os
 
 FIRST_SECONDS = 120.0
-"""Longest wait for the first byte: the start of an interpreter on a busy machine."""
+"""Longest wait for the first byte: the start of an interpreter, or the imports of a master, on a busy machine."""
 SILENT_SECONDS = 10.0
 """Longest wait for a later byte."""
 CHECK_SECONDS = 2.0

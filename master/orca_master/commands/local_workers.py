@@ -2,8 +2,8 @@
 
 A worker that gives no sign of life (heartbeat.py) is killed and restarted, as by a liveness probe.
 
-No worker outlives the process that starts them: workers get SIGTERM, then SIGKILL, and the kernel kills them if that
-process is killed.
+No worker outlives the thread that starts it: workers get SIGTERM, then SIGKILL, and the kernel kills them if that
+thread ends (parent_death.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import logging
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from orca_protos.exit_code import describe_exit
-from orca_protos.parent_death import die_with_parent
+from orca_protos.parent_death import bound_command
 
 from orca_master.commands.heartbeat import Heartbeat
 
@@ -49,10 +48,9 @@ class _Worker:
 
 
 class LocalWorkers:
-    """`count` workers at `addresses`. A context manager, for processes with one thread; raises OSError on entry.
+    """`count` workers at `addresses`. A context manager, to be entered on a thread that outlives the workers.
 
-    With a second thread a fork would be unsafe, and PR_SET_PDEATHSIG applies to the thread that starts a child.
-    `options`: more options of `orca worker`. `folder` is temporary and has the sockets.
+    Raises OSError on entry. `options`: more options of `orca worker`. `folder` is temporary and has the sockets.
     """
 
     def __init__(self, count: int, options: Sequence[str] = WITHOUT_RECOVERY) -> None:
@@ -136,14 +134,7 @@ class LocalWorkers:
     def _start(self, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
         own = ("--listen", address, "--heartbeat", str(heartbeat))
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "orca_worker", *own, *self._options],
+            [*bound_command("orca_worker"), *own, *self._options],
             pass_fds=(heartbeat,),
-            preexec_fn=_prepare_child,  # noqa: PLW1509  (this process has one thread)
             start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends the workers in order
         )
-
-
-def _prepare_child() -> None:
-    """Let the signals that the parent process blocks reach the worker."""
-    die_with_parent()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,10 +1,11 @@
-"""The listening sockets of a master, bound before anything else starts, and the signals that end a master."""
+"""The listening sockets of a master, bound before anything else starts; the signals that end a master; its parent."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 
 from orca_protos.http import listen
@@ -29,11 +30,22 @@ def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Parent:
+    """What a master writes to the parent process that restarts it: pipes for signs of life and for its readiness."""
+
+    heartbeat: int
+    ready: int
+
+    def note_ready(self) -> None:
+        """Tell the parent that the master begins to serve."""
+        os.write(self.ready, str(time.monotonic()).encode())  # of a clock that all processes share
+
+
+@dataclass(frozen=True, slots=True)
 class Ports:
     """Listening sockets of a master, `api` with one per API process. `admin_token` protects the admin port.
 
-    `restarted`: the master takes the place of a killed master, whose clients' new connections already wait. `on_ready`
-    is called when the master serves.
+    `restarted`: the master takes the place of a killed master, whose clients' new connections already wait.
     """
 
     api: tuple[socket.socket, ...]
@@ -41,4 +53,4 @@ class Ports:
     admin: socket.socket | None = None
     admin_token: str = ""
     restarted: bool = False
-    on_ready: Callable[[], None] = lambda: None
+    parent: Parent | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -32,7 +31,7 @@ from orca_master.commands.options import (
     engine_config,
     journal_config,
 )
-from orca_master.commands.ports import SIGNALS, Ports, bind
+from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
 from orca_master.commands.preflight import check, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
@@ -102,7 +101,7 @@ def main(argv: list[str]) -> int:
         worker_options.append("--no-spare-rank")
     with LocalWorkers(num_workers, worker_options) as workers:
 
-        def run_master(restarted: bool, on_ready: Callable[[], None]) -> int:
+        def run_master(restarted: bool, parent: Parent) -> int:
             # The import takes a second: do it while the workers start.
             from orca_master.commands.server import run_to_exit_code
 
@@ -121,7 +120,7 @@ def main(argv: list[str]) -> int:
             )
             seconds = float(arguments.recovery_timeout)
             config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
-            ports = Ports(listeners, restarted=restarted, on_ready=on_ready)
+            ports = Ports(listeners, restarted=restarted, parent=parent)
             return run_to_exit_code(parser.prog, topology, config, names, ports, journal)
 
         def close_port() -> None:
@@ -129,7 +128,7 @@ def main(argv: list[str]) -> int:
                 listener.close()
 
         # The parent keeps the port open, so that connections wait while a killed master is restarted.
-        master = MasterProcess(lambda restarted, on_ready: fork(lambda: run_master(restarted, on_ready)))
+        master = MasterProcess(lambda restarted, parent: fork(lambda: run_master(restarted, parent)))
         code = run_beside(master, workers, close_port)
         close_port()
     if code < 0:

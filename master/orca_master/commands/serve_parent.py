@@ -1,5 +1,7 @@
 """The parent process of `orca serve`: it restarts the workers and the master, and passes signals on to the master.
 
+A master that gives no sign of life (heartbeat.py) is killed and restarted, as by a liveness probe.
+
 The parent has one thread and waits with sigwaitinfo(2), so that no signal is lost between a check and a wait. A timer
 limits the wait: Python's sigtimedwait returns an undefined signal if the process was stopped beyond the timeout.
 """
@@ -14,9 +16,9 @@ from collections.abc import Callable
 
 from orca_protos.exit_code import describe_exit
 
-from orca_master.commands.heartbeat import CHECK_SECONDS
+from orca_master.commands.heartbeat import CHECK_SECONDS, Heartbeat
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, LocalWorkers
-from orca_master.commands.ports import SIGNALS
+from orca_master.commands.ports import SIGNALS, Parent
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,8 @@ FAILED = 1
 """Exit code of a master whose engine did not start or failed."""
 
 
-Start = Callable[[bool, Callable[[], None]], int]
-"""Forks a master and returns its process id. Arguments: True for a restart, and the master's callback for readiness."""
+Start = Callable[[bool, Parent], int]
+"""Forks a master and returns its process id. Arguments: True for a restart, and what the master writes to."""
 
 
 class MasterProcess:
@@ -39,6 +41,7 @@ class MasterProcess:
         self._start_process = start
         self._reader = -1
         """Pipe in which the master writes when it has begun to serve."""
+        self._heartbeat: Heartbeat
         self._pid: int | None = self._start(restarted=False)
         self._num_restarts = 0
         self._restart_at = 0.0
@@ -66,6 +69,12 @@ class MasterProcess:
         logger.error("the master ended (%s) and is restarted %s", describe_exit(code), when)
         return None
 
+    def end_silent(self) -> None:
+        """Kill a master that gives no sign of life; `exit_code` notes its end. Call every CHECK_SECONDS."""
+        if self._pid is not None and self._heartbeat.is_silent(time.monotonic()):
+            logger.error("the master gives no sign of life and is killed")
+            os.kill(self._pid, signal.SIGKILL)
+
     def restart(self) -> float | None:
         """Restart the ended master if its wait is over; return the seconds until the restart, None without one."""
         if self._pid is not None:
@@ -83,19 +92,23 @@ class MasterProcess:
 
     def _start(self, restarted: bool) -> int:
         reader, writer = os.pipe()
+        heartbeat = Heartbeat(time.monotonic())
         try:
-            pid = self._start_process(restarted, lambda: _write_time(writer))
+            pid = self._start_process(restarted, Parent(heartbeat.writer, writer))
         except OSError:
             os.close(reader)
+            heartbeat.close()
             raise
         else:
-            self._reader = reader
+            self._reader, self._heartbeat = reader, heartbeat
             return pid
         finally:
             os.close(writer)
+            heartbeat.close_writer()
 
     def _has_served(self, now: float) -> bool:
-        """Return True if the master that has ended served for STABLE_SECONDS; close its pipe."""
+        """Return True if the master that has ended served for STABLE_SECONDS; close its pipes."""
+        self._heartbeat.close()
         with open(self._reader, "rb") as pipe:
             text = pipe.read()
         return bool(text) and now - float(text) >= STABLE_SECONDS
@@ -116,6 +129,7 @@ def run_beside(master: MasterProcess, workers: LocalWorkers, close_port: Callabl
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM,))
     while (code := master.exit_code()) is None:
         workers.end_silent()
+        master.end_silent()
         waits = [wait for wait in (workers.restart_ended(), master.restart()) if wait is not None]
         wait = min([CHECK_SECONDS, *waits])
         signal.setitimer(signal.ITIMER_REAL, max(wait, 0.001))  # 0 would mean no timer
@@ -125,7 +139,3 @@ def run_beside(master: MasterProcess, workers: LocalWorkers, close_port: Callabl
             if not master.send(number):
                 return 0
     return code
-
-
-def _write_time(descriptor: int) -> None:
-    os.write(descriptor, str(time.monotonic()).encode())  # of a clock that all processes share

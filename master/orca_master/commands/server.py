@@ -19,6 +19,7 @@ from typing import Any
 
 from orca_contract.state import JournalState
 from orca_contract.topology import Topology
+from orca_protos.heartbeat import beat
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 
@@ -73,6 +74,8 @@ async def run_server(
     endpoint = Endpoint(endpoint_config, engine, codec, template)
     async with contextlib.AsyncExitStack() as stack:
         journal_status: Callable[[], JournalStatus] = no_journal
+        if ports.parent is not None:
+            stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
         if journal is not None:
             opened = _resumable(endpoint, journal, topology, ports.restarted)
             endpoint.resumable, journal_status = await stack.enter_async_context(opened)
@@ -174,7 +177,8 @@ def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> No
     for line in start_report(engine.engine.snapshot):
         logger.info("%s", line)
     logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
-    ports.on_ready()
+    if ports.parent is not None:
+        ports.parent.note_ready()
 
 
 def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics, restarted: bool = False) -> EngineThread:

@@ -8,8 +8,9 @@ from fastapi import FastAPI, Request, Response
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, Piece
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.openai_answers import (
     AssistantMessage,
     ChatChoice,

@@ -8,8 +8,9 @@ from typing import cast
 from fastapi import FastAPI, Request, Response
 
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, Piece
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond

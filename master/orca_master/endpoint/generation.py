@@ -1,9 +1,7 @@
 """`Generator`: generates the choices of a request and yields their text piece by piece.
 
 Each prompt becomes `n` submissions to the engine, one per choice, which differ only in `choice` (and thus in their
-random numbers). Choices are submitted in small groups; if the engine refuses a choice, all are cancelled. The choices
-run concurrently; `pieces` yields their pieces in order of arrival. A stop string ends its choice here, and the engine's
-request is cancelled.
+random numbers). The choices run concurrently (choice_run.py); `pieces` yields their pieces in order of arrival.
 """
 
 from __future__ import annotations
@@ -14,49 +12,22 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Literal
 
 from orca_contract.state import EngineState
-from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Choices, Submission
 from orca_master.engine.request_limits import check_choices
-from orca_master.errors import EngineError, EngineUnavailableError, RequestError, RequestTimeoutError
-from orca_master.scheduling.request import FinishReason
+from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
+from orca_master.text.tokenizer import TextCodec
 
-PIECE_BYTES = 256
-"""Memory of a piece without its text, including its queue entry."""
 _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
 """Sampling parameters with the same name and value in the body."""
 CANCELLED = "cancelled: the client closed the connection"
-SUBMITTED_AT_ONCE = 16
-"""Choices submitted before the event loops of endpoint and engine can serve other requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The text and data of one generated token of a choice."""
-
-    index: int
-    text: str
-    token: int
-    logprobs: pb.Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One choice: its submission to the engine, and its detokenizer."""
-
-    index: int
-    submission: Submission
-    decoder: IncrementalDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +124,18 @@ class Generator:
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         choices = []
+        count = len(prompts) * body.n
+        num_tokens = sum(map(len, prompts)) * body.n + count * max_tokens
+        group = Choices(request_id, count, num_tokens) if count > 1 else None
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
         shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
-        for index in range(len(prompts) * body.n):
+        for index in range(count):
             prompt_index, choice = divmod(index, body.n)
             sampling = SamplingParameters(**shared_parameters, choice=choice)
             tokens = shared[prompt_index]
             submission = Submission(
-                f"{request_id}-{index}", tokens, max_tokens, sampling, stop, body.priority, choice_index=index
+                f"{request_id}-{index}", tokens, max_tokens, sampling, stop, body.priority, choices=group
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))
@@ -178,7 +152,7 @@ class Generator:
         pieces are unread; the choices are then cancelled.
         """
         choices = generation.choices if choices is None else choices
-        run = _Run(self._engine, self._max_unread_bytes, recorder)
+        run = ChoiceRun(self._engine, self._max_unread_bytes, recorder)
         error = CANCELLED
         left = len(choices)
         self._num_active += 1
@@ -208,95 +182,3 @@ class Generator:
             self._num_active -= 1
             if self._num_active == 0:
                 self.idle.set()
-
-
-class _Run:
-    """A running generation: converts outputs into pieces and queues the unread pieces."""
-
-    def __init__(self, engine: EngineClient, max_unread_bytes: int, recorder: Recorder | None) -> None:
-        self._engine = engine
-        self._recorder = recorder
-        self._max_unread_bytes = self._bytes_left = max_unread_bytes
-        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        self._running: dict[int, Choice] = {}
-        """Choices that must be released, by index."""
-
-    async def submit(self, choices: Sequence[Choice]) -> None:
-        """Submit the choices to the engine; raise the first refusal."""
-        for start in range(0, len(choices), SUBMITTED_AT_ONCE):
-            group = choices[start : start + SUBMITTED_AT_ONCE]
-            submissions = []
-            for choice in group:
-                self._running[choice.index] = choice
-                submissions.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
-            refusals = await asyncio.gather(*submissions, return_exceptions=True)
-            for choice, refusal in zip(group, refusals, strict=True):
-                if refusal is not None and self._running.pop(choice.index, None) is not None:
-                    self._engine.release(choice.submission.request_id, None)
-            for refusal in refusals:
-                if refusal is not None:
-                    raise refusal
-        if self._recorder is not None:
-            self._recorder.accept()
-
-    async def next_piece(self) -> Piece:
-        """Wait for the next piece; raise the error that ended the generation."""
-        piece = await self._pieces.get()
-        if isinstance(piece, Exception):
-            raise piece
-        self._bytes_left += _size(piece)
-        if self._recorder is not None:
-            self._recorder.flush()
-        return piece
-
-    def cancel(self) -> None:
-        """Cancel all unfinished choices."""
-        # The youngest first, so that waiting choices are removed before running choices free slots for them.
-        while self._running:
-            _, choice = self._running.popitem()
-            self._engine.release(choice.submission.request_id, "abort")
-
-    def _receive(self, choice: Choice, output: Output) -> None:
-        if choice.index not in self._running:
-            return  # output after a stop string or after the end of the generation
-        try:
-            if output.error is not None:
-                of_request = output.finish_reason is FinishReason.FAULT
-                raise (EngineError if of_request else EngineUnavailableError)(output.error)
-            piece = as_piece(choice, output)
-        except Exception as error:  # raised by next_piece
-            self._fail(error)
-            return
-        if self._recorder is not None:
-            self._recorder.note(choice.index, output)
-        if piece.finish_reason is not None:
-            del self._running[choice.index]
-            # If the engine has not ended the request, a stop string did.
-            self._engine.release(choice.submission.request_id, "stop")
-        self._bytes_left -= _size(piece)
-        self._pieces.put_nowait(piece)
-        if self._bytes_left < 0:
-            unread = f"more than {self._max_unread_bytes} bytes are unread"
-            self._fail(RequestTimeoutError(f"the client does not read: {unread}"))
-
-    def _fail(self, error: Exception) -> None:
-        self.cancel()
-        self._pieces.put_nowait(error)
-
-
-def as_piece(choice: Choice, output: Output) -> Piece:
-    """Convert an output of the engine; raise RequestError if the token has no text."""
-    assert output.token is not None
-    reason = output.finish_reason
-    text = choice.decoder.step(output.token, last=reason is not None)
-    if choice.decoder.stopped:
-        reason = FinishReason.STOP
-    finish: Literal["stop", "length"] | None = None
-    if reason is not None:
-        finish = "stop" if reason is FinishReason.STOP else "length"
-    return Piece(choice.index, text, output.token, output.logprobs, finish)
-
-
-def _size(piece: Piece) -> int:
-    """Return the approximate memory of a piece in bytes."""
-    return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint import event_stream
-from orca_master.endpoint.generation import Generation, Generator, Piece
+from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
 from orca_master.endpoint.recorder import Recorder
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError

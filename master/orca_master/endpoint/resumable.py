@@ -88,10 +88,7 @@ class ResumableRequests:
             request.num_resumed += 1
         if waiting:
             self._journal.resume([request.number for request in waiting if request.number is not None])
-        for request in waiting:
-            task = asyncio.create_task(self._run(request))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
 
     async def close(self) -> None:
@@ -100,6 +97,16 @@ class ResumableRequests:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._journal.close()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run_each(self, requests: list[ResumableRequest]) -> None:
+        """Begin the requests one by one: each decodes its tokens again, and the event loop must give signs of life."""
+        for request in requests:
+            self._keep(asyncio.create_task(self._run(request)))
+            await asyncio.sleep(0)
 
     async def _run(self, request: ResumableRequest) -> None:
         try:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from orca_master.endpoint.generation import Choice, Generation, Generator, Piece, as_piece
+from orca_master.endpoint.choice_run import Choice, Piece, as_piece
+from orca_master.endpoint.generation import Generation, Generator
 from orca_master.engine.messages import Output
 from orca_master.errors import EngineError, EngineUnavailableError
 from orca_master.journal.journal import Journal

@@ -1,7 +1,7 @@
 """`EngineMaster`: runs Algorithm 1 over all pipelines, on one event loop.
 
-Per pipeline: select → dispatch → send until no request can be selected or n_workers iterations are in flight. Each
-result is committed, the next iterations are sent, and the tokens are delivered. Only this event loop accesses the
+Iterations are sent (dispatcher.py) until no request can be selected or n_workers of them are in flight. Each result is
+committed, the next iterations are sent, and the tokens are delivered. Only this event loop accesses the
 scheduler, so no lock is needed; other threads read `snapshot`.
 
 | state | meaning | next states |
@@ -29,6 +29,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.dispatcher import Dispatcher
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.losses import Losses
@@ -41,9 +42,8 @@ from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
-from orca_master.scheduling.batch import Batch, Proposal
+from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
-from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
@@ -70,15 +70,17 @@ class EngineMaster:
         self._state, self._failure = EngineState.LOADING, ""
         self._config = config
         self._deliver = deliver
-        self._observer = observer
         self._pipelines = PipelineSet(topology, self, make_workers)
         self.on_departure = self._pipelines.departures.note
         self.begin_drain = self._pipelines.departures.begin_drain
-        # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
-        self._looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._admission = Admission(self.scheduler, config)
         self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
+        # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
+        looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
+        self._dispatcher = Dispatcher(
+            self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, observer, looks_ahead
+        )
         self._num_iterations = 0
         self._progressed_at = self.snapshot.progressed_at
         self._facts = pb.ModelFacts()
@@ -247,40 +249,10 @@ class EngineMaster:
     # -- inside --------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Send iterations until no request can be selected; the pipeline with the fewest in flight goes first."""
-        while self._state is EngineState.SERVING:
-            working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
-            for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
-                if self._advance(supervisor, lambda entry: self.scheduler.select(entry.id)):
-                    break
-            else:
-                for supervisor in working:
-                    if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
-                        self._advance(supervisor, lambda entry: look_ahead(self.scheduler, entry.newest_batch))
-                break
+        """Send iterations until no request can be selected."""
+        if self._state is EngineState.SERVING:
+            self._dispatcher.dispatch()
         self.on_change()
-
-    def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
-        """Dispatch and send the proposal of `select`; return False if the proposal is empty.
-
-        After an unexpected exception scheduler and workers may disagree. The exception is logged and this pipeline is
-        abandoned, so that the engine continues.
-        """
-        proposal = Proposal()
-        try:
-            proposal = select(supervisor)
-            if proposal:
-                batch = self.scheduler.dispatch(supervisor.id, proposal)
-                self._admission.expected_wait.note_sent(batch, time.monotonic())
-                self._observer.on_dispatch(supervisor.send(batch), batch)
-            if proposal.preempted:
-                self._observer.on_preemption(len(proposal.preempted))
-        except Exception as error:
-            logger.exception("pipeline %s is abandoned after an internal error", supervisor.id)
-            self._losses.note(supervisor.id, (selection.request for selection in proposal.selections))
-            supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
-            return False
-        return bool(proposal)
 
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""

@@ -58,7 +58,7 @@ class EngineThread(EngineClient):
         self._metrics = metrics
         self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._engine_loop.run_forever, name="engine-master", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._num_unfinished = 0
         self._busy_since = 0.0
@@ -106,7 +106,9 @@ class EngineThread(EngineClient):
         return self.engine.snapshot.failure
 
     async def stop(self, reason: str) -> None:
-        """Stop engine, workers and thread; abandon the thread after STOP_SECONDS."""
+        """Stop engine, workers and thread; abandon the thread after STOP_SECONDS. Do nothing before `start`."""
+        if self._thread.ident is None:
+            return
         try:
             await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:
@@ -146,7 +148,9 @@ class EngineThread(EngineClient):
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
-        return self._on_engine(lambda: self._submit(submission))
+        accepted: Future[None] = Future()
+        self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
+        return asyncio.wrap_future(accepted)
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
@@ -161,8 +165,20 @@ class EngineThread(EngineClient):
         """See EngineClient."""
         return self._metrics.render()
 
-    async def _submit(self, submission: Submission) -> None:
-        self.engine.submit(submission)
+    def _run(self) -> None:
+        self._engine_loop.run_forever()
+        self._engine_loop.run_until_complete(_cancel_others())
+
+    def _submit(self, submission: Submission, accepted: Future[None]) -> None:
+        """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""
+        if not accepted.set_running_or_notify_cancel():
+            return
+        try:
+            self.engine.submit(submission)
+        except Exception as error:  # raised to the caller of `submit`
+            accepted.set_exception(error)
+        else:
+            accepted.set_result(None)
 
     def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
@@ -196,3 +212,11 @@ class EngineThread(EngineClient):
         self._metrics.on_finish(
             reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
         )
+
+
+async def _cancel_others() -> None:
+    """Cancel the loop's other tasks, also those of calls that were abandoned while the loop was stuck."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

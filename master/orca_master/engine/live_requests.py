@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.admission import Admission
+from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.iteration_message import check_encodes
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.scheduler import Scheduler
+
+CHOICES_SECONDS = 60.0
+"""Bound of the time from the first to the last choice of a request: an API process that is stopped sends no more."""
 
 
 class LiveRequests:
@@ -35,6 +40,7 @@ class LiveRequests:
         self._check = check
         self._deliver = deliver
         self._requests: dict[str, Request] = {}
+        self._incomplete = ChoiceGroups(scheduler.pool)
         self._num_arrived = 0
 
     def __len__(self) -> int:
@@ -44,9 +50,10 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def accept(self, submission: Submission) -> None:
-        """Add a request to the pool. Resumed requests bypass the bounds of the pool and of the expected wait.
+        """Add a request to the pool; one of several choices when the last of them has arrived (choice_groups.py).
 
-        Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
+        The expected wait of the first choice decides about all. Resumed requests bypass the bounds of the pool and of
+        the expected wait. Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
         """
         request = Request(
             submission.request_id,
@@ -61,17 +68,28 @@ class LiveRequests:
         )
         check_encodes(request)
         self._check(request)
-        if submission.generated is None:
-            if submission.choice_index == 0:
-                self._admission.check(request)
+        waiting, choices = [request], submission.choices
+        if submission.generated is not None:
+            self._scheduler.pool.put_back(request)
+        elif choices is None:
+            self._admission.check(request)
             self._scheduler.pool.add(request)
         else:
-            self._scheduler.pool.put_back(request)
+            if is_first := choices not in self._incomplete:
+                self._admission.check(request)
+            waiting = self._incomplete.add(request, choices)
+            if is_first:
+                asyncio.get_running_loop().call_later(CHOICES_SECONDS, self._fail_overdue)
         self._num_arrived += 1
-        self._requests[request.request_id] = request
+        self._requests.update((entry.request_id, entry) for entry in waiting)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a request; return False if the request has ended already."""
+        """Cancel a request; return False if nothing has changed for other requests.
+
+        A choice that is cancelled before the last of its request has arrived takes the others with it.
+        """
+        if self._incomplete.discard(request_id):
+            return False
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._admission.expected_wait.note_end(request)
@@ -93,7 +111,7 @@ class LiveRequests:
 
     def refuse_misfits(self) -> None:
         """Fail the waiting requests for which `check` raises RequestError."""
-        for request in list(self._scheduler.pool):
+        for request in [*self._incomplete, *self._scheduler.pool]:
             try:
                 self._check(request)
             except RequestError as error:
@@ -106,10 +124,16 @@ class LiveRequests:
 
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""
-        self._fail(list(self._requests.values()), reason)
+        self._fail([*self._incomplete, *self._requests.values()], reason)
+
+    def _fail_overdue(self) -> None:
+        """Fail the choices of requests that are incomplete after CHOICES_SECONDS, and free the places of all."""
+        if overdue := self._incomplete.overdue(time.monotonic() - CHOICES_SECONDS):
+            self._fail(overdue, f"not all choices of the request arrived within {CHOICES_SECONDS:g} s")
 
     def _fail(self, requests: list[Request], message: str, reason: FinishReason = FinishReason.ERROR) -> None:
         self._deliver([Output(request.request_id, None, reason, message) for request in requests])
         for request in requests:
-            del self._requests[request.request_id]
-            self._scheduler.cancel(request, reason)
+            self._incomplete.discard(request.request_id)
+            if self._requests.pop(request.request_id, None) is not None:
+                self._scheduler.cancel(request, reason)

@@ -14,11 +14,23 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """The choices of one client's request, of which each is a submission: the queue accepts all of them or none.
+
+    `num_tokens`: prompts and answers of full length, of all choices together.
+    """
+
+    group_id: str
+    count: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A request as submitted by the endpoint; the engine adds the arrival.
 
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
-    `choice_index`: position among the choices of a client's request; the expected wait of the first decides about all.
+    `choices`: those of the client's request, None if this is the only one.
     """
 
     request_id: str
@@ -28,7 +40,7 @@ class Submission:
     stop_token_ids: frozenset[int]
     priority: int = 0
     generated: Sequence[int] | None = None
-    choice_index: int = 0
+    choices: Choices | None = None
 
 
 class Output(NamedTuple):

@@ -29,7 +29,7 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
 
 
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus) -> None:
-    """Check that several choices fit into the queue; the engine itself checks single choices.
+    """Check that several choices fit into the queue, before any is submitted; the engine itself decides.
 
     `num_tokens` is the sum over prompts and completions of all choices. Raises RequestError if the choices exceed the
     whole queue, QueueFullError if they exceed its free places.

@@ -15,7 +15,7 @@ from orca_master.scheduling.request import Request
 
 
 class RequestPool:
-    """Waiting requests, sorted by `order`. `max_requests` and `max_tokens` bound `add`, not `put_back`."""
+    """Waiting requests, sorted by `order`. `max_requests` and `max_tokens` bound new ones, not `put_back`."""
 
     def __init__(self, max_requests: int, max_tokens: int, order: Order = by_arrival) -> None:
         self.order = order
@@ -28,6 +28,8 @@ class RequestPool:
         self.left = AnswersLeft()
         """Tokens that the waiting requests may generate."""
         self._waiting: list[Request] = []
+        self._num_reserved = 0
+        self._num_reserved_tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -40,14 +42,19 @@ class RequestPool:
 
         An empty pool accepts a request of any size: the token bound limits the queue, not a single prompt.
         """
-        if len(self._waiting) >= self.max_requests:
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting, the limit is {self.max_requests}")
-        if self._waiting and self.num_tokens + request.max_tokens > self.max_tokens:
-            raise QueueFullError(
-                f"waiting requests of {self.num_tokens} tokens and this one of {request.max_tokens} "
-                f"exceed the limit of {self.max_tokens}"
-            )
+        self._check_room(1, request.max_tokens)
         self.put_back(request)
+
+    def reserve(self, count: int, num_tokens: int) -> None:
+        """Reserve places for `count` new requests of `num_tokens` in total; raise QueueFullError at a bound."""
+        self._check_room(count, num_tokens)
+        self._num_reserved += count
+        self._num_reserved_tokens += num_tokens
+
+    def free(self, count: int, num_tokens: int) -> None:
+        """Take a reservation back, also before its requests are put into the pool with `put_back`."""
+        self._num_reserved -= count
+        self._num_reserved_tokens -= num_tokens
 
     def put_back(self, request: Request) -> None:
         """Insert a request that was accepted before, at its position by `order`; not bounded."""
@@ -69,3 +76,15 @@ class RequestPool:
     def is_last(self, request: Request) -> bool:
         """Return True if a new `request` would be served after all others."""
         return not self._waiting or self.order(self._waiting[-1]) < self.order(request)
+
+    def _check_room(self, count: int, num_tokens: int) -> None:
+        waiting = len(self._waiting) + self._num_reserved
+        if waiting + count > self.max_requests:
+            several = f", {count} more do not fit" if count > 1 else ""
+            raise QueueFullError(f"{waiting} requests are waiting, the limit is {self.max_requests}{several}")
+        waiting_tokens = self.num_tokens + self._num_reserved_tokens
+        if (waiting or count > 1) and waiting_tokens + num_tokens > self.max_tokens:
+            raise QueueFullError(
+                f"waiting requests of {waiting_tokens} tokens and this one of {num_tokens} "
+                f"exceed the limit of {self.max_tokens}"
+            )

@@ -40,7 +40,9 @@ def master_deployment(context: Context) -> dict[str, Any]:
     has_journal = journal.enabled and not settings.api_processes
     if has_journal:
         # Not in master.yaml, which also reaches the pods of revisions from before the journal.
-        arguments += ["--journal", f"{JOURNAL}/requests", "--resume-window", str(journal.resume_window_seconds)]
+        # On a claim, the masters of two revisions have a journal at the same time: a journal has one master.
+        folder = f"requests-{context.revision}" if journal.claim_name else "requests"
+        arguments += ["--journal", f"{JOURNAL}/{folder}", "--resume-window", str(journal.resume_window_seconds)]
         volumes.append({"name": "orca-journal", **_journal_source(journal)})
         mounts.append({"name": "orca-journal", "mountPath": JOURNAL})
     tls = pod_tls(context, names.MASTER)

@@ -1,4 +1,4 @@
-"""Signs of life for the process that started a worker and restarts it, such as `orca serve`."""
+"""Signs of life for the process that started a worker or a master and restarts it, such as `orca serve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERVAL_SECONDS = 1.0
 async def beat(descriptor: int) -> None:
     """Write a byte to the pipe `descriptor` every INTERVAL_SECONDS, until its reader has ended.
 
-    A worker whose process is stopped, or whose event loop is blocked, writes none.
+    A process that is stopped, or whose event loop is blocked, writes none.
     """
     os.set_blocking(descriptor, False)
     while True:

@@ -1,0 +1,81 @@
+"""`Dispatcher`: selects and sends iterations: per pipeline select → dispatch → send.
+
+The pipeline with the fewest iterations in flight goes first. With one partition an iteration is also sent before the
+tokens of the one in flight are known (scheduling/lookahead.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from orca_master.engine.expected_wait import ExpectedWait
+from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.losses import Losses
+from orca_master.engine.messages import EngineObserver
+from orca_master.engine.pipeline_set import PipelineSet
+from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.scheduling.batch import Proposal
+from orca_master.scheduling.lookahead import look_ahead
+from orca_master.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Sends the iterations of `scheduler` to the serving pipelines of `pipelines`.
+
+    `expected_wait` and `observer` learn of each iteration, `losses` of the requests of one that could not be sent.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pipelines: PipelineSet,
+        expected_wait: ExpectedWait,
+        losses: Losses,
+        observer: EngineObserver,
+        looks_ahead: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pipelines = pipelines
+        self._expected_wait = expected_wait
+        self._losses = losses
+        self._observer = observer
+        self._looks_ahead = looks_ahead
+
+    def dispatch(self) -> None:
+        """Send iterations until no request can be selected."""
+        while True:
+            working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
+            for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
+                if self._advance(supervisor, lambda entry: self._scheduler.select(entry.id)):
+                    break
+            else:
+                for supervisor in working:
+                    if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
+                        self._advance(supervisor, lambda entry: look_ahead(self._scheduler, entry.newest_batch))
+                return
+
+    def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
+        """Dispatch and send the proposal of `select`; return False if the proposal is empty.
+
+        After an unexpected exception scheduler and workers may disagree. The exception is logged and this pipeline is
+        abandoned, so that the engine continues.
+        """
+        proposal = Proposal()
+        try:
+            proposal = select(supervisor)
+            if proposal:
+                batch = self._scheduler.dispatch(supervisor.id, proposal)
+                self._expected_wait.note_sent(batch, time.monotonic())
+                self._observer.on_dispatch(supervisor.send(batch), batch)
+            if proposal.preempted:
+                self._observer.on_preemption(len(proposal.preempted))
+        except Exception as error:
+            logger.exception("pipeline %s is abandoned after an internal error", supervisor.id)
+            self._losses.note(supervisor.id, (selection.request for selection in proposal.selections))
+            supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
+            return False
+        return bool(proposal)

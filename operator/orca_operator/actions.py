@@ -1,0 +1,74 @@
+"""The actions that plan.py plans and execute.py executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from orca_contract import routes
+from orca_contract.scheduler import SchedulerKnobs
+from orca_contract.state import StateReport
+from orca_contract.topology import Topology
+
+from orca_operator.observe import Object
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Server-side apply of one object as a dry run: nothing is written, and a rejected object ends the pass."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply of one object."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Change of the replicas of a StatefulSet, which otherwise stays as it is."""
+
+    child: Object
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletion of one child."""
+
+    child: Object
+
+
+@dataclass(frozen=True, slots=True)
+class PutTopology:
+    """`PUT /topology` to a revision's master."""
+
+    route: ClassVar[str] = routes.TOPOLOGY
+    revision: str
+    body: Topology
+
+    @staticmethod
+    def reported(report: StateReport) -> Topology | None:
+        """Return the part of a report that this change sets."""
+        return report.topology
+
+
+@dataclass(frozen=True, slots=True)
+class PutScheduler:
+    """`PUT /scheduler` to a revision's master."""
+
+    route: ClassVar[str] = routes.SCHEDULER
+    revision: str
+    body: SchedulerKnobs
+
+    @staticmethod
+    def reported(report: StateReport) -> SchedulerKnobs | None:
+        """Return the part of a report that this change sets."""
+        return report.scheduler
+
+
+Put = PutTopology | PutScheduler
+Action = Check | Apply | Scale | Delete | Put
