@@ -17,6 +17,7 @@ from unittest import mock
 
 from orca_bench.cli import COMMANDS as BENCH_COMMANDS
 from orca_master.cli import HELP
+from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -117,6 +118,7 @@ def metric_rows() -> Iterator[str]:
     """Yield a row for each metric of a master."""
     metrics = Metrics("MODEL")
     metrics.watch(cast(Any, None))  # gauges read the engine only when they are scraped
+    metrics.watch_journal(no_journal)
     for collector in metrics.registry._collector_to_names:
         for family in cast(Any, collector).describe():
             name = family.name + ("_total" if family.type == "counter" else "")

@@ -71,10 +71,10 @@ class Metrics:
         """Add the gauges of the journal."""
         self._gauge(
             "journal_on",
-            "1 while accepted requests are recorded, 0 after a failed write",
+            "With --journal: 1 while accepted requests are recorded, 0 after a failed write",
             lambda: status().state is JournalState.ON,
         )
-        self._gauge("journal_bytes", "Size of the journal's files", lambda: status().num_bytes)
+        self._gauge("journal_bytes", "With --journal: bytes of its files", lambda: status().num_bytes)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
