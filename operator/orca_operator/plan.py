@@ -72,7 +72,16 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
 def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:
     """Return dry runs of all manifests but those of objects to be replaced: a dry run would be an immutable change."""
     places = {(stored["kind"], name_of(stored)) for stored in replaced}
-    return [Check(each) for each in manifests if (each["kind"], each["metadata"]["name"]) not in places]
+    checked = [each for each in manifests if (each["kind"], each["metadata"]["name"]) not in places]
+    return [
+        Check(each) for each in checked + [_as_deployment(each) for each in checked if each["kind"] == "StatefulSet"]
+    ]
+
+
+def _as_deployment(stateful_set: dict[str, Any]) -> dict[str, Any]:
+    """Return a Deployment with the pods of a StatefulSet, for a dry run: API servers check only a Deployment's pods."""
+    spec = {key: stateful_set["spec"][key] for key in ("selector", "template")}
+    return {**stateful_set, "kind": "Deployment", "spec": spec}
 
 
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:

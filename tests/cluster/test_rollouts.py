@@ -50,7 +50,8 @@ def test_edits_under_load_lose_nothing(namespace: Namespace):
             serving = pods(namespace)
             for reason, edit in BROKEN.items():
                 patch(namespace, edit)
-                assert eventually(holds(lambda status, reason=reason: ready(status)["reason"] == reason), SECONDS)
+                named = holds(lambda status, reason=reason: ready(status)["reason"] == reason)
+                assert eventually(named, SECONDS), (reason, ready(namespace.get("orca", "demo")["status"]))
                 assert ready(namespace.get("orca", "demo")["status"])["status"] == "False"
                 assert serving <= pods(namespace), "nothing that serves is deleted"
                 patch(namespace, {"worker": {**dict.fromkeys(edit["worker"]), **settings}})

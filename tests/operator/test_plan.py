@@ -139,8 +139,9 @@ def test_a_new_revision_comes_up_beside_the_old_one():
     old, new = context(MINIMAL), context(merged(MINIMAL, parallelism={"pipelineParallelSize": 2}))
     observed = everything(old)
     actions = plan(new, view(observed), serving_revision=old.revision)
-    checks = [action.manifest["metadata"]["name"] for action in actions if isinstance(action, Check)]
-    assert names.partition("demo", new.revision, 1) in checks
+    checks = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in actions if isinstance(a, Check)]
+    for kind in ("StatefulSet", "Deployment"):  # an API server checks the pods of a Deployment only
+        assert (kind, names.partition("demo", new.revision, 1)) in checks
     assert [type(action) for action in actions[: len(checks)]] == [Check] * len(checks), "before anything changes"
     made = manifests(actions)
     for partition in range(2):
