@@ -131,6 +131,12 @@ class Cluster:
             field_manager=FIELD_MANAGER,
         )
 
+    def warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        """Return the Warning Events about the object with this uid."""
+        selector = f"involvedObject.uid={uid},type=Warning"
+        listing = self._call(self._resource("Event").get, namespace=namespace, field_selector=selector)
+        return list(listing["items"])
+
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object."""
         resource = self._resource(manifest["kind"])

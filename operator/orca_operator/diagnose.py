@@ -13,7 +13,7 @@ from datetime import datetime
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, StateReport
 
-from orca_operator.names import MASTER, ROLE_LABEL, WORKER
+from orca_operator.names import MASTER, REVISION_LABEL, ROLE_LABEL, WORKER
 from orca_operator.observe import (
     Object,
     Observed,
@@ -25,6 +25,8 @@ from orca_operator.observe import (
     pod_condition,
 )
 
+QUOTA = "exceeded quota"
+"""In the API server's answer to a pod that does not fit into a ResourceQuota."""
 FETCH_CONTAINER = "fetch-model"
 GPU = "nvidia.com/gpu"
 MISTAKE_EXIT_CODE = 2
@@ -62,8 +64,8 @@ NO_CAUSE = Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
 class View:
     """Snapshot of the deployment for one pass.
 
-    `diagnoses` maps the name of each pod that is not ready to the cause. `now` is the time of the pass: no decision
-    of the pass reads a clock.
+    `diagnoses` maps the name of each pod that is not ready to the cause, and the name of each StatefulSet or Deployment
+    that cannot create its pods. `now` is the time of the pass: no decision of the pass reads a clock.
     """
 
     observed: Observed
@@ -71,10 +73,11 @@ class View:
     now: datetime
 
 
-def look(observed: Observed, now: datetime) -> View:
-    """Return the view of a pass that begins at `now`."""
-    diagnoses = {name_of(pod): cause for pod in observed.pods() if (cause := diagnose_pod(pod)) is not None}
-    return View(observed, diagnoses, now)
+def look(observed: Observed, now: datetime, told: Mapping[str, Diagnosis] | None = None) -> View:
+    """Return the view of a pass that begins at `now`. `told`: causes from Events, by the name of the child."""
+    children = observed.pods() + observed.of_kind("Deployment")
+    found = {name_of(child): cause for child in children if (cause := _diagnose_child(child)) is not None}
+    return View(observed, {**found, **(told or {})}, now)
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
@@ -86,14 +89,34 @@ def diagnose(view: View, revision: str) -> Diagnosis:
     """Return the worst cause why `revision` does not serve yet."""
     observed = view.observed
     # Workers first: among equal causes, the worker's is more specific, because the master waits for workers.
-    pods = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
-    causes = [view.diagnoses[name_of(pod)] for pod in pods if name_of(pod) in view.diagnoses]
+    children = observed.pods(WORKER, revision) + observed.pods(MASTER, revision)
+    for kind in ("StatefulSet", "Deployment"):
+        children += [child for child in observed.of_kind(kind) if label(child, REVISION_LABEL) == revision]
+    causes = [view.diagnoses[name_of(child)] for child in children if name_of(child) in view.diagnoses]
     report = observed.reports.get(revision)
     reported = diagnose_report(report) if report is not None else []
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
     return worst(causes + reported) or NO_CAUSE
+
+
+def _diagnose_child(child: Object) -> Diagnosis | None:
+    return diagnose_pod(child) if child["kind"] == "Pod" else diagnose_deployment(child)
+
+
+def diagnose_deployment(deployment: Object) -> Diagnosis | None:
+    """Return why the pod of a Deployment cannot be created, None if it can."""
+    for condition in deployment.get("status", {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            message = condition.get("message", "")
+            return _of(creation_failure(message), name_of(deployment), message)
+    return None
+
+
+def creation_failure(message: str) -> Reason:
+    """Return the reason for the API server's answer to the creation of a pod."""
+    return Reason.QUOTA_EXCEEDED if QUOTA in message else Reason.POD_CREATION_FAILED
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause

@@ -18,9 +18,10 @@ from typing import Any
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
+from orca_operator.child_events import read_causes, silent_children
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation
-from orca_operator.diagnose import look
+from orca_operator.diagnose import View, look
 from orca_operator.events import Announcer
 from orca_operator.execute import Executor, Outcome
 from orca_operator.manifests.context import Context, Images, Owner
@@ -182,7 +183,7 @@ class Reconciler:
             context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
-            view = look(await masters.observe(key, children, context), now)
+            view = await self._look(await masters.observe(key, children, context), namespace, now)
             if is_supported(spec.model):
                 serving = str(previous.get("currentRevision", ""))
                 actions = plan(context, view, not keeper.problems.get(source), serving)
@@ -194,7 +195,7 @@ class Reconciler:
         except InvalidSpecError as error:
             problem = str(error)
             await self._certify(keeper, children, source, request, now)
-            view = look(await masters.observe(key, children, None), now)
+            view = await self._look(await masters.observe(key, children, None), namespace, now)
         situation = Situation(
             name,
             namespace,
@@ -210,6 +211,12 @@ class Reconciler:
         )
         await self._write_status(resource, deployment, make_status(situation, previous), previous)
         return True
+
+    async def _look(self, observed: Observed, namespace: str, now: datetime) -> View:
+        """Return the view of a pass, with what Events say of children that do not come up."""
+        silent = silent_children(observed, now)
+        told = await asyncio.to_thread(read_causes, self._cluster, namespace, silent, now) if silent else {}
+        return look(observed, now, told)
 
     def _list(self, key: Key) -> list[Object]:
         children: list[Object] = []

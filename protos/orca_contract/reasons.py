@@ -17,6 +17,9 @@ class Reason(enum.StrEnum):
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     INSUFFICIENT_GPU = "InsufficientGPU"
     POD_UNSCHEDULABLE = "PodUnschedulable"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    POD_CREATION_FAILED = "PodCreationFailed"
+    VOLUME_MOUNT_FAILED = "VolumeMountFailed"
     NODE_LOST = "NodeLost"
     WORKER_OOM_KILLED = "WorkerOOMKilled"
     WORKER_CRASH_LOOP = "WorkerCrashLoop"
@@ -42,6 +45,9 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker requests.",
     Reason.POD_UNSCHEDULABLE: "A pod cannot be scheduled, for another reason than GPUs.",
+    Reason.QUOTA_EXCEEDED: "A pod does not fit into a ResourceQuota of the namespace.",
+    Reason.POD_CREATION_FAILED: "The API server rejects a pod: its admission, or an object that the pod names.",
+    Reason.VOLUME_MOUNT_FAILED: "A volume of a pod cannot be mounted, for example because its Secret does not exist.",
     Reason.NODE_LOST: "A pod's node is unreachable.",
     Reason.WORKER_OOM_KILLED: "A worker exceeded its memory limit.",
     Reason.WORKER_CRASH_LOOP: "A worker crashes repeatedly.",

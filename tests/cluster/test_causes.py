@@ -29,6 +29,10 @@ ROWS = {
         demo_spec(worker=worker_settings(nodeSelector={"no-node": "has-this"})),
         "node",
     ),
+    "PodCreationFailed": (
+        demo_spec(worker=worker_settings(priorityClassName="nobody-has-this")),
+        "no PriorityClass with name nobody-has-this",
+    ),
     "InsufficientGPU": (demo_spec(communication={"backend": "nccl"}), "Insufficient nvidia.com/gpu"),
     "ModelDownloadFailed": (
         demo_spec(
@@ -56,6 +60,27 @@ def test_the_cause_is_named(namespace: Namespace, reason: str):
     assert condition["status"] == ("True" if reason == "Serving" else "False")
     events = namespace.items("events", "--field-selector", "involvedObject.kind=OrcaDeployment")
     assert reason in {event["reason"] for event in events}
+
+
+def test_a_pod_that_does_not_fit_the_quota_is_named(namespace: Namespace):
+    """Only an Event of its StatefulSet says so. Place for the master and one worker; then for all."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "2"}},
+    }
+    namespace.apply(quota)
+    namespace.deploy(demo_spec(parallelism={"pipelineParallelSize": 2}))
+    assert "exceeded quota: small" in namespace.wait_reason("QuotaExceeded", SECONDS)["message"]
+    namespace.kubectl("delete", "resourcequota", "small")
+    namespace.wait_ready(seconds=180)  # the StatefulSet's controller tries again after up to a minute
+
+
+def test_a_missing_secret_is_named(namespace: Namespace):
+    """Only Events of the pod that waits for it say so."""
+    namespace.deploy(demo_spec(auth={"apiKeySecretRef": {"name": "no-such-secret", "key": "keys"}}))
+    assert "no-such-secret" in namespace.wait_reason("VolumeMountFailed", 2 * SECONDS)["message"]
 
 
 @pytest.mark.parametrize("argument", ["worker", "orca_worker.rank"])

@@ -32,6 +32,7 @@ class Api:
         self.statuses: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.refusals: Refusals = {}
+        self.events: list[dict[str, Any]] = []
         self.not_served = not_served
         self._version = 0
 
@@ -57,6 +58,10 @@ class Api:
         self.calls.append(f"apply {kind} {name}")
         self.put(manifest | ({"status": before["status"]} if before and "status" in before else {}))
         return self.objects[kind, name]
+
+    def warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        self._admit("list", "Event")
+        return [event for event in self.events if event["involvedObject"]["uid"] == uid]
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         kind = manifest["kind"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from orca_operator.names import REVISION_LABEL, ROLE_LABEL
@@ -27,6 +28,7 @@ STATES: dict[str, dict[str, Any]] = {
     "Unschedulable": {"scheduled": TOO_FEW_GPUS},
     "ImagePullBackOff": {"container": _container(PULLING)},
     "Downloading": {"container": _container({"waiting": {"reason": "PodInitializing"}}), "init": {"running": {}}},
+    "Creating": {"container": _container({"waiting": {"reason": "ContainerCreating"}})},
     "Running": {"container": _container({"running": {}})},
     "Ready": {"container": _container({"running": {}}), "ready": True},
     "OOMKilled": {"container": _container(BACK_OFF, 1, OUT_OF_MEMORY)},
@@ -38,7 +40,7 @@ STATES: dict[str, dict[str, Any]] = {
 """States of `set_state`, beside Deleted and Terminating."""
 
 
-def follow_workloads(api: Api) -> None:
+def follow_workloads(api: Api, now: datetime) -> None:
     """Create and delete pods to match the replicas of StatefulSets and Deployments."""
     owners: dict[str, dict[str, Any]] = {}
     for kind, prefix in (("StatefulSet", ""), ("Deployment", "5c9f8-")):
@@ -52,7 +54,8 @@ def follow_workloads(api: Api) -> None:
             template = workload["spec"]["template"]
             reference = {"kind": workload["kind"], "uid": workload["metadata"]["uid"], "controller": True}
             labels = template["metadata"]["labels"]
-            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [reference]}
+            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [reference],
+                        "creationTimestamp": now.isoformat()}  # fmt: skip
             api.put({"kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}})
 
 

@@ -13,6 +13,7 @@ A scenario is a YAML file:
                                         `new p0-1`: of revisions that are not the first
       masters: {silent: true}           attributes of support/masters.py
       refuse: {apply Service: [403, x]} calls that the API server refuses from now on
+      events: {StatefulSet p0: [FailedCreate, x]}  Kubernetes writes Warning Events about children: reason, message
       remove: [Service demo]            another client deletes children, by the ends of their names
       change: {StatefulSet p0: {spec: {}}}  another client changes a child: JSON merge patch
       seconds: 600                      time before the pass (5)
@@ -155,7 +156,7 @@ class Player:
         self.api.resource = {**resource, "metadata": metadata, "spec": merge_patch(resource["spec"], patch)}
 
     def _pods(self, states: dict[str, str]) -> None:
-        pods.follow_workloads(self.api)
+        pods.follow_workloads(self.api, self.now)
         for pattern, state in states.items():
             matching = [
                 name
@@ -173,6 +174,19 @@ class Player:
 
     def _refuse(self, refusals: dict[str, list[Any]]) -> None:
         self.api.refusals = {call: (status, message) for call, (status, message) in refusals.items()}
+
+    def _events(self, events: dict[str, list[str]]) -> None:
+        for child, (reason, message) in events.items():
+            kind, _, suffix = child.partition(" ")
+            (uid,) = (
+                body["metadata"]["uid"]
+                for (of, name), body in self.api.objects.items()
+                if of == kind and name.endswith(suffix)
+            )
+            self.api.events.append({
+                "metadata": {}, "involvedObject": {"uid": uid}, "reason": reason, "message": message,
+                "lastTimestamp": self.now.isoformat(),
+            })  # fmt: skip
 
     def _remove(self, children: list[str]) -> None:
         for child in children:

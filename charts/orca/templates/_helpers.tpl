@@ -56,7 +56,7 @@ OrcaDeployments.
   verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 - apiGroups: [apps]
   resources: [deployments, statefulsets, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
