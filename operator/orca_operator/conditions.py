@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from orca_contract.reasons import Reason
@@ -21,6 +21,7 @@ from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, d
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
+from orca_operator.progress import count_ready, is_overdue, moves_on
 
 CONDITIONS: Mapping[str, str] = {
     "Ready": "every desired pipeline serves, at the spec's revision",
@@ -114,7 +115,7 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     serving = rollout.serving.get(revision, 0)
-    if serving >= rollout.desired:
+    if serving >= rollout.desired and revision not in situation.view.observed.unauthorized:
         return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
@@ -142,7 +143,10 @@ def _states(
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
     overdue = (
-        waiting and spec is not None and not _moves_on(situation, rollout, previous) and _overdue(previous, spec, now)
+        waiting
+        and spec is not None
+        and not _moves_on(situation, rollout, previous)
+        and is_overdue(find_condition(previous, "Progressing"), spec.progress_deadline_seconds, now)
     )
     if overdue and verdict.reason in HEALTHY:
         verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
@@ -177,30 +181,8 @@ def _states(
 
 
 def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> bool:
-    """Whether the spec was edited, or more pipelines of its revision are ready than before.
-
-    By the pods, not by the master's report, which may be missing in a pass.
-    """
-    if find_condition(previous, "Progressing").get("observedGeneration") != situation.generation:
-        return True
-    return rollout.ready > count_ready(previous.get("pipelines") or [], situation.revision)
-
-
-def count_ready(pipelines: Iterable[Mapping[str, Any]], revision: str | None) -> int:
-    """Return how many of a status' entries are of a revision and have ready pods only."""
-    ready = 0
-    for pipeline in pipelines:
-        workers, _, size = pipeline["readyWorkers"].partition("/")
-        ready += pipeline["revision"] == revision and workers == size
-    return ready
-
-
-def _overdue(previous: Mapping[str, Any], spec: Spec, now: datetime) -> bool:
-    progressing = find_condition(previous, "Progressing")
-    if progressing["status"] == "False":
-        return bool(progressing["reason"] == Reason.PROGRESS_DEADLINE_EXCEEDED.value)
-    since = datetime.fromisoformat(progressing["lastTransitionTime"])
-    return now - since > timedelta(seconds=spec.progress_deadline_seconds)
+    before = count_ready(previous.get("pipelines") or [], situation.revision)
+    return moves_on(find_condition(previous, "Progressing"), situation.generation, rollout.ready, before)
 
 
 def _model_ready(situation: Situation) -> tuple[bool, str, str]:

@@ -60,6 +60,12 @@ NO_CAUSE = Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
 """No pod and no master shows a cause."""
 
 
+UNAUTHORIZED = (
+    "the master rejects the operator's token: the admin Secret was replaced, and the pod has the new one within two "
+    "minutes; requests are served meanwhile"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Snapshot of the deployment for one pass.
@@ -98,6 +104,8 @@ def diagnose(view: View, revision: str) -> Diagnosis:
     if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
+    if revision in observed.unauthorized:
+        causes.append(Diagnosis(Reason.ADMIN_UNAUTHORIZED, UNAUTHORIZED))
     return worst(causes + reported) or NO_CAUSE
 
 

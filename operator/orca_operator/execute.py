@@ -72,7 +72,7 @@ class Executor:
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
-        """Return the admin token, created at first use; `fresh` reads the Secret again."""
+        """Return the admin token, created at first use; `fresh` reads the Secret again, and restores a deleted one."""
         if self._token and not fresh:
             return self._token
         name = names.admin(context.name)
@@ -80,7 +80,7 @@ class Executor:
         if secret is not None and not self._claim(secret, context):
             secret = None
         if secret is None:
-            self._token = secrets.token_urlsafe(32)
+            self._token = self._token or secrets.token_urlsafe(32)
             self._cluster.create(admin_secret(context, self._token))
         else:
             self._token = _decoded(secret["data"]["token"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
 from orca_contract.state import StateReport
@@ -41,8 +42,11 @@ class Masters:
         observed = Observed(children)
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         reports: dict[str, StateReport] = {}
+        unauthorized = set()
         if context is not None:
-            token = await asyncio.to_thread(self._executor.admin_token, context)
+            # A pod cannot start without the Secret: restore a Secret that somebody has deleted.
+            starts = not all(observed.master_is_ready(revision) for revision in ports)
+            token = await asyncio.to_thread(self._executor.admin_token, context, starts)
         else:
             token = await asyncio.to_thread(self._executor.read_admin_token, *key)
         for revision, port in ports.items():
@@ -55,9 +59,11 @@ class Masters:
                 if error.status == HTTPStatus.OK:  # a report that this version cannot read
                     self.not_applied = (f"master of revision {revision}: {error}",)
                 self._keeper.forget(port.secret)
-                if error.status == HTTPStatus.UNAUTHORIZED and context is not None:
-                    await asyncio.to_thread(self._executor.admin_token, context, True)
-        return Observed(children, reports)
+                if error.status == HTTPStatus.UNAUTHORIZED:
+                    unauthorized.add(revision)
+                    if context is not None:
+                        await asyncio.to_thread(self._executor.admin_token, context, True)
+        return Observed(children, reports, frozenset(unauthorized))
 
     async def send(self, puts: Sequence[Put], observed: Observed, context: Context) -> Observed:
         """Send changes, record those without effect in `not_applied`, and return the latest reports."""
@@ -78,7 +84,7 @@ class Masters:
                 problems.append(f"master of revision {put.revision}: {problem}")
         if context.revision in reports:
             self.not_applied = (*problems, *unknown_to_master(context, observed))
-        return Observed(observed.children, reports)
+        return replace(observed, reports=reports)
 
     async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
         """Send one change; return why the change is not in effect ("" if it is), and the master's latest report."""

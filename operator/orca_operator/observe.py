@@ -35,10 +35,14 @@ class AdminPort:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One OrcaDeployment's children and its masters' reports (`GET /state`) by revision."""
+    """One OrcaDeployment's children and its masters' reports (`GET /state`) by revision.
+
+    `unauthorized`: revisions whose master rejects the operator's token.
+    """
 
     children: tuple[Object, ...] = ()
     reports: Mapping[str, StateReport] = field(default_factory=dict)
+    unauthorized: frozenset[str] = frozenset()
 
     def of_kind(self, kind: str) -> list[Object]:
         """Return the children of one kind, sorted by name."""

@@ -13,14 +13,15 @@ from typing import Any
 from orca_contract.state import FailureReport, PipelinePhase
 
 from orca_operator import names
-from orca_operator.conditions import Rollout, Situation, count_ready, make_conditions, rfc3339
+from orca_operator.conditions import Rollout, Situation, make_conditions, rfc3339
 from orca_operator.observe import is_ready, label, ordinal, restarts
+from orca_operator.progress import count_ready
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
     """Return the whole status."""
     spec, observed = situation.spec, situation.view.observed
-    pipelines = _pipelines(situation)
+    pipelines = _pipelines(situation, previous)
     desired = spec.num_pipelines if spec is not None else 0
     rollout = Rollout(
         desired,
@@ -84,12 +85,20 @@ def _current_revision(situation: Situation, pipelines: list[dict[str, Any]], pre
     return next((revision for revision in candidates if serving.get(revision)), "")
 
 
-def _pipelines(situation: Situation) -> list[dict[str, Any]]:
-    """Return the entries of all revisions, those of the spec's revision first."""
+def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of all revisions, those of the spec's revision first.
+
+    The phases of a master that rejects the operator's token are those of the previous status.
+    """
     observed, wanted = situation.view.observed, situation.revision
     others = sorted(observed.revisions() - {wanted, ""})
     entries = _pipelines_of(situation, wanted, situation.spec.num_pipelines) if situation.spec and wanted else []
-    return entries + [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
+    entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
+    before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
+    for entry in entries:
+        if entry["revision"] in observed.unauthorized and entry["id"] in before:
+            entry |= {key: value for key, value in before[entry["id"]].items() if key != "readyWorkers"}
+    return entries
 
 
 def _pipelines_of(situation: Situation, revision: str, desired: int) -> list[dict[str, Any]]:

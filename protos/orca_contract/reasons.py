@@ -13,6 +13,7 @@ class Reason(enum.StrEnum):
     SUSPENDED = "Suspended"
     INVALID_SPEC = "InvalidSpec"
     CERTIFICATE_NOT_READY = "CertificateNotReady"
+    ADMIN_UNAUTHORIZED = "AdminUnauthorized"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     INSUFFICIENT_GPU = "InsufficientGPU"
@@ -41,6 +42,8 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.INVALID_SPEC: "The spec cannot be applied; the running revision stays. The message names the field.",
     Reason.CERTIFICATE_NOT_READY: "A new revision has no usable certificate yet; the running revision stays. The "
     "message names the Secret and the problem.",
+    Reason.ADMIN_UNAUTHORIZED: "The master rejects the operator's token, because the admin Secret was replaced; the "
+    "master reads the new one as soon as it reaches the pod. Requests are served.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker requests.",

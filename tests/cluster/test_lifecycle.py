@@ -262,6 +262,27 @@ def scale(cluster: Kubernetes, operator: str, replicas: int) -> None:
         assert eventually(lambda: not cluster.kubectl(*gone).strip(), POD_SECONDS)
 
 
+def test_a_deleted_admin_secret_locks_nobody_out(namespace: Namespace, operator: str):
+    """The restarted operator makes a new token, which the master reads as soon as the kubelet brings it."""
+    namespace.deploy(demo_spec())
+    namespace.wait_ready()
+    before = {pod["metadata"]["uid"] for pod in namespace.pods()}
+    namespace.kubectl("delete", "secret", "demo-admin")
+    scale(namespace.cluster, operator, 0)
+    scale(namespace.cluster, operator, 1)
+    patch = {"spec": {"scheduler": {"maxBatchSize": 7}}}
+    namespace.kubectl("patch", "orca", "demo", "--type=merge", "-p", json.dumps(patch))
+    generation = namespace.get("orca", "demo")["metadata"]["generation"]
+
+    def speaks_with_the_master() -> bool:
+        conditions = [namespace.condition(kind) for kind in ("Ready", "FullyApplied")]
+        return all(each["status"] == "True" and each["observedGeneration"] == generation for each in conditions)
+
+    assert eventually(speaks_with_the_master, 240), namespace.condition()
+    assert namespace.ask("demo", [BODY])[0]["choices"]
+    assert {pod["metadata"]["uid"] for pod in namespace.pods()} == before
+
+
 KILL_AFTER = 50
 STREAM_AND_KILL = """
 import json, os, pathlib, sys, urllib.request

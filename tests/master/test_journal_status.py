@@ -50,7 +50,8 @@ def test_the_report_follows_the_journal():
 async def ask(journal: Any, times: int) -> list[dict[str, Any]]:
     master = SimpleNamespace(snapshot=EngineSnapshot(EngineState.SERVING, "", None))
     engine: Any = SimpleNamespace(engine=master, config=EngineConfig(), draining=False, idle=True)
-    transport = httpx.ASGITransport(create_admin_app(engine, "token", journal))
+    token: Any = SimpleNamespace(matches="token".__eq__)
+    transport = httpx.ASGITransport(create_admin_app(engine, token, journal))
     headers = {"Authorization": "Bearer token"}
     async with httpx.AsyncClient(transport=transport, base_url="http://master", headers=headers) as client:
         return [(await client.get("/state")).json() for _ in range(times)]

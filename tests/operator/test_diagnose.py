@@ -13,7 +13,7 @@ from orca_operator import diagnose as diagnose_module
 from orca_operator import plan as plan_module
 from orca_operator.diagnose import SEVERITY, Diagnosis, diagnose, diagnose_pod, worst
 from orca_operator.observe import Observed
-from support.orcadeployments import NOW, context, pod, report, view
+from support.orcadeployments import MINIMAL, NOW, context, everything, pod, report, view
 
 DEMO = context()
 
@@ -177,3 +177,10 @@ def test_decisions_read_no_clock(module):
     assert not re.search(
         r"\.(now|today|utcnow|monotonic|time|perf_counter)\(|^import time|from time", source, re.MULTILINE
     )
+
+
+def test_a_master_that_rejects_the_token_is_named_only_for_its_revision():
+    demo = context(MINIMAL)
+    observed = Observed(everything(demo).children, unauthorized=frozenset({demo.revision}))
+    assert diagnose(view(observed), demo.revision).reason is Reason.ADMIN_UNAUTHORIZED
+    assert diagnose(view(observed), "123456").reason is Reason.LOADING_WEIGHTS

@@ -216,6 +216,18 @@ def test_what_is_somebody_elses_stays(kind):
     assert server.objects[kind, name] is theirs
 
 
+def test_a_deleted_admin_secret_is_restored_with_the_token_that_the_master_has():
+    server = Server()
+    executor = Executor(server)
+    executor.admin_token(FULL)
+    before = executor.admin_token(FULL, fresh=True)
+    del server.objects["Secret", "demo-admin"]
+    assert executor.admin_token(FULL) == before
+    assert ("Secret", "demo-admin") not in server.objects
+    assert executor.admin_token(FULL, fresh=True) == before
+    assert ("Secret", "demo-admin") in server.objects
+
+
 def test_deletions_are_of_that_very_object():
     server = Server()
     executor = Executor(server)

@@ -28,6 +28,7 @@ from orca_master.commands.ports import Ports, bind
 from orca_master.commands.preflight import check, text_command
 from orca_master.commands.server import run_to_exit_code
 from orca_master.commands.topology_file import read_topology
+from orca_master.endpoint.admin_token import AdminToken
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
@@ -105,18 +106,11 @@ def _tls(arguments: argparse.Namespace, topology: Topology) -> TlsFolder | None:
 
 
 def _ports(arguments: argparse.Namespace) -> Ports:
-    token = ""
+    token = None
     if arguments.admin_port is not None:
         if arguments.admin_token_file is None:
             raise ConfigurationError("--admin-port needs --admin-token-file")
-        try:
-            token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is not UTF-8") from error
-        if not token:
-            raise ConfigurationError(f"--admin-token-file {arguments.admin_token_file}: it is empty")
+        token = AdminToken(arguments.admin_token_file)
     host = arguments.host
     return Ports(
         bind(host, arguments.port, max(1, arguments.api_processes)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from orca_protos.http import listen
 
+from orca_master.endpoint.admin_token import AdminToken
 from orca_master.errors import ConfigurationError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,6 +52,6 @@ class Ports:
     api: tuple[socket.socket, ...]
     probes: socket.socket | None = None
     admin: socket.socket | None = None
-    admin_token: str = ""
+    admin_token: AdminToken | None = None
     restarted: bool = False
     parent: Parent | None = None

@@ -148,7 +148,7 @@ async def _cluster_ports(
     async with contextlib.AsyncExitStack() as stack:
         if ports.probes is not None:
             await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
-        if ports.admin is not None:
+        if ports.admin is not None and ports.admin_token is not None:
             tls = config.tls.server_context() if config.tls else None
             app = create_admin_app(engine, ports.admin_token, journal)
             await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))

@@ -6,7 +6,6 @@ starts draining. Every admin call needs the bearer token of the Secret `d-admin`
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.loop_watch import LoopWatch
 
+from orca_master.endpoint.admin_token import AdminToken
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
@@ -60,11 +60,11 @@ def report(engine: EngineThread, journal: JournalStatus) -> StateReport:
     )
 
 
-def create_admin_app(engine: EngineThread, token: str, journal: Callable[[], JournalStatus]) -> FastAPI:
+def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[[], JournalStatus]) -> FastAPI:
     """Return the admin port's application. `journal` returns the present state of the journal."""
 
     async def authorized(bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if bearer is None or not hmac.compare_digest(bearer.credentials.encode(), token.encode()):
+        if bearer is None or not token.matches(bearer.credentials):
             raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
 
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
