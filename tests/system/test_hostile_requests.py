@@ -7,7 +7,7 @@ import json
 
 import httpx
 import pytest
-from orca_master.engine import engine_master
+from orca_master.engine import dispatcher
 from orca_master.errors import EngineUnavailableError, RequestError
 from orca_master.scheduling.request import FinishReason
 from support.checkpoints import with_tokenizer
@@ -189,7 +189,7 @@ def test_an_exception_in_the_engines_loop_ends_requests_with_an_error(checkpoint
                 raise ZeroDivisionError("the test's")
 
             monkeypatch.setattr(target, name, fails)
-            monkeypatch.setattr(engine_master, "look_ahead", fails)  # nothing is tried on a pipeline that is given up
+            monkeypatch.setattr(dispatcher, "look_ahead", fails)  # nothing is tried on a pipeline that is given up
             harness.submit("first", (1, 2), 4)
             async with asyncio.timeout(60):
                 output = await harness.outputs.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -266,4 +267,8 @@ def _listening(pid: int) -> set[str]:
     """Return the listening sockets of TCP of a process."""
     rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
     sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
-    return sockets & {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    targets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            targets.add(os.readlink(file))
+    return sockets & targets
