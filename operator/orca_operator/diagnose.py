@@ -80,10 +80,16 @@ class View:
 
 
 def look(observed: Observed, now: datetime, told: Mapping[str, Diagnosis] | None = None) -> View:
-    """Return the view of a pass that begins at `now`. `told`: causes from Events, by the name of the child."""
+    """Return the view of a pass that begins at `now`.
+
+    `told`: causes from Events, by the name of the child. The cause in a pod's status is more recent.
+    """
     children = observed.pods() + observed.of_kind("Deployment")
     found = {name_of(child): cause for child in children if (cause := _diagnose_child(child)) is not None}
-    return View(observed, {**found, **(told or {})}, now)
+    for name, cause in (told or {}).items():
+        if name not in found or found[name].reason is Reason.LOADING_WEIGHTS:
+            found[name] = cause
+    return View(observed, found, now)
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:

@@ -249,9 +249,10 @@ def test_a_token_that_could_not_be_stored_is_not_used(monkeypatch):
     def refuse(_manifest: Any) -> None:
         raise ClusterError(0, "silence")
 
-    with monkeypatch.context() as silence, pytest.raises(ClusterError):
+    with monkeypatch.context() as silence:
         silence.setattr(server, "create", refuse)
-        executor.admin_token(FULL)
+        with pytest.raises(ClusterError):
+            executor.admin_token(FULL)
     executor.admin_token(FULL)
     assert ("Secret", "demo-admin") in server.objects
 
