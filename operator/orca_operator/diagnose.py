@@ -63,7 +63,7 @@ NO_CAUSE = Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
 
 UNAUTHORIZED = (
     "the master rejects the operator's token: the admin Secret was replaced, and the pod has the new one within two "
-    "minutes; requests are served meanwhile"
+    "minutes; requests are served as before; an older master reads the new token only at its start"
 )
 
 
