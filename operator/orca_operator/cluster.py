@@ -131,11 +131,11 @@ class Cluster:
             field_manager=FIELD_MANAGER,
         )
 
-    def warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
-        """Return the Warning Events about the object with this uid."""
-        selector = f"involvedObject.uid={uid},type=Warning"
+    def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        """Return the Events about the object with this uid."""
+        selector = f"involvedObject.uid={uid}"
         listing = self._call(self._resource("Event").get, namespace=namespace, field_selector=selector)
-        return list(listing["items"])
+        return list(listing.get("items") or [])
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object."""

@@ -17,7 +17,7 @@ from orca_contract.state import JournalState, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose
+from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, UNAUTHORIZED, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
@@ -119,6 +119,9 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
         return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
+    if cause.reason in HEALTHY and (locked := sorted(situation.view.observed.unauthorized & set(others))):
+        # Without its report a rollout may wait for it: it is unknown which of its pipelines serve.
+        cause = Diagnosis(Reason.ADMIN_UNAUTHORIZED, f"revision {locked[0]}: {UNAUTHORIZED}")
     if serving and cause == NO_CAUSE:
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if others and (revision not in existing or rollout.available > serving):

@@ -23,6 +23,7 @@ from orca_operator.observe import (
     label,
     name_of,
     pod_condition,
+    runs,
 )
 
 QUOTA = "exceeded quota"
@@ -62,7 +63,7 @@ NO_CAUSE = Diagnosis(Reason.LOADING_WEIGHTS, "pods are being created")
 
 UNAUTHORIZED = (
     "the master rejects the operator's token: the admin Secret was replaced, and the pod has the new one within two "
-    "minutes; requests are served meanwhile"
+    "minutes; requests are served as before; an older master reads the new token only at its start"
 )
 
 
@@ -80,10 +81,16 @@ class View:
 
 
 def look(observed: Observed, now: datetime, told: Mapping[str, Diagnosis] | None = None) -> View:
-    """Return the view of a pass that begins at `now`. `told`: causes from Events, by the name of the child."""
+    """Return the view of a pass that begins at `now`.
+
+    `told`: causes from Events, by the name of the child. The cause in a pod's status is more recent.
+    """
     children = observed.pods() + observed.of_kind("Deployment")
     found = {name_of(child): cause for child in children if (cause := _diagnose_child(child)) is not None}
-    return View(observed, {**found, **(told or {})}, now)
+    for name, cause in (told or {}).items():
+        if name not in found or found[name].reason is Reason.LOADING_WEIGHTS:
+            found[name] = cause
+    return View(observed, found, now)
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
@@ -101,7 +108,7 @@ def diagnose(view: View, revision: str) -> Diagnosis:
     causes = [view.diagnoses[name_of(child)] for child in children if name_of(child) in view.diagnoses]
     report = observed.reports.get(revision)
     reported = diagnose_report(report) if report is not None else []
-    if any(not _runs(pod) for pod in observed.pods(WORKER, revision)):
+    if any(not runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
     if revision in observed.unauthorized:
@@ -149,11 +156,7 @@ def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cau
             return diagnosis
     role = label(pod, ROLE_LABEL)
     activity = "waits for its workers" if role == MASTER else "loads its weights, or waits for its pipeline"
-    return _of(Reason.LOADING_WEIGHTS, name, activity if _runs(pod) else "starts")
-
-
-def _runs(pod: Object) -> bool:
-    return any("running" in container.get("state", {}) for container in container_statuses(pod))
+    return _of(Reason.LOADING_WEIGHTS, name, activity if runs(pod) else "starts")
 
 
 def _init_container(pod: Object, container: Object) -> Diagnosis | None:

@@ -72,24 +72,30 @@ class Executor:
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
-        """Return the admin token, created at first use; `fresh` reads the Secret again, and restores a deleted one."""
+        """Return the admin token, created at first use; `fresh` reads the Secret again, and restores its token."""
         if self._token and not fresh:
             return self._token
         name = names.admin(context.name)
         secret = self._cluster.get("Secret", context.namespace, name)
         if secret is not None and not self._claim(secret, context):
             secret = None
+        if secret is not None and (token := _usable_token(secret)):
+            self._token = token
+            return token
+        token = self._token or secrets.token_urlsafe(32)
+        manifest = admin_secret(context, token)
         if secret is None:
-            self._token = self._token or secrets.token_urlsafe(32)
-            self._cluster.create(admin_secret(context, self._token))
-        else:
-            self._token = _decoded(secret["data"]["token"])
-        return self._token
+            self._cluster.create(manifest)
+        else:  # somebody removed its token: neither a master nor the operator can use it
+            self.write_secret(manifest)
+        self._token = token
+        return token
 
-    def read_admin_token(self, namespace: str, name: str) -> str:
-        """Return the admin token of a deployment whose spec cannot be used, "" without one."""
-        if not self._token and (secret := self._cluster.get("Secret", namespace, names.admin(name))) is not None:
-            self._token = _decoded((secret.get("data") or {}).get("token", ""))
+    def read_admin_token(self, namespace: str, name: str, fresh: bool = False) -> str:
+        """Return the admin token of a deployment whose spec cannot be used, "" without one; `fresh` reads it again."""
+        if fresh or not self._token:
+            secret = self._cluster.get("Secret", namespace, names.admin(name))
+            self._token = _usable_token(secret or {}) or self._token
         return self._token
 
     def read_secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
@@ -213,5 +219,7 @@ def _content(secret: Object) -> dict[str, bytes]:
     return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
 
 
-def _decoded(data: str) -> str:
-    return base64.b64decode(data).decode()
+def _usable_token(secret: Object) -> str:
+    """Return the token of an admin Secret; "" without one that an HTTP header can carry."""
+    token = _content(secret).get("token", b"").strip()
+    return token.decode("ascii") if token.isascii() and all(0x21 <= byte <= 0x7E for byte in token) else ""

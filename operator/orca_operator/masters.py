@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -16,11 +17,15 @@ from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
-from orca_operator.observe import AdminPort, Object, Observed
+from orca_operator.names import MASTER
+from orca_operator.observe import AdminPort, Object, Observed, is_ending, runs
 from orca_operator.plan import unknown_to_master
 from orca_operator.store import Key
 
 logger = logging.getLogger(__name__)
+
+RESTORE_SECONDS = 30.0
+"""Interval of reads of the admin Secret while a master's pod starts, for example while it pulls its image."""
 
 
 class Masters:
@@ -36,6 +41,7 @@ class Masters:
         self._keeper = keeper
         self._on_change = on_change
         self._attempts = Attempts()
+        self._restored_at = float("-inf")
 
     async def observe(self, key: Key, children: tuple[Object, ...], context: Context | None) -> Observed:
         """Return the children and the reports of running masters; without a context no token is created."""
@@ -43,27 +49,46 @@ class Masters:
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         reports: dict[str, StateReport] = {}
         unauthorized = set()
-        if context is not None:
-            # A pod cannot start without the Secret: restore a Secret that somebody has deleted.
-            starts = not all(observed.master_is_ready(revision) for revision in ports)
-            token = await asyncio.to_thread(self._executor.admin_token, context, starts)
-        else:
-            token = await asyncio.to_thread(self._executor.read_admin_token, *key)
+        token = await self._token(key, context, context is not None and self._restores(observed))
         for revision, port in ports.items():
-            if port is None or (door := self._door(port, token)) is None:
+            if port is None:
                 continue
-            try:
-                reports[revision] = await self._client.state(door)
-            except MasterError as error:
-                logger.debug("%s/%s: %s", *key, error)
-                if error.status == HTTPStatus.OK:  # a report that this version cannot read
-                    self.not_applied = (f"master of revision {revision}: {error}",)
-                self._keeper.forget(port.secret)
-                if error.status == HTTPStatus.UNAUTHORIZED:
-                    unauthorized.add(revision)
-                    if context is not None:
-                        await asyncio.to_thread(self._executor.admin_token, context, True)
+            report, status = await self._report(key, revision, port, token)
+            if status == HTTPStatus.UNAUTHORIZED:
+                before, token = token, await self._token(key, context, True)
+                if token != before:
+                    report, status = await self._report(key, revision, port, token)
+            if report is not None:
+                reports[revision] = report
+            elif status == HTTPStatus.UNAUTHORIZED:
+                unauthorized.add(revision)
         return Observed(children, reports, frozenset(unauthorized))
+
+    async def _token(self, key: Key, context: Context | None, fresh: bool) -> str:
+        if context is None:
+            return await asyncio.to_thread(self._executor.read_admin_token, *key, fresh)
+        return await asyncio.to_thread(self._executor.admin_token, context, fresh)
+
+    def _restores(self, observed: Observed) -> bool:
+        """Whether to look for the Secret now: a master's pod cannot start after somebody has deleted the Secret."""
+        starts = any(not runs(pod) for pod in observed.pods(MASTER) if not is_ending(pod))
+        due = starts and time.monotonic() - self._restored_at >= RESTORE_SECONDS
+        if due:
+            self._restored_at = time.monotonic()
+        return due
+
+    async def _report(self, key: Key, revision: str, port: AdminPort, token: str) -> tuple[StateReport | None, int]:
+        """Return a master's report, or None and the HTTP status (0 without a response)."""
+        if (door := self._door(port, token)) is None:
+            return None, 0
+        try:
+            return await self._client.state(door), HTTPStatus.OK
+        except MasterError as error:
+            logger.debug("%s/%s: %s", *key, error)
+            if error.status == HTTPStatus.OK:  # a report that this version cannot read
+                self.not_applied = (f"master of revision {revision}: {error}",)
+            self._keeper.forget(port.secret)
+            return None, error.status
 
     async def send(self, puts: Sequence[Put], observed: Observed, context: Context) -> Observed:
         """Send changes, record those without effect in `not_applied`, and return the latest reports."""

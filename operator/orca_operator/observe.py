@@ -158,6 +158,11 @@ def container_statuses(pod: Object, key: str = "containerStatuses") -> list[Obje
     return list(pod.get("status", {}).get(key) or [])
 
 
+def runs(pod: Object) -> bool:
+    """Whether a container of a pod runs."""
+    return any("running" in container.get("state", {}) for container in container_statuses(pod))
+
+
 def restarts(pod: Object) -> int:
     """Return the number of container restarts of a pod."""
     return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))

@@ -18,7 +18,7 @@ from typing import Any
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
-from orca_operator.child_events import read_causes, silent_children
+from orca_operator.child_events import ChildEvents, silent_children
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation
 from orca_operator.diagnose import View, look
@@ -60,6 +60,7 @@ class _Parts:
     executor: Executor
     keeper: CertificateKeeper
     masters: Masters
+    events: ChildEvents
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class Reconciler:
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
-            deployment.parts = _Parts(owner.uid, executor, keeper, masters)
+            deployment.parts = _Parts(owner.uid, executor, keeper, masters, ChildEvents(self._cluster))
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
@@ -183,7 +184,7 @@ class Reconciler:
             context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
-            view = await self._look(await masters.observe(key, children, context), namespace, now)
+            view = await _look(parts.events, await masters.observe(key, children, context), namespace, now)
             if is_supported(spec.model):
                 serving = str(previous.get("currentRevision", ""))
                 actions = plan(context, view, not keeper.problems.get(source), serving)
@@ -195,7 +196,7 @@ class Reconciler:
         except InvalidSpecError as error:
             problem = str(error)
             await self._certify(keeper, children, source, request, now)
-            view = await self._look(await masters.observe(key, children, None), namespace, now)
+            view = await _look(parts.events, await masters.observe(key, children, None), namespace, now)
         situation = Situation(
             name,
             namespace,
@@ -211,12 +212,6 @@ class Reconciler:
         )
         await self._write_status(resource, deployment, make_status(situation, previous), previous)
         return True
-
-    async def _look(self, observed: Observed, namespace: str, now: datetime) -> View:
-        """Return the view of a pass, with what Events say of children that do not come up."""
-        silent = silent_children(observed, now)
-        told = await asyncio.to_thread(read_causes, self._cluster, namespace, silent, now) if silent else {}
-        return look(observed, now, told)
 
     def _list(self, key: Key) -> list[Object]:
         children: list[Object] = []
@@ -264,3 +259,10 @@ class Reconciler:
                 await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
             raise
         await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
+
+
+async def _look(events: ChildEvents, observed: Observed, namespace: str, now: datetime) -> View:
+    """Return the view of a pass, with what Events say of children that do not come up."""
+    silent = silent_children(observed, now)
+    told = await asyncio.to_thread(events.causes, namespace, silent, now) if silent else {}
+    return look(observed, now, told)

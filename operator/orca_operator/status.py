@@ -88,7 +88,8 @@ def _current_revision(situation: Situation, pipelines: list[dict[str, Any]], pre
 def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of all revisions, those of the spec's revision first.
 
-    The phases of a master that rejects the operator's token are those of the previous status.
+    The phases of a master that rejects the operator's token are those of the previous status, as long as all workers of
+    the pipeline are ready.
     """
     observed, wanted = situation.view.observed, situation.revision
     others = sorted(observed.revisions() - {wanted, ""})
@@ -96,7 +97,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
     for entry in entries:
-        if entry["revision"] in observed.unauthorized and entry["id"] in before:
+        known = entry["revision"] in observed.unauthorized and entry["id"] in before
+        if known and _all_ready(entry["readyWorkers"]):
             entry |= {key: value for key, value in before[entry["id"]].items() if key != "readyWorkers"}
     return entries
 

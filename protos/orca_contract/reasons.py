@@ -13,7 +13,6 @@ class Reason(enum.StrEnum):
     SUSPENDED = "Suspended"
     INVALID_SPEC = "InvalidSpec"
     CERTIFICATE_NOT_READY = "CertificateNotReady"
-    ADMIN_UNAUTHORIZED = "AdminUnauthorized"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     INSUFFICIENT_GPU = "InsufficientGPU"
@@ -30,6 +29,7 @@ class Reason(enum.StrEnum):
     ENGINE_STALLED = "EngineStalled"
     COMMUNICATOR_ERROR = "CommunicatorError"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    ADMIN_UNAUTHORIZED = "AdminUnauthorized"
     MODEL_DOWNLOADING = "ModelDownloading"
     ROLLING_UPDATE = "RollingUpdate"
     RECOVERING = "Recovering"
@@ -42,8 +42,6 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.INVALID_SPEC: "The spec cannot be applied; the running revision stays. The message names the field.",
     Reason.CERTIFICATE_NOT_READY: "A new revision has no usable certificate yet; the running revision stays. The "
     "message names the Secret and the problem.",
-    Reason.ADMIN_UNAUTHORIZED: "The master rejects the operator's token, because the admin Secret was replaced; the "
-    "master reads the new one as soon as it reaches the pod. Requests are served.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker requests.",
@@ -60,6 +58,8 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.ENGINE_STALLED: "An iteration did not return in time (`recoveryPolicy.stallTimeoutSeconds`).",
     Reason.COMMUNICATOR_ERROR: "Communication between workers failed.",
     Reason.RENDEZVOUS_TIMEOUT: "The master cannot reach a running worker, or workers cannot reach each other.",
+    Reason.ADMIN_UNAUTHORIZED: "The master rejects the operator's token, because the admin Secret was replaced; the "
+    "master reads the new one as soon as it reaches the pod. Requests are served as before.",
     Reason.MODEL_DOWNLOADING: "Pods download the model.",
     Reason.ROLLING_UPDATE: "A new revision replaces the old one.",
     Reason.RECOVERING: "A lost pipeline is being formed again.",

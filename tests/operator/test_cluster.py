@@ -62,6 +62,18 @@ def test_apply_is_server_side_with_one_field_manager(api, cluster):
     assert api.bodies[-1] == SERVICE
 
 
+@pytest.mark.parametrize(
+    ("items", "expected"), [([{"reason": "FailedCreate"}], ["FailedCreate"]), ([], []), (None, [])]
+)
+def test_events_are_those_of_one_object(api, cluster, items, expected):
+    """Go writes an empty list as null, unless it takes care."""
+    path = "/api/v1/namespaces/default/events"
+    api.answers[path] = (200, {"kind": "EventList", "apiVersion": "v1", "items": items})
+    assert [event["reason"] for event in cluster.events("default", "uid-1")] == expected
+    _, asked, query = api.requests[-1]
+    assert (asked, query["fieldSelector"]) == (path, "involvedObject.uid=uid-1")
+
+
 def test_create(api, cluster):
     cluster.create({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "default"}})
     assert api.writes() == [("POST", "/api/v1/namespaces/default/events")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -118,13 +119,14 @@ def test_a_condition_that_is_absent_is_empty():
     assert find_condition({"conditions": [{"type": "Ready", "status": "True"}]}, "Ready")["status"] == "True"
 
 
-def rolling(old_serves: bool, cause: str = "", **changes) -> dict:
+def rolling(old_serves: bool, cause: str = "", locked_out: bool = False, **changes) -> dict:
     """Conditions while a revision replaces `demo`'s, by default with pods that start."""
     old, new = context(MINIMAL), context(merged(MINIMAL, restart={"id": "2"}))
     waiting = {"state": {"waiting": {"reason": cause}}, "image": "wrong:tag", "name": "worker"}
     started = pod(new, **({"containerStatuses": [waiting]} if cause else {}))
     observed = everything(old)
     found = Observed((*observed.children, *everything(new).children[:-2], started), observed.reports)
+    found = replace(found, unauthorized=frozenset({old.revision} if locked_out else ()))
     made = situation(found, spec=new.spec, revision=new.revision, **changes)
     rollout = Rollout(1, {old.revision: 1} if old_serves else {}, old.revision)
     return {entry["type"]: entry for entry in make_conditions(made, rollout, {})}
@@ -135,6 +137,14 @@ def test_a_healthy_rollout_is_not_degraded():
     assert (entries["Ready"]["status"], entries["Ready"]["reason"]) == ("False", "RollingUpdate")
     assert entries["Degraded"]["status"] == "False"
     assert entries["Available"]["status"] == "True"
+
+
+@pytest.mark.parametrize(("cause", "reason"), [("", "AdminUnauthorized"), ("ErrImagePull", "ImagePullFailed")])
+def test_a_rollout_that_waits_for_an_old_master_which_rejects_the_token_says_so(cause, reason):
+    ready = rolling(old_serves=True, cause=cause, locked_out=True)["Ready"]
+    assert ready["reason"] == reason
+    if not cause:
+        assert f"revision {context(MINIMAL).revision}: the master rejects the operator's token" in ready["message"]
 
 
 def test_a_rollout_that_cannot_proceed_names_the_cause_and_the_revision_that_serves():

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from orca_contract.scheduler import SchedulerKnobs
+from orca_operator import masters, names
 from orca_operator.actions import PutScheduler
 from orca_operator.master_client import MasterError
 from orca_operator.masters import Masters
 from orca_operator.observe import AdminPort, Observed
-from support.orcadeployments import context, everything, report
+from support.orcadeployments import context, everything, pod, report
 
 DEMO = context()
 KEY = (DEMO.namespace, DEMO.name)
@@ -25,15 +26,21 @@ class FakeExecutor:
 
     def __init__(self) -> None:
         self.fresh: list[bool] = []
-        self.num_read = 0
+        self.read: list[bool] = []
+        self.stored = "token"
+        self._token = "token"
 
     def admin_token(self, _context: Any, fresh: bool = False) -> str:
         self.fresh.append(fresh)
-        return "token"
+        return self._known(fresh)
 
-    def read_admin_token(self, _namespace: str, _name: str) -> str:
-        self.num_read += 1
-        return "token"
+    def read_admin_token(self, _namespace: str, _name: str, fresh: bool = False) -> str:
+        self.read.append(fresh)
+        return self._known(fresh)
+
+    def _known(self, fresh: bool) -> str:
+        self._token = self.stored if fresh else self._token
+        return self._token
 
 
 class FakeKeeper:
@@ -73,9 +80,9 @@ class Scene:
     def count(self) -> None:
         self.changes += 1
 
-    def observe(self, spec_is_valid: bool = True) -> Observed:
+    def observe(self, spec_is_valid: bool = True, observed: Observed = STEADY) -> Observed:
         found = DEMO if spec_is_valid else None
-        return asyncio.run(self.masters.observe(KEY, STEADY.children, found))
+        return asyncio.run(self.masters.observe(KEY, observed.children, found))
 
     def send(self, *puts: PutScheduler, observed: Observed = STEADY) -> Observed:
         return asyncio.run(self.masters.send(puts, observed, DEMO))
@@ -98,7 +105,7 @@ def test_the_report_of_a_running_master_is_observed():
 def test_without_a_valid_spec_no_token_is_made():
     scene = Scene(report(DEMO))
     assert scene.observe(spec_is_valid=False).reports
-    assert (scene.executor.fresh, scene.executor.num_read) == ([], 1)
+    assert (scene.executor.fresh, scene.executor.read) == ([], [False])
 
 
 def test_a_master_with_tls_is_not_asked_before_there_are_credentials(by_tls):
@@ -117,6 +124,37 @@ def test_an_error_makes_the_secret_be_read_again_and_a_401_the_token(by_tls):
     assert (scene.keeper.forgotten, scene.executor.fresh) == ([by_tls], [False])
     assert not scene.observe().reports
     assert (scene.keeper.forgotten, scene.executor.fresh) == ([by_tls] * 2, [False, False, True])
+
+
+@pytest.mark.parametrize("spec_is_valid", [True, False])
+def test_a_replaced_token_is_used_in_the_same_pass(spec_is_valid):
+    """Ready stays True, and an invalid spec does not lock the operator out."""
+    scene = Scene(MasterError("no", 401), report(DEMO))
+    scene.executor.stored = "another"
+    observed = scene.observe(spec_is_valid)
+    assert (set(observed.reports), observed.unauthorized) == ({DEMO.revision}, frozenset())
+    assert [door.token for (door,) in scene.client.calls] == ["token", "another"]
+
+
+@pytest.mark.parametrize("spec_is_valid", [True, False])
+def test_a_master_that_rejects_the_stored_token_is_asked_once_a_pass(spec_is_valid):
+    scene = Scene(MasterError("no", 401))
+    assert scene.observe(spec_is_valid).unauthorized == {DEMO.revision}
+    assert (scene.executor.fresh or scene.executor.read) == [False, True]
+
+
+def test_the_secret_is_looked_for_while_a_master_starts_but_not_in_each_pass(monkeypatch):
+    """Nor for a suspended deployment, which has a Deployment without pods."""
+    without_pods = Observed(tuple(child for child in STEADY.children if child["kind"] != "Pod"))
+    starting = Observed((*without_pods.children, pod(DEMO, names.MASTER, containerStatuses=[], podIP="")))
+    scene = Scene()
+    for _ in range(2):
+        scene.observe(observed=without_pods)
+        scene.observe(observed=starting)
+    assert scene.executor.fresh == [False, True, False, False]
+    monkeypatch.setattr(masters, "RESTORE_SECONDS", 0)
+    scene.observe(observed=starting)
+    assert scene.executor.fresh[-1]
 
 
 def test_a_report_that_cannot_be_read_is_named():

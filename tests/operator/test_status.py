@@ -191,3 +191,32 @@ def test_no_empty_strings():
         return any(map(empty, value)) if isinstance(value, list) else value == ""
 
     assert not empty(status(context(), Observed(), problem="x"))
+
+
+def test_phases_of_a_master_that_rejects_the_token_are_kept_while_the_workers_are_ready():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    before = status(demo, serving)
+    locked_out = Observed(serving.children, unauthorized=frozenset({demo.revision}))
+    kept = status(demo, locked_out, before)
+    assert (reason(kept), reason(kept, "Available")[0]) == (("False", "AdminUnauthorized"), "True")
+    assert kept["pipelines"] == before["pipelines"]
+    lost = tuple(pod(demo, ready=False) if role(child) == names.WORKER else child for child in serving.children)
+    found = status(demo, Observed(lost, unauthorized=frozenset({demo.revision})), kept)
+    assert reason(found, "Available")[0] == "False"
+    assert [pipeline["phase"] for pipeline in found["pipelines"]] == [PipelinePhase.PENDING]
+
+
+def test_a_cause_of_the_pods_is_more_severe_than_a_rejected_token():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    killed = [{"name": "worker", "image": "i", "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+    children = tuple(
+        pod(demo, containerStatuses=killed) if role(child) == names.WORKER else child for child in serving.children
+    )
+    found = status(demo, Observed(children, unauthorized=frozenset({demo.revision})), status(demo, serving))
+    assert reason(found) == ("False", "WorkerCrashLoop")
+
+
+def role(child) -> str:
+    return child["metadata"].get("labels", {}).get(names.ROLE_LABEL, "") if child["kind"] == "Pod" else ""

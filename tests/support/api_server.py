@@ -32,7 +32,7 @@ class Api:
         self.statuses: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.refusals: Refusals = {}
-        self.events: list[dict[str, Any]] = []
+        self.recorded: list[dict[str, Any]] = []
         self.not_served = not_served
         self._version = 0
 
@@ -59,9 +59,9 @@ class Api:
         self.put(manifest | ({"status": before["status"]} if before and "status" in before else {}))
         return self.objects[kind, name]
 
-    def warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+    def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
         self._admit("list", "Event")
-        return [event for event in self.events if event["involvedObject"]["uid"] == uid]
+        return [event for event in self.recorded if event["involvedObject"]["uid"] == uid]
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         kind = manifest["kind"]

@@ -13,7 +13,8 @@ A scenario is a YAML file:
                                         `new p0-1`: of revisions that are not the first
       masters: {silent: true}           attributes of support/masters.py
       refuse: {apply Service: [403, x]} calls that the API server refuses from now on
-      events: {StatefulSet p0: [FailedCreate, x]}  Kubernetes writes Warning Events about children: reason, message
+      events: {StatefulSet p0: [FailedCreate, x]}  Kubernetes writes Events about children, the
+                                        newest of this name: reason, message
       remove: [Service demo]            another client deletes children, by the ends of their names
       change: {StatefulSet p0: {spec: {}}}  another client changes a child: JSON merge patch
       seconds: 600                      time before the pass (5)
@@ -178,12 +179,12 @@ class Player:
     def _events(self, events: dict[str, list[str]]) -> None:
         for child, (reason, message) in events.items():
             kind, _, suffix = child.partition(" ")
-            (uid,) = (
+            *_, uid = (
                 body["metadata"]["uid"]
                 for (of, name), body in self.api.objects.items()
                 if of == kind and name.endswith(suffix)
             )
-            self.api.events.append({
+            self.api.recorded.append({
                 "metadata": {}, "involvedObject": {"uid": uid}, "reason": reason, "message": message,
                 "lastTimestamp": self.now.isoformat(),
             })  # fmt: skip

@@ -15,30 +15,41 @@ logger = logging.getLogger(__name__)
 
 
 class AdminToken:
-    """The token in `path`. Raises ConfigurationError if the file has none at the start."""
+    """The token in `path`. Raises ConfigurationError if the file has no usable one at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._token = path.read_text(encoding="utf-8").strip()
+            self._token = _read(path)
         except OSError as error:
             raise ConfigurationError(f"--admin-token-file {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"--admin-token-file {path}: it is not UTF-8") from error
-        if not self._token:
-            raise ConfigurationError(f"--admin-token-file {path}: it is empty")
+        except ValueError as error:
+            raise ConfigurationError(f"--admin-token-file {path}: {error}") from error
 
     def matches(self, token: str) -> bool:
         """Whether a client's token is the one in the file. Blocks while the file is read."""
         self._read_again()
-        return hmac.compare_digest(token.encode(), self._token.encode())
+        return hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
 
     def _read_again(self) -> None:
-        """Take a new token from the file. A file without a token changes nothing."""
+        """Take a new token from the file. A file without a usable token changes nothing."""
         try:
-            token = self._path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
+            token = _read(self._path)
+        except (OSError, ValueError):
             return
-        if token and token != self._token:
+        if token != self._token:
             logger.info("--admin-token-file %s: the token was replaced", self._path)
             self._token = token
+
+
+def _read(path: Path) -> str:
+    """Return the token of a file; raise ValueError for one that no HTTP header can carry."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    if not token:
+        raise ValueError("it is empty")
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError("it may only have visible ASCII characters, without spaces")
+    return token
