@@ -275,8 +275,8 @@ def test_a_deleted_admin_secret_locks_nobody_out(namespace: Namespace, operator:
     generation = namespace.get("orca", "demo")["metadata"]["generation"]
 
     def speaks_with_the_master() -> bool:
-        conditions = [namespace.condition(kind) for kind in ("Ready", "FullyApplied")]
-        return all(each["status"] == "True" and each["observedGeneration"] == generation for each in conditions)
+        conditions = [namespace.condition(kind) for kind in ("Ready", "FullyApplied")]  # {} before the edit is seen
+        return all(each.get("status") == "True" and each["observedGeneration"] == generation for each in conditions)
 
     assert eventually(speaks_with_the_master, 240), namespace.condition()
     assert namespace.ask("demo", [BODY])[0]["choices"]
