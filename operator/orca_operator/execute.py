@@ -222,4 +222,4 @@ def _content(secret: Object) -> dict[str, bytes]:
 def _usable_token(secret: Object) -> str:
     """Return the token of an admin Secret; "" without one that an HTTP header can carry."""
     token = _content(secret).get("token", b"").strip()
-    return token.decode("ascii") if token.isascii() and all(0x21 <= byte <= 0x7E for byte in token) else ""
+    return token.decode("ascii") if token.isascii() and all(0x20 <= byte <= 0x7E for byte in token) else ""

@@ -9,6 +9,8 @@ from orca_master.errors import ConfigurationError
 
 def test_a_replaced_token_is_in_force_at_once(tmp_path):
     path = tmp_path / "token"
+    path.write_text("two words\n")
+    assert AdminToken(path).matches("two words")
     path.write_text("first\n")
     token = AdminToken(path)
     assert token.matches("first")
@@ -18,7 +20,7 @@ def test_a_replaced_token_is_in_force_at_once(tmp_path):
     assert token.matches("second")
 
 
-DAMAGES = {"empty": b"", "not UTF-8": b"\xff", "not ASCII": "tök".encode(), "two words": b"a b"}
+DAMAGES = {"empty": b"", "not UTF-8": b"\xff", "not ASCII": "tök".encode(), "a control character": b"a\tb"}
 
 
 @pytest.mark.parametrize("damage", ["deleted", *DAMAGES])

@@ -50,6 +50,6 @@ def _read(path: Path) -> str:
         raise ValueError("it is not UTF-8") from error
     if not token:
         raise ValueError("it is empty")
-    if not all("!" <= character <= "~" for character in token):
-        raise ValueError("it may only have visible ASCII characters, without spaces")
+    if not all(" " <= character <= "~" for character in token):
+        raise ValueError("it may only have visible ASCII characters and spaces")
     return token
