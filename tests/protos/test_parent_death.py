@@ -27,10 +27,12 @@ def test_a_bound_module_runs_like_a_module_and_gets_signals_that_its_parent_bloc
         "    print(sys.argv[1:], signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
         "    sys.exit(7)\n"
     )
+    # This process may itself find orca_protos through PYTHONPATH (tests/registry/test_lower_bounds.py).
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         result = subprocess.run(
-            [*bound_command("child"), "a", "b"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            [*bound_command("child"), "a", "b"], env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     finally:
