@@ -97,6 +97,11 @@ class ResumableRequests:
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
 
+    def interrupt(self) -> None:
+        """End the streams of requests that were not resumed, because the server stops."""
+        for request in self._unfinished:
+            request.interrupt()
+
     async def close(self) -> None:
         """Stop the resumed requests; what has not ended continues after the next start."""
         for task in self._running:
