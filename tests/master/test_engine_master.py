@@ -11,6 +11,7 @@ from orca_contract.reasons import Reason
 from orca_contract.state import EngineState, PipelinePhase
 from orca_contract.topology import PipelineSpec
 from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.attempts import MAX_ATTEMPTS
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
@@ -180,6 +181,43 @@ def test_a_start_fails_with_the_reason(error, owner):
         assert made.engine.snapshot.state is EngineState.FAILED
 
     play(lambda: Engine(topology("a", "b"), EngineConfig(worker_owner=owner)), scene)
+
+
+AGAIN = EngineConfig(worker_owner=WorkerOwner.PARENT, recovery_timeout=60.0, restarted=True)
+
+
+def test_a_restarted_engine_serves_with_the_first_pipeline_and_forms_the_others_beside():
+    """Otherwise the death of a master would end the service of every pipeline while the workers of one are missing."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["b"] = [KILLED] * MAX_ATTEMPTS
+        await made.engine.start()
+        made.submit("r", (5, 6), 4)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        assert made.phase("b") is not PipelinePhase.SERVING
+        await made.until(lambda: made.phase("b") is PipelinePhase.SERVING)
+
+    play(lambda: Engine(topology("a", "b"), AGAIN), scene)
+
+
+def test_a_restarted_engine_gives_up_when_no_pipeline_can_be_formed():
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["a"] = [ConfigurationError("no memory")]
+        made.cluster.refusals["b"] = [KILLED] * 100
+        await made.engine.start()
+        await made.until(lambda: len(made.cluster.formed["b"]) == 1 + MAX_ATTEMPTS)
+        made.cluster.refusals["a"] = [KILLED] * 100
+        made.cluster.newest("a").lose(KILLED)
+        await asyncio.wait_for(made.engine.failed.wait(), 30)
+
+    async def never(made: Engine) -> None:
+        made.cluster.refusals["a"] = made.cluster.refusals["b"] = [KILLED] * 100
+        with pytest.raises(WorkerLostError, match="killed"):
+            await made.engine.start()
+        assert [len(made.cluster.formed[name]) for name in "ab"] == [1 + MAX_ATTEMPTS] * 2
+
+    for each in (scene, never):
+        play(lambda: Engine(topology("a", "b"), AGAIN), each)
 
 
 def test_a_pipeline_that_is_lost_before_all_are_formed_fails_the_start():
