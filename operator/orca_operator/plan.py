@@ -8,7 +8,8 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
    `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
 5. delete children that are no longer desired;
-6. apply the autoscaler, when one of another kind is gone (scaling.py).
+6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 does not check it, because its rejection
+   must not stop a revision.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
 pipelines first.
 """
@@ -54,7 +55,7 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     is_new = context.revision not in observed.revisions()
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
-    actions = _checks(surroundings + workloads + writable, stale) if is_new else []
+    actions = _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
     if is_new and context.spec.num_pipelines and not has_certificates:
