@@ -24,7 +24,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Observers, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import ConfigurationError, QueueFullError
@@ -329,7 +329,8 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
 def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
     scheduler = Scheduler(SchedulerConfig(1, 1), pool)
-    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda request: None, lambda outputs: None)
+    admission = Admission(scheduler, EngineConfig())
+    requests = LiveRequests(scheduler, admission, lambda request: None, lambda outputs: None, Observers())
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
         requests.accept(submission)
