@@ -85,5 +85,5 @@ class Dispatcher:
 def _note_admissions(batch: Batch, now: float) -> None:
     """Set the time of the first iteration of requests that are admitted for the first time."""
     for scheduled in batch.requests:
-        if scheduled.admitted and not scheduled.request.admitted_at:
+        if scheduled.admitted and scheduled.incarnation == 0:
             scheduled.request.admitted_at = now

@@ -55,7 +55,7 @@ class Request:
     arrived_at: float = 0.0
     """Seconds of the monotonic clock."""
     admitted_at: float = 0.0
-    """Time of the first iteration, in seconds of the monotonic clock; 0 before it is sent."""
+    """Time at which the first iteration was sent, in seconds of the monotonic clock."""
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0
