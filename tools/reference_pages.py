@@ -19,7 +19,7 @@ from orca_bench.cli import COMMANDS as BENCH_COMMANDS
 from orca_master.cli import HELP
 from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
-from orca_master.metrics.vllm_names import under_vllm_names
+from orca_master.metrics.vllm_names import names_of
 from prometheus_client.core import Metric
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -141,8 +141,8 @@ def metric_rows() -> Iterator[str]:
 def vllm_rows() -> Iterator[str]:
     """Yield a row for each metric under vLLM's name."""
     for family, _ in families():
-        for copy in under_vllm_names([family]):
-            yield f"| `{full_name(copy)}` | `{full_name(family)}` |"
+        for known in names_of(full_name(family).removeprefix("orca:")):
+            yield f"| `vllm:{known}` | `{full_name(family)}` |"
 
 
 def metrics_page() -> str:

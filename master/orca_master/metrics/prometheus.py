@@ -12,8 +12,6 @@ from collections.abc import Callable
 from orca_contract.state import JournalState
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.journal.status import JournalStatus
@@ -96,10 +94,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        families = list(self.registry.collect())
-        if self._vllm_names:
-            families += under_vllm_names(families)
-        return generate_latest(_Collected(families))
+        text = generate_latest(self.registry).decode()
+        return (text + under_vllm_names(text) if self._vllm_names else text).encode()
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
         """See RequestMetrics."""
@@ -154,14 +150,3 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"orca:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self._model_name)
-
-
-class _Collected(Collector):
-    """Values that were read before, as a collector."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        """Return the values."""
-        return self._families
