@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from orca_contract.reasons import Reason
 from orca_contract.state import EngineState, PipelinePhase
 from orca_contract.topology import PipelineSpec
+from orca_master.engine import dispatcher, live_requests
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.attempts import MAX_ATTEMPTS
 from orca_master.engine.config import EngineConfig, WorkerOwner
@@ -44,6 +46,46 @@ def test_all_requests_get_their_tokens_whatever_runs_beside_them(partitions, loo
 
     config = EngineConfig(max_batch_size=4, token_budget=8, lookahead=lookahead)
     play(lambda: Engine(topology("a", "b", partitions=partitions), config), scene)
+
+
+def test_the_first_token_of_a_request_is_reported_with_its_times(monkeypatch):
+    """A clock of iterations. Two blocks hold one request: the second waits for the end of the first."""
+    clock = SimpleNamespace(now=0)
+    for module in (dispatcher, live_requests):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def scene(made: Engine) -> None:
+        send = made.on_dispatch
+
+        def on_dispatch(sequence: int, batch) -> None:
+            send(sequence, batch)
+            clock.now += 1
+
+        made.on_dispatch = on_dispatch  # type: ignore[method-assign]
+        await made.engine.start()
+        assert made.engine.snapshot.num_blocks == 2
+        made.submit("first", (1,), 30)
+        made.submit("second", (2, 3), 5)
+        assert clock.now == 1, "the first is admitted at once, at 0; the second arrives at 1"
+        await made.collect(2)
+        assert made.first_tokens == [(0, 1), (29, 1)]
+
+    play(lambda: Engine(topology("a"), EngineConfig(lookahead=False), num_blocks=2), scene)
+
+
+def test_a_rewound_request_has_one_first_token():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        assert made.engine.snapshot.num_blocks == 2 * 64, "of all pipelines"
+        made.submit("one", (1,), 40)
+        await made.until(lambda: len(made.first_tokens) == 1)
+        (pipeline,) = set(made.engine.scheduler._pipeline_of.values())
+        made.cluster.newest(pipeline).lose(KILLED)
+        await made.collect(1)
+        assert {batch.pipeline for _, batch in made.batches} == {"a", "b"}
+        assert len(made.first_tokens) == 1
+
+    play(lambda: Engine(topology("a", "b"), num_blocks=64), scene)
 
 
 def test_requests_of_a_lost_pipeline_continue_on_another():

@@ -25,7 +25,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Observers, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError
@@ -374,7 +374,8 @@ def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_pa
 def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
     scheduler = Scheduler(SchedulerConfig(1, 1), pool)
-    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda request: None, lambda outputs: None)
+    admission = Admission(scheduler, EngineConfig())
+    requests = LiveRequests(scheduler, admission, lambda request: None, lambda outputs: None, Observers())
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
         requests.accept(submission)

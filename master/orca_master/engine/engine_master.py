@@ -74,7 +74,7 @@ class EngineMaster:
         self.on_departure = self._pipelines.departures.note
         self.begin_drain = self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
-        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver)
+        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver, observer)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
@@ -177,6 +177,7 @@ class EngineMaster:
             self._pipelines.stall_seconds,
             self._patience.recovery,
             self._admission.expected_wait.seconds(),
+            sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
