@@ -61,9 +61,7 @@ def _watch(registry: kopf.OperatorRegistry, reconciler: Reconciler, kind: str) -
         if key is not None:
             reconciler.enqueue(key)
 
-    kopf.on.event(
-        group, version, kind.lower(), registry=registry, labels={names.DEPLOYMENT_LABEL: kopf.PRESENT}, id=kind
-    )(child)
+    kopf.on.event(group, version, kind.lower(), registry=registry, id=kind)(child)
 
 
 def _plain(body: Any) -> dict[str, Any]:
@@ -72,7 +70,13 @@ def _plain(body: Any) -> dict[str, Any]:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Bound every wait, and keep kopf from writing to the cluster."""
+    """Bound every wait, keep kopf from writing to the cluster, and have the API server select the children.
+
+    The labels of a kopf handler would filter objects only after the API server has sent all of the cluster.
+    """
+    for kind in WATCHED:
+        group, _, version = API_VERSIONS[kind].rpartition("/")
+        settings.watching.label_selectors[group, version, kind.lower()] = names.DEPLOYMENT_LABEL
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10

@@ -60,6 +60,9 @@ class Store:
     def _put(objects: dict[tuple[str, str], Object], body: Object) -> None:
         """Keep the newer object: an event may be older than a listing."""
         place = (str(body["kind"]), name_of(body))
+        # The field owners are as large as the rest of a small object, and no pass reads them.
+        metadata = {field: value for field, value in body["metadata"].items() if field != "managedFields"}
+        body = {**body, "metadata": metadata}
         known = objects.get(place)
         if known is None or known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body):
             objects[place] = body

@@ -17,7 +17,7 @@ from orca_operator import names
 from orca_operator.handlers import LOST_SECONDS, configure, make_registry
 from orca_operator.names import KIND
 from orca_operator.store import WATCHED, Store
-from support.kubernetes_api import KubernetesApi
+from support.kubernetes_api import KubernetesApi, plural
 
 KINDS = (KIND, *(kind for kind in WATCHED if kind not in ("PodMonitor", "Certificate")))
 """Of a cluster without the operators of Prometheus and cert-manager."""
@@ -52,13 +52,14 @@ def child(kind: str, name: str, deployment: str = "demo") -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def operator(queue: Queue) -> AsyncIterator[None]:
-    """kopf around the handlers, ended as by a signal."""
+async def operator(queue: Queue, namespaces: tuple[str, ...] = ("default",)) -> AsyncIterator[None]:
+    """kopf around the handlers, ended as by a signal; without `namespaces` it watches the whole cluster."""
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(
         kopf.operator(
             registry=make_registry(queue),  # type: ignore[arg-type]
-            namespaces=["default"],
+            namespaces=namespaces,
+            clusterwide=not namespaces,
             standalone=True,
             stop_flag=stop,
             ready_flag=ready,
@@ -122,6 +123,43 @@ def test_events_become_keys_and_children_and_nothing_is_written(api):
     watches = [query for _, _, query in api.requests if query.get("watch")]
     assert len(watches) >= len(KINDS)
     assert all(float(query["timeoutSeconds"]) <= 300 for query in watches), "no watch waits for ever"
+
+
+@pytest.mark.parametrize("namespaces", [("default",), ()], ids=["namespace", "cluster"])
+def test_every_list_and_watch_of_children_selects_them_by_label(api, namespaces):
+    """The API server leaves out the Pods and ConfigMaps of others; OrcaDeployments are all the operator's own."""
+    queue = Queue()
+
+    def selectors(watch: bool) -> dict[str, str | None]:
+        """Return the label selector by path of every list, or of every watch."""
+        return {
+            path: query.get("labelSelector")
+            for method, path, query in api.requests
+            if method == "GET" and path.split("/")[-1] in plurals and bool(query.get("watch")) == watch
+        }
+
+    plurals = {plural(kind).lower(): kind for kind in KINDS}
+
+    async def run() -> None:
+        async with operator(queue, namespaces):
+            await until(lambda: len(selectors(watch=True)) == len(KINDS))
+
+    asyncio.run(run())
+    for watch in (False, True):
+        asked = selectors(watch)
+        assert {plurals[path.split("/")[-1]] for path in asked} == set(KINDS)
+        assert all(("/namespaces/default/" in path) == bool(namespaces) for path in asked)
+        for path, selector in asked.items():
+            kind = plurals[path.split("/")[-1]]
+            assert selector == (None if kind == KIND else names.DEPLOYMENT_LABEL), path
+
+
+def test_the_selector_is_set_for_every_watched_kind():
+    """Also for those that this API server does not serve."""
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert {selector.any_name for selector in settings.watching.label_selectors} == {kind.lower() for kind in WATCHED}
+    assert set(settings.watching.label_selectors.values()) == {names.DEPLOYMENT_LABEL}
 
 
 def names_of(queue: Queue) -> set[str]:

@@ -31,6 +31,14 @@ def test_events():
     assert [child["kind"] for child in store.children(KEY)] == ["Pod"]
 
 
+def test_field_owners_are_not_kept():
+    owned = body("a", 1)
+    owned["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    store = Store()
+    store.update("Pod", owned, deleted=False)
+    assert store.children(KEY) == ({**body("a", 1), "kind": "Pod"},)
+
+
 def test_foreign_objects_are_left_out():
     assert Store().update("Pod", body(deployment=None), deleted=False) is None
 
