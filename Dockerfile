@@ -51,8 +51,8 @@ COPY tools tools
 FROM packages AS operator-packages
 RUN install-packages --no-deps --require-hashes -r images/operator.txt && \
     /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
-    /opt/orca/bin/python tools/trim_packages.py cryptography.x509 httpx kopf kubernetes.dynamic pydantic.alias_generators \
-      yaml && \
+    /opt/orca/bin/python tools/trim_packages.py cryptography.x509 httpx kopf kubernetes.dynamic prometheus_client \
+      pydantic.alias_generators yaml && \
     /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
 FROM packages AS master-packages

@@ -1,6 +1,7 @@
 """Writes docs/reference/options.md and docs/reference/metrics.md: `python tools/reference_pages.py [--check]`.
 
-The options come from the argparse parsers of the `orca` commands, the metrics from the registry of a master. `--check`
+The options come from the argparse parsers of the `orca` commands, the metrics from the registries of a master and of
+the operator. `--check`
 writes nothing; exit code 1 if a page differs from the code.
 """
 
@@ -20,6 +21,8 @@ from orca_master.cli import HELP
 from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
 from orca_master.metrics.vllm_names import names_of
+from orca_operator.metrics import Metrics as OperatorMetrics
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -116,12 +119,17 @@ def options_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def families() -> Iterator[tuple[Metric, tuple[str, ...]]]:
-    """Yield each metric of a master, with its labels."""
+def master_registry() -> CollectorRegistry:
+    """Return the metrics of a master."""
     metrics = Metrics("MODEL")
     metrics.watch(cast(Any, None))  # gauges read the engine only when they are scraped
     metrics.watch_journal(no_journal)
-    for collector in metrics.registry._collector_to_names:
+    return metrics.registry
+
+
+def families(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, ...]]]:
+    """Yield each metric, with its labels."""
+    for collector in registry._collector_to_names:
         for family in cast(Any, collector).describe():
             yield family, cast(Any, collector)._labelnames
 
@@ -131,16 +139,16 @@ def full_name(family: Metric) -> str:
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
-def metric_rows() -> Iterator[str]:
-    """Yield a row for each metric under ORCA's name."""
-    for family, labelnames in families():
+def metric_rows(registry: CollectorRegistry) -> Iterator[str]:
+    """Yield a row for each metric."""
+    for family, labelnames in families(registry):
         labels = ", ".join(f"`{label}`" for label in labelnames)
         yield f"| `{full_name(family)}` | {family.type} | {labels} | {family.documentation} |"
 
 
-def vllm_rows() -> Iterator[str]:
-    """Yield a row for each metric under vLLM's name."""
-    for family, _ in families():
+def vllm_rows(registry: CollectorRegistry) -> Iterator[str]:
+    """Yield a row for each metric that a master exports under vLLM's name."""
+    for family, _ in families(registry):
         for known in names_of(full_name(family).removeprefix("orca:")):
             yield f"| `vllm:{known}` | `{full_name(family)}` |"
 
@@ -158,7 +166,7 @@ def metrics_page() -> str:
         "",
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",
-        *metric_rows(),
+        *metric_rows(master_registry()),
         "",
         "## vLLM's names",
         "",
@@ -169,9 +177,17 @@ def metrics_page() -> str:
         "",
         "| vLLM's name | the values of |",
         "|---|---|",
-        *vllm_rows(),
+        *vllm_rows(master_registry()),
         "",
         "The bubble ratio of a partition is bubble / (bubble + busy). Queries: [watch a server](../how-to/metrics.md).",
+        "",
+        "## The operator",
+        "",
+        "`GET /metrics` of `orca operator --metrics-port PORT` (in pods 8081), from `orca_operator`.",
+        "",
+        "| metric | type | labels | meaning |",
+        "|---|---|---|---|",
+        *metric_rows(OperatorMetrics().registry),
     ]
     return "\n".join(lines) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,8 @@ from orca_operator.cluster import ClusterError, connect
 from orca_operator.handlers import make_registry
 from orca_operator.manifests.context import Images
 from orca_operator.master_client import MasterClient
+from orca_operator.metrics import Metrics
+from orca_operator.metrics_port import serving_metrics
 from orca_operator.reconcile import PROPAGATION, Reconciler
 
 
@@ -26,21 +29,31 @@ def _seconds(text: str) -> timedelta:
     return timedelta(seconds=int(text))
 
 
-async def run(namespaces: list[str], images: Images, liveness: str | None, propagation: timedelta) -> None:
-    """Watch `namespaces` (all if empty) until SIGINT or SIGTERM; raise ClusterError if no cluster is configured."""
+async def run(
+    namespaces: list[str], images: Images, liveness: str | None, metrics_port: int | None, propagation: timedelta
+) -> None:
+    """Watch `namespaces` (all if empty) until SIGINT or SIGTERM.
+
+    Raises ClusterError if no cluster is configured, OSError if the port of the metrics is in use.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    reconciler = Reconciler(await asyncio.to_thread(connect), images, MasterClient(), propagation)
-    await kopf.operator(
-        registry=make_registry(reconciler),
-        namespaces=namespaces,
-        clusterwide=not namespaces,
-        standalone=True,
-        liveness_endpoint=liveness,
-        stop_flag=stop,
-    )
+    metrics = Metrics()
+    cluster = await asyncio.to_thread(connect, metrics.count_write)
+    reconciler = Reconciler(cluster, images, MasterClient(), metrics, propagation)
+    async with contextlib.AsyncExitStack() as stack:
+        if metrics_port is not None:
+            await stack.enter_async_context(serving_metrics(metrics_port, metrics.render))
+        await kopf.operator(
+            registry=make_registry(reconciler),
+            namespaces=namespaces,
+            clusterwide=not namespaces,
+            standalone=True,
+            liveness_endpoint=liveness,
+            stop_flag=stop,
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -57,9 +70,12 @@ def main(argv: list[str]) -> int:
         help="wait between the steps of a CA rotation, until every pod has the changed Secret (300)",
     )  # fmt: skip
     parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
+    parser.add_argument("--metrics-port", type=port, help="port for /metrics (none)")
     arguments = parser.parse_args(argv)
     if arguments.all_namespaces and arguments.namespace:
         parser.error("--all-namespaces and --namespace exclude each other")
+    if arguments.metrics_port is not None and arguments.metrics_port == arguments.liveness_port:
+        parser.error("--metrics-port and --liveness-port must differ")
     namespaces = arguments.namespace or [os.environ.get("POD_NAMESPACE", "default")]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities", "aiohttp.access"):
@@ -70,8 +86,9 @@ def main(argv: list[str]) -> int:
     propagation = arguments.certificate_propagation
     images = Images(arguments.master_image, arguments.worker_image)
     try:
-        asyncio.run(run([] if arguments.all_namespaces else namespaces, images, liveness, propagation))
-    except ClusterError as error:
+        watched = [] if arguments.all_namespaces else namespaces
+        asyncio.run(run(watched, images, liveness, arguments.metrics_port, propagation))
+    except (ClusterError, OSError) as error:
         print(f"orca operator: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -6,6 +6,7 @@ import json
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class KindNotServedError(Exception):
     """The API server does not serve this kind."""
 
 
-def connect() -> Cluster:
+def connect(on_write: Callable[[str, str], None]) -> Cluster:
     """Connect with the pod's service account, or with the user's kubeconfig; raise ClusterError."""
     try:
         try:
@@ -59,16 +60,20 @@ def connect() -> Cluster:
         except config.ConfigException:
             config.load_kube_config()  # type: ignore[no-untyped-call]
         cache = Path(tempfile.mkdtemp(prefix="orca-operator-")) / "discovery.json"
-        return Cluster(DynamicClient(client.ApiClient(), cache_file=str(cache)))  # type: ignore[no-untyped-call]
+        return Cluster(DynamicClient(client.ApiClient(), cache_file=str(cache)), on_write)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError, ApiException) as error:
         raise ClusterError(0, f"no cluster: {error}") from error
 
 
 class Cluster:
-    """Client of the API server. Methods raise ClusterError, and KindNotServedError for a kind that is not served."""
+    """Client of the API server. Methods raise ClusterError, and KindNotServedError for a kind that is not served.
 
-    def __init__(self, dynamic: DynamicClient) -> None:
+    `on_write` is called with verb and kind before each request that may change an object.
+    """
+
+    def __init__(self, dynamic: DynamicClient, on_write: Callable[[str, str], None]) -> None:
         self._dynamic = dynamic
+        self._on_write = on_write
         self._lock = threading.Lock()
         self._resources: dict[str, Any] = {}
         self._discovered_at: dict[str, float] = {}
@@ -92,8 +97,11 @@ class Cluster:
         """Apply an object by server-side apply, as the only owner of the fields in it; `dry_run` changes nothing."""
         metadata = manifest["metadata"]
         options = {"dry_run": "All"} if dry_run else {}
+        resource = self._resource(manifest["kind"])
+        if not dry_run:
+            self._on_write("patch", manifest["kind"])
         return self._call(
-            self._resource(manifest["kind"]).server_side_apply,
+            resource.server_side_apply,
             body=manifest,
             name=metadata["name"],
             namespace=metadata["namespace"],
@@ -104,8 +112,10 @@ class Cluster:
 
     def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
         """Set `spec.replicas` of an object."""
+        resource = self._resource(kind)
+        self._on_write("patch", kind)
         self._call(
-            self._resource(kind).patch,
+            resource.patch,
             body={"spec": {"replicas": replicas}},
             name=name,
             namespace=namespace,
@@ -116,16 +126,20 @@ class Cluster:
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Delete an object if it still has this uid; a missing or replaced object is no error."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        resource = self._resource(kind)
+        self._on_write("delete", kind)
         try:
-            self._call(self._resource(kind).delete, name=name, namespace=namespace, body=options)
+            self._call(resource.delete, name=name, namespace=namespace, body=options)
         except ClusterError as error:
             if error.status not in (404, 409):
                 raise
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        """Merge `status` into the status of an OrcaDeployment; None removes a field."""
-        self._call(
-            self._resource(KIND).status.patch,
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
+        """Merge `status` into the status of an OrcaDeployment, None removes a field; return the OrcaDeployment."""
+        resource = self._resource(KIND)
+        self._on_write("patch", KIND)
+        return self._call(
+            resource.status.patch,
             body={"status": status},
             name=name,
             namespace=namespace,
@@ -142,6 +156,7 @@ class Cluster:
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object."""
         resource = self._resource(manifest["kind"])
+        self._on_write("create", manifest["kind"])
         return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
 
     def _resource(self, kind: str) -> Any:

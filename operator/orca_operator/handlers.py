@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 import kopf
@@ -13,14 +11,13 @@ from orca_operator.cluster import API_VERSIONS
 from orca_operator.reconcile import Reconciler
 from orca_operator.store import WATCHED
 
-LOST_SECONDS = 300.0
-"""The liveness probe fails if the reconciler's loop has not run for this long."""
+HUNG_SECONDS = 300.0
+"""The liveness probe fails while a pass is due or runs for longer: every wait in a pass has a shorter bound."""
 
 
 def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
     """Return the kopf handlers of one reconciler."""
     registry = kopf.OperatorRegistry()
-    background: list[asyncio.Task[None]] = []
 
     @kopf.on.login(registry=registry)
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
@@ -29,24 +26,24 @@ def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
-        background.append(asyncio.create_task(reconciler.watch_loop()))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
-        for task in background:
-            task.cancel()
         await reconciler.close()
 
-    @kopf.on.probe(id="turn", registry=registry)
+    @kopf.on.probe(id="longestPassSeconds", registry=registry)
     async def alive(**_: Any) -> float:
-        silent = time.monotonic() - reconciler.last_turn
-        if silent > LOST_SECONDS:
-            raise kopf.PermanentError(f"nothing was reconciled for {silent:.0f} s")
-        return silent
+        due = reconciler.due()
+        if not due:
+            return 0.0
+        key = max(due, key=lambda key: due[key])
+        if due[key] > HUNG_SECONDS:
+            raise kopf.PermanentError("{}/{}: a pass has not ended for {:.0f} s".format(*key, due[key]))
+        return due[key]
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
-    async def deployment(meta: Any, **_: Any) -> None:
-        reconciler.enqueue((meta["namespace"], meta["name"]))
+    async def deployment(event: Any, body: Any, **_: Any) -> None:
+        reconciler.enqueue(reconciler.store.update_deployment(_plain(body), event["type"] == "DELETED"))
 
     for kind in WATCHED:
         _watch(registry, reconciler, kind)
@@ -61,9 +58,7 @@ def _watch(registry: kopf.OperatorRegistry, reconciler: Reconciler, kind: str) -
         if key is not None:
             reconciler.enqueue(key)
 
-    kopf.on.event(
-        group, version, kind.lower(), registry=registry, labels={names.DEPLOYMENT_LABEL: kopf.PRESENT}, id=kind
-    )(child)
+    kopf.on.event(group, version, kind.lower(), registry=registry, id=kind)(child)
 
 
 def _plain(body: Any) -> dict[str, Any]:
@@ -72,10 +67,17 @@ def _plain(body: Any) -> dict[str, Any]:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Bound every wait, and keep kopf from writing to the cluster."""
+    """Bound every wait, keep kopf from writing to the cluster, and have the API server select the children.
+
+    The labels of a kopf handler would filter objects only after the API server has sent all of the cluster.
+    """
+    for kind in WATCHED:
+        group, _, version = API_VERSIONS[kind].rpartition("/")
+        settings.watching.label_selectors[group, version, kind.lower()] = names.DEPLOYMENT_LABEL
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
+    settings.watching.inactivity_timeout = 90  # the API server sends a bookmark every minute; then kopf connects anew
     settings.networking.request_timeout = 30
     settings.posting.enabled = False
     settings.scanning.disabled = True

@@ -2,6 +2,7 @@
 
 A pass: read the spec → observe children and masters → plan → execute → status. Any event about the OrcaDeployment or
 its children triggers a pass, and so does a timer. A pass is level-triggered: `enqueue` carries a key and no event.
+The OrcaDeployment and its children are those of the store, which watches update.
 """
 
 from __future__ import annotations
@@ -9,29 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+
+from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.child_events import ChildEvents, silent_children
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
-from orca_operator.conditions import Situation
+from orca_operator.conditions import Situation, find_condition
 from orca_operator.diagnose import View, look
-from orca_operator.events import Announcer
-from orca_operator.execute import Executor, Outcome
+from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
+from orca_operator.metrics import Metrics
 from orca_operator.observe import Object, Observed
 from orca_operator.plan import plan
 from orca_operator.revision import certificate_source, revision_hash
 from orca_operator.status import make_status
+from orca_operator.status_writer import StatusWriter
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import InvalidSpecError, parse
 
@@ -41,6 +45,11 @@ QUIET_SECONDS = 0.2
 """Delay between an event and its pass, because events come in bursts."""
 POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
+REST_SECONDS = (15.0, 20.0)
+"""The same after a pass without an event that changed nothing while the deployment is in one of the RESTING reasons.
+
+Random in this range, so that the passes over many deployments spread."""
+RESTING = (Reason.SERVING, Reason.SUSPENDED)
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
 PROPAGATION = timedelta(minutes=5)
@@ -61,6 +70,7 @@ class _Parts:
     keeper: CertificateKeeper
     masters: Masters
     events: ChildEvents
+    status: StatusWriter
 
 
 @dataclass(slots=True)
@@ -71,8 +81,10 @@ class _Deployment:
     task: asyncio.Task[None] | None = None
     parts: _Parts | None = None
     listed_at: float = float("-inf")
-    skipped: tuple[str, ...] = ()
-    refused_generation: int = 0
+    due_since: float | None = None
+    """Since when a pass is due or runs, None between the passes."""
+    rests: bool = False
+    """Whether the last pass changed nothing, in one of the RESTING reasons."""
 
 
 class Reconciler:
@@ -83,18 +95,19 @@ class Reconciler:
         cluster: Cluster,
         images: Images,
         masters: MasterClient,
+        metrics: Metrics,
         propagation: timedelta = PROPAGATION,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._propagation = propagation
         self._clock = clock
         self.store = Store()
-        self.last_turn = time.monotonic()
         self._cluster = cluster
         self._images = images
         self._masters = masters
-        self._announcer = Announcer(cluster)
+        self._metrics = metrics
         self._deployments: dict[Key, _Deployment] = {}
+        metrics.watch_queue(lambda: len(self.due()))
 
     def enqueue(self, key: Key) -> None:
         """Request a pass over one OrcaDeployment."""
@@ -102,16 +115,21 @@ class Reconciler:
         if deployment.task is None:
             deployment.task = asyncio.create_task(self._run(key, deployment))
         deployment.wake.set()
+        if deployment.due_since is None:
+            deployment.due_since = time.monotonic()
 
     async def run_pass(self, key: Key) -> bool:
         """Run one pass; return whether the OrcaDeployment still exists. Raises ClusterError."""
         return await self._pass(key, self._deployment(key))
 
-    async def watch_loop(self) -> None:
-        """Record the time of each turn of the event loop, for the liveness probe."""
-        while True:
-            self.last_turn = time.monotonic()
-            await asyncio.sleep(POLL_SECONDS)
+    def due(self) -> dict[Key, float]:
+        """Return the seconds since which a pass is due or runs, by OrcaDeployment."""
+        now = time.monotonic()
+        return {
+            key: now - deployment.due_since
+            for key, deployment in self._deployments.items()
+            if deployment.due_since is not None
+        }
 
     async def close(self) -> None:
         """Cancel all tasks and close the connections to masters."""
@@ -131,7 +149,8 @@ class Reconciler:
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
-            deployment.parts = _Parts(owner.uid, executor, keeper, masters, ChildEvents(self._cluster))
+            events, status = ChildEvents(self._cluster), StatusWriter(self._cluster)
+            deployment.parts = _Parts(owner.uid, executor, keeper, masters, events, status)
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
@@ -142,27 +161,40 @@ class Reconciler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await deployment.wake.wait()
-            await asyncio.sleep(QUIET_SECONDS)
+            begin = time.monotonic()
+            deployment.due_since = deployment.due_since or begin
+            timed = not deployment.wake.is_set()
+            if not timed:
+                await asyncio.sleep(QUIET_SECONDS)
+                begin = time.monotonic()
             deployment.wake.clear()
             try:
-                if not await self._pass(key, deployment) and not deployment.wake.is_set():
+                exists = await self._pass(key, deployment)
+            except Exception as error:
+                self._metrics.count_pass(False, time.monotonic() - begin)
+                if isinstance(error, ClusterError):
+                    logger.warning("%s/%s: %s; next pass in %.0f s", *key, error, retry)
+                else:
+                    logger.exception("%s/%s: unexpected error; next pass in %.0f s", *key, retry)
+                delay, retry = retry, min(2 * retry, longest)
+            else:
+                self._metrics.count_pass(True, time.monotonic() - begin)
+                if not exists and not deployment.wake.is_set():
                     break
-                delay, retry = POLL_SECONDS, RETRY_SECONDS[0]
-            except ClusterError as error:
-                logger.warning("%s/%s: %s; next pass in %.0f s", *key, error, retry)
-                delay, retry = retry, min(2 * retry, longest)
-            except Exception:
-                logger.exception("%s/%s: unexpected error; next pass in %.0f s", *key, retry)
-                delay, retry = retry, min(2 * retry, longest)
+                delay = random.uniform(*REST_SECONDS) if timed and deployment.rests else POLL_SECONDS
+                retry = RETRY_SECONDS[0]
+            deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]
         self.store.forget(key)
+        self._metrics.forget(key)
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
         """Run one pass; return whether the OrcaDeployment still exists."""
         namespace, name = key
-        resource = await asyncio.to_thread(self._cluster.get, names.KIND, namespace, name)
+        deployment.rests = False
+        resource = await self._read(key, deployment)
         if resource is None:
             return False
         metadata = resource["metadata"]
@@ -170,14 +202,12 @@ class Reconciler:
         keeper, masters = parts.keeper, parts.masters
         if metadata.get("deletionTimestamp"):
             return True
-        if time.monotonic() - deployment.listed_at > RELIST_SECONDS:
-            self.store.replace(key, await asyncio.to_thread(self._list, key))
-            deployment.listed_at = time.monotonic()
-        previous: Mapping[str, Any] = resource.get("status") or {}
+        previous: Mapping[str, object] = resource.get("status") or {}
         children, now = self.store.children(key), self._clock()
         spec: Spec | None = None
         context: Context | None = None
         problem = source = refusal = ""
+        changes = 0
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -191,7 +221,8 @@ class Reconciler:
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
                 refusal = outcome.autoscaler_refusal
-                await self._announce_skipped(resource, deployment, outcome)
+                await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
+                changes = outcome.writes + len(outcome.puts)
             else:
                 problem = not_supported(spec.model)
         except InvalidSpecError as error:
@@ -206,14 +237,35 @@ class Reconciler:
             context.revision if context else None,
             view,
             problem,
-            deployment.skipped,
+            parts.status.skipped,
             masters.not_applied,
             source,
             keeper.problems,
             refusal,
         )
-        await self._write_status(resource, deployment, make_status(situation, previous), previous)
+        status = make_status(situation, previous)
+        reason = str(find_condition(status, "Ready")["reason"])
+        self._metrics.set_reason(key, reason)
+        written = await asyncio.to_thread(parts.status.write, resource, status, previous)
+        if written is None:
+            self.store.drop_deployment(key)
+        else:
+            self.store.update_deployment(written, deleted=False)
+        deployment.rests = reason in RESTING and not changes and status == previous
         return True
+
+    async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
+        """Return the OrcaDeployment, None if it does not exist. Lists its children if that is due."""
+        listing = time.monotonic() - deployment.listed_at > RELIST_SECONDS
+        if not listing and (known := self.store.deployment(key)) is not None:
+            return known
+        resource = await asyncio.to_thread(self._cluster.get, names.KIND, *key)
+        if resource is not None:
+            self.store.update_deployment(resource, deleted=False)
+            if listing:
+                self.store.replace(key, await asyncio.to_thread(self._list, key))
+                deployment.listed_at = time.monotonic()
+        return resource
 
     def _list(self, key: Key) -> list[Object]:
         children: list[Object] = []
@@ -229,38 +281,6 @@ class Reconciler:
         """Check and renew the certificates of the desired revision and of running revisions."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, now)
-
-    async def _announce_skipped(self, resource: Object, deployment: _Deployment, outcome: Outcome) -> None:
-        skipped = tuple(sorted(outcome.skipped))
-        for kind in set(skipped) - set(deployment.skipped):
-            message = f"this cluster does not serve {kind}, which is skipped"
-            await asyncio.to_thread(self._announcer.announce, resource, "Warning", "KindNotServed", message)
-        deployment.skipped = skipped
-
-    async def _write_status(
-        self, resource: Object, deployment: _Deployment, status: dict[str, Any], previous: Mapping[str, Any]
-    ) -> None:
-        """Patch the status if it changed, and write an Event if the reason of Ready changed.
-
-        Servers before 1.30 reject every status (422) while the stored spec is invalid under a newer CRD. Then only the
-        Event has the reason; one Event per generation is written.
-        """
-        if status == previous:
-            return
-        removed = {field: None for field in previous if field not in status}
-        metadata = resource["metadata"]
-        try:
-            await asyncio.to_thread(
-                self._cluster.patch_status, metadata["namespace"], metadata["name"], status | removed
-            )
-        except ClusterError as error:
-            if error.status == 404:  # deleted meanwhile
-                return
-            if error.status == 422 and deployment.refused_generation != metadata["generation"]:
-                deployment.refused_generation = metadata["generation"]
-                await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
-            raise
-        await asyncio.to_thread(self._announcer.announce_change, resource, status, previous)
 
 
 async def _look(events: ChildEvents, observed: Observed, namespace: str, now: datetime) -> View:

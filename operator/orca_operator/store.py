@@ -1,7 +1,7 @@
-"""`Store`: cache of the children of all OrcaDeployments, updated by watches.
+"""`Store`: cache of all OrcaDeployments and their children, updated by watches.
 
-An interrupted watch may miss a deletion: a deployment's children are listed again when the deployment is first seen,
-and every RELIST_SECONDS after that.
+An interrupted watch may miss a deletion: an OrcaDeployment is read and its children are listed again when it is first
+seen, and every RELIST_SECONDS after that.
 """
 
 from __future__ import annotations
@@ -26,10 +26,38 @@ class Store:
     """Raw objects by deployment."""
 
     def __init__(self) -> None:
+        self._deployments: dict[Key, Object] = {}
+        self._deleted: dict[Key, str] = {}
+        """The uid of a deployment that was deleted: a slow read may return the deployment after its deletion."""
         self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
 
+    def update_deployment(self, body: Object, deleted: bool) -> Key:
+        """Apply one watch event of an OrcaDeployment, or the result of a read or write; return its key."""
+        metadata = body["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        if deleted:
+            self._deleted[key] = metadata["uid"]
+            self._deployments.pop(key, None)
+        elif self._deleted.get(key) != metadata["uid"]:
+            known = self._deployments.get(key)
+            if known is None or _is_newer(body, known):
+                self._deployments[key] = _without_owners(body)
+        return key
+
+    def deployment(self, key: Key) -> Object | None:
+        """Return an OrcaDeployment, None if it has to be read from the API server."""
+        return self._deployments.get(key)
+
+    def drop_deployment(self, key: Key) -> None:
+        """Have an OrcaDeployment read from the API server by the next pass."""
+        self._deployments.pop(key, None)
+
     def update(self, kind: str, body: dict[str, Any], deleted: bool) -> Key | None:
-        """Apply one watch event; return the deployment of the object."""
+        """Apply one watch event; return the deployment of the object.
+
+        A deletion also drops the OrcaDeployment: the garbage collector may have deleted the child of one whose own
+        deletion the watch has missed.
+        """
         deployment = deployment_of(body["metadata"])
         if deployment is None:
             return None
@@ -37,6 +65,7 @@ class Store:
         objects = self._objects.setdefault(key, {})
         if deleted:
             objects.pop((kind, name_of(body)), None)
+            self.drop_deployment(key)
         else:
             self._put(objects, {**body, "kind": kind})
         return key
@@ -54,6 +83,8 @@ class Store:
 
     def forget(self, key: Key) -> None:
         """Drop a deleted deployment."""
+        self._deployments.pop(key, None)
+        self._deleted.pop(key, None)
         self._objects.pop(key, None)
 
     @staticmethod
@@ -61,8 +92,19 @@ class Store:
         """Keep the newer object: an event may be older than a listing."""
         place = (str(body["kind"]), name_of(body))
         known = objects.get(place)
-        if known is None or known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body):
-            objects[place] = body
+        if known is None or _is_newer(body, known):
+            objects[place] = _without_owners(body)
+
+
+def _is_newer(body: Object, known: Object) -> bool:
+    """Whether an object replaces the known one of its name: it is another object, or not older."""
+    return bool(known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body))
+
+
+def _without_owners(body: Object) -> Object:
+    """Return an object without the field owners, which no pass reads: they double the size of a small object."""
+    metadata = {field: value for field, value in body["metadata"].items() if field != "managedFields"}
+    return {**body, "metadata": metadata}
 
 
 def _age(body: Object) -> int:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from orca_operator.cluster import API_VERSIONS
 from orca_operator.crd import crd
+from orca_operator.metrics_port import PATH
 from orca_operator.names import NAME_LABEL, OPERATOR_APP
 from orca_operator.store import WATCHED
 from orca_operator.validation import parse
@@ -110,6 +111,24 @@ def test_the_roles_rights_are_bounded(tmp_path):
     assert secrets == [["get", "create", "patch", "delete"]]
     pods = [rule["verbs"] for rule in role["rules"] if "pods" in rule["resources"]]
     assert pods == [["get", "list", "watch"]]
+    statuses = [rule["verbs"] for rule in role["rules"] if "orcadeployments/status" in rule["resources"]]
+    assert statuses == [["patch"]], "the operator reads a status with its OrcaDeployment"
+
+
+def test_the_metrics_have_a_port_and_a_monitor_on_request(tmp_path):
+    (deployment,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert f"--metrics-port={ports['metrics']}" in container["args"]
+    assert "PodMonitor" not in {manifest["kind"] for manifest in render(ORCA, {}, tmp_path)}
+    values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}}
+    (monitor,) = (manifest for manifest in render(ORCA, values, tmp_path) if manifest["kind"] == "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["metadata"]["namespace"] == "orca-system"
+    assert monitor["spec"] == {
+        "selector": {"matchLabels": deployment["spec"]["selector"]["matchLabels"]},
+        "podMetricsEndpoints": [{"port": "metrics", "path": PATH}],
+    }
 
 
 def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
@@ -136,6 +155,7 @@ def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
         (ORCA, {"clusterWide": "yes"}, "clusterWide"),
         (ORCA, {"clusterWide": True, "namespaces": ["a"]}, "not"),
         (ORCA, {"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        (ORCA, {"monitoring": {"enabled": "yes"}}, "enabled"),
         (ORCA, {"namespaces": ["Not A Name"]}, "namespaces"),
         (MODEL, {}, "model"),
         (MODEL, {"model": {"uri": "ftp://x"}}, "model.uri"),

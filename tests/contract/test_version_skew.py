@@ -28,6 +28,7 @@ from orca_operator.actions import PutScheduler, PutTopology
 from orca_operator.conditions import find_condition
 from orca_operator.manifests import boot
 from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.metrics import Metrics
 from orca_operator.observe import Observed
 from orca_operator.plan import plan, unknown_to_master
 from orca_operator.reconcile import Reconciler
@@ -182,7 +183,7 @@ def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[
     api = Api(spec)
     for child in everything(context(spec), 1).children:
         api.objects[child["kind"], child["metadata"]["name"]] = child
-    reconciler = Reconciler(api, IMAGES, master)  # type: ignore[arg-type]
+    reconciler = Reconciler(api, IMAGES, master, Metrics())  # type: ignore[arg-type]
     api.reconciler = reconciler
 
     async def passes() -> None:

@@ -153,7 +153,7 @@ def test_a_failed_read_does_not_change_the_cause():
     [("Pod", "FailedMount", READ_SECONDS), ("Pod", "Scheduled", READ_SECONDS), ("Pod", "Pulling", SETTLED_SECONDS)],
 )
 def test_a_child_is_read_again_after_a_while(kind, reason, seconds):
-    """Passes come every five seconds and with each watch event; a pod may pull its image for 20 minutes."""
+    """Passes come every five seconds and with each watch event while a pod pulls its image, perhaps for 20 minutes."""
     events = Events(event(reason))
     found = reader(events)
     causes = [found.causes("default", [child(kind)], at(moment)) for moment in range(seconds)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
+from orca_operator import cli
 from orca_operator.cli import main
 
 
@@ -14,6 +17,8 @@ from orca_operator.cli import main
         (["--certificate-propagation", "9" * 5000], "is not a whole number from 1 to 86400"),
         (["--certificate-propagation", "a minute"], "'a minute' is not a whole number"),
         (["--liveness-port", "65536"], "'65536' is not a port"),
+        (["--metrics-port", "x"], "'x' is not a port"),
+        (["--metrics-port", "8080", "--liveness-port", "8080"], "--metrics-port and --liveness-port must differ"),
         (["--all-namespaces", "--namespace", "a"], "--all-namespaces and --namespace exclude each other"),
     ],
 )
@@ -24,3 +29,15 @@ def test_mistakes_on_the_command_line(options, words, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("orca operator: error: ")
     assert words in line
+
+
+def test_a_port_in_use_ends_the_operator_with_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "connect", lambda _on_write: None)
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["--metrics-port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("orca operator: error: ")
+    assert str(port) in line

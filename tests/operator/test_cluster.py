@@ -19,6 +19,12 @@ SERVICE = {
     "metadata": {"name": "demo", "namespace": "default", "labels": names.labels("demo")},
     "spec": {"ports": [{"port": 80}]},
 }
+
+
+def unnoticed(_verb: str, _kind: str) -> None:
+    """Nobody counts these writes."""
+
+
 PATH = "/api/v1/namespaces/default/services"
 
 
@@ -33,7 +39,7 @@ def api(tmp_path: Path, monkeypatch):
 
 @pytest.fixture
 def cluster(api) -> Cluster:
-    found = connect()
+    found = connect(unnoticed)
     api.requests.clear()
     return found
 
@@ -135,7 +141,7 @@ def test_a_server_that_is_gone_is_an_error_with_status_0(tmp_path, monkeypatch):
     monkeypatch.setattr(client.Configuration, "_default", None)
     with server.serve(tmp_path) as kubeconfig:
         monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-        found = connect()
+        found = connect(unnoticed)
         assert found.get("Service", "default", "demo") is None
     with pytest.raises(ClusterError) as raised:
         found.get("Service", "default", "demo")
@@ -147,4 +153,24 @@ def test_without_a_kubeconfig_there_is_no_cluster(tmp_path, monkeypatch):
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "absent"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="no cluster"):
-        connect()
+        connect(unnoticed)
+
+
+def test_each_write_is_noted_by_verb_and_kind_and_a_dry_run_is_none(api):
+    noted: list[tuple[str, str]] = []
+    cluster = connect(lambda verb, kind: noted.append((verb, kind)))
+    api.requests.clear()
+    cluster.apply(SERVICE, dry_run=True)
+    cluster.get("Service", "default", "demo")
+    assert noted == []
+    cluster.apply(SERVICE)
+    cluster.scale("StatefulSet", "default", "demo", 2)
+    cluster.delete("Service", "default", "demo", "uid-1")
+    cluster.patch_status("default", "demo", {})
+    cluster.create({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "default"}})
+    assert noted == [("patch", "Service"), ("patch", "StatefulSet"), ("delete", "Service"), ("patch", KIND),
+                     ("create", "Event")]  # fmt: skip
+    assert len(api.writes()) == 1 + len(noted)
+    with pytest.raises(KindNotServedError):
+        cluster.create({"kind": "PodMonitor", "metadata": {"namespace": "default"}})
+    assert len(noted) == 5, "no request was sent"

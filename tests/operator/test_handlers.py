@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 import pytest
 from kopf._core.intents.causes import Activity
 from kubernetes import client
 from orca_operator import names
-from orca_operator.handlers import LOST_SECONDS, configure, make_registry
+from orca_operator.handlers import HUNG_SECONDS, configure, make_registry
 from orca_operator.names import KIND
 from orca_operator.store import WATCHED, Store
-from support.kubernetes_api import KubernetesApi
+from support.kubernetes_api import KubernetesApi, plural
 
 KINDS = (KIND, *(kind for kind in WATCHED if kind not in ("PodMonitor", "Certificate")))
 """Of a cluster without the operators of Prometheus and cert-manager."""
@@ -29,18 +30,14 @@ class Queue:
     def __init__(self) -> None:
         self.store = Store()
         self.keys: list[tuple[str, str]] = []
-        self.last_turn = time.monotonic()
-        self.watching = self.closed = False
+        self.passes: dict[tuple[str, str], float] = {}
+        self.closed = False
 
     def enqueue(self, key: tuple[str, str]) -> None:
         self.keys.append(key)
 
-    async def watch_loop(self) -> None:
-        self.watching = True
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.watching = False
+    def due(self) -> dict[tuple[str, str], float]:
+        return self.passes
 
     async def close(self) -> None:
         self.closed = True
@@ -52,14 +49,18 @@ def child(kind: str, name: str, deployment: str = "demo") -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def operator(queue: Queue) -> AsyncIterator[None]:
-    """kopf around the handlers, ended as by a signal."""
+async def operator(
+    queue: Queue, namespaces: tuple[str, ...] = ("default",), liveness: str | None = None
+) -> AsyncIterator[None]:
+    """kopf around the handlers, ended as by a signal; without `namespaces` it watches the whole cluster."""
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(
         kopf.operator(
             registry=make_registry(queue),  # type: ignore[arg-type]
-            namespaces=["default"],
+            namespaces=namespaces,
+            clusterwide=not namespaces,
             standalone=True,
+            liveness_endpoint=liveness,
             stop_flag=stop,
             ready_flag=ready,
         )
@@ -96,14 +97,18 @@ def test_events_become_keys_and_children_and_nothing_is_written(api):
         api.put("Service", child("Service", "earlier"))
         async with operator(queue):
             await until(lambda: ("default", "demo") in queue.keys)  # what was there before
-            assert queue.watching
+            assert queue.store.deployment(("default", "demo")) is None
             assert names_of(queue) == {"earlier"}
             queue.keys.clear()
 
             api.put(KIND, deployment, "ADDED")
             await until(lambda: queue.keys == [("default", "demo")])
+            known = queue.store.deployment(("default", "demo"))
+            assert known is not None
+            assert known["spec"] == deployment["spec"]
             api.put(KIND, deployment, "DELETED")
             await until(lambda: queue.keys == [("default", "demo")] * 2)
+            assert queue.store.deployment(("default", "demo")) is None
             assert names_of(queue) == {"earlier"}, "an OrcaDeployment is no child"
 
             api.put("Pod", stranger, "ADDED")
@@ -115,7 +120,7 @@ def test_events_become_keys_and_children_and_nothing_is_written(api):
 
             api.put("Pod", child("Pod", "pod", "other"), "DELETED")
             await until(lambda: "Pod" not in {found["kind"] for found in queue.store.children(("default", "other"))})
-        assert (queue.watching, queue.closed) == (False, True)
+        assert queue.closed
 
     asyncio.run(run())
     assert api.writes() == [], "no finalizer, no annotation, no Event of kopf's own"
@@ -124,17 +129,80 @@ def test_events_become_keys_and_children_and_nothing_is_written(api):
     assert all(float(query["timeoutSeconds"]) <= 300 for query in watches), "no watch waits for ever"
 
 
+@pytest.mark.parametrize("namespaces", [("default",), ()], ids=["namespace", "cluster"])
+def test_every_list_and_watch_of_children_selects_them_by_label(api, namespaces):
+    """The API server leaves out the Pods and ConfigMaps of others; OrcaDeployments are all the operator's own."""
+    queue = Queue()
+
+    def selectors(watch: bool) -> dict[str, str | None]:
+        """Return the label selector by path of every list, or of every watch."""
+        return {
+            path: query.get("labelSelector")
+            for method, path, query in api.requests
+            if method == "GET" and path.split("/")[-1] in plurals and bool(query.get("watch")) == watch
+        }
+
+    plurals = {plural(kind).lower(): kind for kind in KINDS}
+
+    async def run() -> None:
+        async with operator(queue, namespaces):
+            await until(lambda: len(selectors(watch=True)) == len(KINDS))
+
+    asyncio.run(run())
+    for watch in (False, True):
+        asked = selectors(watch)
+        assert {plurals[path.split("/")[-1]] for path in asked} == set(KINDS)
+        assert all(("/namespaces/default/" in path) == bool(namespaces) for path in asked)
+        for path, selector in asked.items():
+            kind = plurals[path.split("/")[-1]]
+            assert selector == (None if kind == KIND else names.DEPLOYMENT_LABEL), path
+
+
+def test_the_selector_is_set_for_every_watched_kind():
+    """Also for those that this API server does not serve."""
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert {selector.any_name for selector in settings.watching.label_selectors} == {kind.lower() for kind in WATCHED}
+    assert set(settings.watching.label_selectors.values()) == {names.DEPLOYMENT_LABEL}
+
+
 def names_of(queue: Queue) -> set[str]:
     return {found["metadata"]["name"] for found in queue.store.children(("default", "demo"))}
 
 
-def test_the_liveness_probe_fails_when_the_loop_takes_no_turns():
+def test_the_liveness_probe_fails_while_a_pass_hangs(api):
+    """Over HTTP, as a kubelet asks; the log has the name of the OrcaDeployment."""
+    queue, statuses = Queue(), []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def ask() -> int:
+        with contextlib.suppress(aiohttp.ClientConnectorError):  # kopf is ready before it listens
+            return await answer()
+        await asyncio.sleep(0.02)
+        return await ask()
+
+    async def answer() -> int:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as response:
+            return response.status
+
+    async def run() -> None:
+        async with operator(queue, liveness=f"http://127.0.0.1:{port}/healthz"):
+            for seconds in (HUNG_SECONDS + 1, HUNG_SECONDS - 60):
+                queue.passes = {("default", "quick"): 0.1, ("default", "demo"): seconds}
+                statuses.append(await asyncio.wait_for(ask(), 60))
+
+    asyncio.run(run())
+    assert statuses == [500, 200]
+
+
+def test_the_probe_names_the_deployment_whose_pass_hangs():
     queue = Queue()
     (probe,) = make_registry(queue)._activities.get_handlers(activity=Activity.PROBE)  # type: ignore[arg-type]
-    queue.last_turn = time.monotonic() - LOST_SECONDS + 30
-    assert asyncio.run(probe.fn()) == pytest.approx(LOST_SECONDS - 30, abs=20)
-    queue.last_turn = time.monotonic() - LOST_SECONDS - 1
-    with pytest.raises(kopf.PermanentError, match=r"nothing was reconciled for 3\d\d s"):
+    assert asyncio.run(probe.fn()) == 0
+    queue.passes = {("default", "quick"): 0.1, ("default", "demo"): 301.0}
+    with pytest.raises(kopf.PermanentError, match="default/demo: a pass has not ended for 301 s"):
         asyncio.run(probe.fn())
 
 
@@ -143,6 +211,7 @@ def test_everything_that_waits_is_bounded_and_kopf_posts_no_events():
     configure(settings)
     assert settings.watching.server_timeout < settings.watching.client_timeout <= 330
     assert settings.watching.connect_timeout <= 10
+    assert 60 < settings.watching.inactivity_timeout <= 120, "the API server sends a bookmark every minute"
     assert settings.networking.request_timeout <= 30
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True, "a Role of a namespace may not list CustomResourceDefinitions"

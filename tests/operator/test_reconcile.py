@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from orca_operator import names, reconcile
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority
 from orca_operator.cluster import ClusterError
 from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.metrics import Metrics
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 from support.api_server import Api
@@ -71,7 +71,7 @@ class Masters(MasterClient):
 
 async def reconciled(api: Api, masters: Masters, *stages: Callable[[], Any]) -> None:
     """Run passes; each stage is called until it returns something true."""
-    reconciler = Reconciler(api, IMAGES, masters)  # type: ignore[arg-type]
+    reconciler = Reconciler(api, IMAGES, masters, Metrics())  # type: ignore[arg-type]
     api.reconciler = reconciler
     try:
         async with asyncio.timeout(60):
@@ -175,7 +175,7 @@ def test_a_deployment_that_comes_back_while_its_connections_are_closed_is_reconc
                     await asyncio.sleep(0)
 
     async def run() -> None:
-        reconciler = api.reconciler = Reconciler(api, IMAGES, Closing(None))  # type: ignore[arg-type]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Closing(None), Metrics())  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 reconciler.enqueue(KEY_OF_DEMO)
@@ -219,7 +219,7 @@ def test_a_pass_that_fails_is_logged_and_tried_again(error, line, caplog, monkey
 
     async def run() -> None:
         api = Failing(merged(MINIMAL, tls={"mode": "off"}))
-        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         reconciler.enqueue(KEY_OF_DEMO)  # once: what follows is the reconciler's own doing
         while not api.statuses:
             await asyncio.sleep(0.01)
@@ -242,7 +242,7 @@ def test_one_deployment_that_hangs_holds_no_other_up():
 
     async def run() -> None:
         api = Hanging(merged(MINIMAL, tls={"mode": "off"}))
-        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         try:
             reconciler.enqueue(("default", "hanging"))
             await asyncio.sleep(0)
@@ -259,7 +259,7 @@ def test_one_deployment_that_hangs_holds_no_other_up():
 def test_a_deployment_that_is_gone_leaves_nothing_behind():
     async def run() -> None:
         api = Api(merged(MINIMAL, tls={"mode": "off"}))
-        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         reconciler.enqueue(KEY_OF_DEMO)
         while not api.statuses:
             await asyncio.sleep(0.01)
@@ -279,7 +279,7 @@ def test_an_event_that_comes_with_the_end_does_not_hold_the_end_up(ticks):
 
     async def run() -> None:
         api = Api(merged(MINIMAL, tls={"mode": "off"}))
-        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None))  # type: ignore[arg-type]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         reconciler.enqueue(KEY_OF_DEMO)
         while not api.statuses:
             await asyncio.sleep(0.01)
@@ -290,20 +290,6 @@ def test_an_event_that_comes_with_the_end_does_not_hold_the_end_up(ticks):
         await reconciler.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))
-
-
-def test_the_event_loop_notes_its_turns():
-    async def run() -> float:
-        reconciler = Reconciler(Api(MINIMAL), IMAGES, Masters(None))  # type: ignore[arg-type]
-        reconciler.last_turn = 0.0
-        task = asyncio.create_task(reconciler.watch_loop())
-        await asyncio.sleep(0)
-        task.cancel()
-        await reconciler.close()
-        return reconciler.last_turn
-
-    before = time.monotonic()
-    assert asyncio.run(run()) >= before
 
 
 # -- revisions ---------------------------------------------------------------------------------------------------------

@@ -31,6 +31,14 @@ def test_events():
     assert [child["kind"] for child in store.children(KEY)] == ["Pod"]
 
 
+def test_field_owners_are_not_kept():
+    owned = body("a", 1)
+    owned["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    store = Store()
+    store.update("Pod", owned, deleted=False)
+    assert store.children(KEY) == ({**body("a", 1), "kind": "Pod"},)
+
+
 def test_foreign_objects_are_left_out():
     assert Store().update("Pod", body(deployment=None), deleted=False) is None
 
@@ -51,3 +59,33 @@ def test_a_listing_drops_what_is_gone():
     assert store.children(KEY) == ()
     store.forget(KEY)
     assert store.children(KEY) == ()
+
+
+def test_a_deployment_is_the_newest_that_a_watch_a_read_or_a_write_has_returned():
+    store = Store()
+    assert store.deployment(("default", "a")) is None
+    assert store.update_deployment(body("a", 5), deleted=False) == ("default", "a")
+    store.update_deployment(body("a", 4), deleted=False)
+    known = store.deployment(("default", "a"))
+    assert known is not None
+    assert known["metadata"]["resourceVersion"] == "5"
+
+
+def test_a_slow_read_does_not_bring_a_deleted_deployment_back():
+    store = Store()
+    store.update_deployment(body("a", 5, "u"), deleted=False)
+    store.update_deployment(body("a", 6, "u"), deleted=True)
+    store.update_deployment(body("a", 5, "u"), deleted=False)
+    assert store.deployment(("default", "a")) is None
+    store.update_deployment(body("a", 7, "another"), deleted=False)
+    assert store.deployment(("default", "a")) is not None, "another of the same name"
+
+
+def test_after_the_deletion_of_a_child_the_deployment_is_read_again():
+    """The garbage collector deletes the children of a deployment whose own deletion a watch may have missed."""
+    store = Store()
+    store.update_deployment(body("demo"), deleted=False)
+    store.update("Pod", body("a", 1), deleted=False)
+    assert store.deployment(KEY) is not None
+    store.update("Pod", body("a", 2), deleted=True)
+    assert store.deployment(KEY) is None

@@ -16,6 +16,7 @@ from orca_operator.cluster import ClusterError
 from orca_operator.conditions import find_condition
 from orca_operator.crd import crd
 from orca_operator.master_client import MasterClient
+from orca_operator.metrics import Metrics
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
 from orca_operator.revision import revision_hash
@@ -86,15 +87,16 @@ class FakeCluster:
         self.events.append(manifest)
         return manifest
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
         self.statuses.append(status)
         if self.refuses_status:
             raise ClusterError(422, "spec.worker.env[1]: Duplicate value")
+        return self.resource
 
 
 async def passes(cluster: FakeCluster, number: int) -> None:
     """Run passes over the deployment until that many statuses were written, or refused."""
-    reconciler = Reconciler(cluster, IMAGES, MasterClient())  # type: ignore[arg-type]
+    reconciler = Reconciler(cluster, IMAGES, MasterClient(), Metrics())  # type: ignore[arg-type]
     metadata = cluster.resource["metadata"]
     try:
         reconciler.enqueue((metadata["namespace"], metadata["name"]))

@@ -20,24 +20,48 @@ Refusals = Mapping[str, tuple[int, str]]
 class Api:
     """One OrcaDeployment (`resource`, None once deleted) and its children by kind and name.
 
-    A change updates the reconciler's store at once, like a watch event. `calls` lists Events and the writes that
-    changed an object, `refusals` the calls that fail, `not_served` the kinds that the cluster does not serve.
+    A change updates the reconciler's store at once, like a watch event; a new reconciler gets the OrcaDeployment.
+    `calls` lists Events and the writes that changed an object, `reads` the kinds of objects that were read by name,
+    `refusals` the calls that fail, `not_served` the kinds that the cluster does not serve.
     """
 
     def __init__(self, spec: dict[str, Any], not_served: tuple[str, ...] = ()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         metadata = {"name": "demo", "namespace": "default", "uid": UID, "generation": 1}
-        self.resource: dict[str, Any] | None = {"kind": KIND, "metadata": metadata, "spec": spec}
-        self.reconciler: Reconciler | None = None
+        self._resource: dict[str, Any] | None = {"kind": KIND, "metadata": metadata, "spec": spec}
+        self._reconciler: Reconciler | None = None
         self.statuses: list[dict[str, Any]] = []
         self.calls: list[str] = []
+        self.reads: list[str] = []
         self.refusals: Refusals = {}
         self.recorded: list[dict[str, Any]] = []
         self.not_served = not_served
         self._version = 0
 
+    @property
+    def resource(self) -> dict[str, Any] | None:
+        """The OrcaDeployment."""
+        return self._resource
+
+    @resource.setter
+    def resource(self, resource: dict[str, Any] | None) -> None:
+        before, self._resource = self._resource, resource
+        if self._reconciler is not None and (latest := resource or before) is not None:
+            self._reconciler.store.update_deployment(latest, deleted=resource is None)
+
+    @property
+    def reconciler(self) -> Reconciler | None:
+        """The operator that watches this server."""
+        return self._reconciler
+
+    @reconciler.setter
+    def reconciler(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+        self.resource = self._resource
+
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         self._admit("get", kind)
+        self.reads.append(kind)
         return self.resource if kind == KIND else self.objects.get((kind, name))
 
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
@@ -87,7 +111,7 @@ class Api:
             self.calls.append(f"delete {kind} {name}")
             self.remove(kind, name)
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
         """Apply a merge patch: None removes a field."""
         self._admit("patch_status", KIND)
         if self.resource is None:
@@ -96,6 +120,7 @@ class Api:
         kept = {field: value for field, value in merged.items() if value is not None}
         self.resource = {**self.resource, "status": kept}
         self.statuses.append(kept)
+        return self.resource
 
     # -- changes by other clients --------------------------------------------------------------------------------------
 
@@ -111,6 +136,10 @@ class Api:
             metadata["generation"] = before.get("generation", 0) + 1
         self.objects[kind, name] = {**body, "metadata": metadata}
         self._notify(kind, self.objects[kind, name], deleted=False)
+
+    def delete_unwatched(self) -> None:
+        """Delete the OrcaDeployment while the watch is interrupted."""
+        self._resource = None
 
     def remove(self, kind: str, name: str) -> None:
         """Remove an object."""

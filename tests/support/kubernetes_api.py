@@ -1,8 +1,8 @@
 """`KubernetesApi`: an API server over HTTP, for the operator's clients, kopf and `kubernetes`.
 
-Discovery, objects and watches of a few kinds, without validation. `requests` has every request's method, path and
-query, `bodies` the bodies; a write gets its own body as the answer and changes nothing. `answers` replaces status and
-body of a path.
+Discovery, objects and watches of a few kinds, without validation. Lists and watches obey a label selector of one term.
+`requests` has every request's method, path and query, `bodies` the bodies; a write gets its own body as the answer and
+changes nothing. `answers` replaces status and body of a path.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ def plural(kind: str) -> str:
     if kind == KIND:
         return PLURAL
     return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
+
+
+def selects(selector: str, body: dict[str, Any]) -> bool:
+    """Whether a label selector of one term, `KEY` or `KEY=VALUE`, selects an object; "" selects all."""
+    key, has_value, value = selector.partition("=")
+    labels = body["metadata"].get("labels") or {}
+    return not key or (key in labels and (not has_value or labels[key] == value))
 
 
 BACKBONE = {"Namespace": "v1", "CustomResourceDefinition": "apiextensions.k8s.io/v1"}
@@ -165,7 +172,7 @@ class KubernetesApi:
             return web.json_response(objects[parts[1]])
         if request.query.get("watch"):
             return await self._watch(request, kinds[0])
-        items = list(objects.values())
+        items = [body for body in objects.values() if selects(request.query.get("labelSelector", ""), body)]
         listing = {"kind": f"{kinds[0]}List", "apiVersion": version, "items": items}
         return web.json_response(listing | {"metadata": {"resourceVersion": str(self._version)}})
 
@@ -178,5 +185,7 @@ class KubernetesApi:
         self._watches[kind].append(queue)
         await response.prepare(request)
         while (event := await queue.get()) is not None:
+            if not selects(request.query.get("labelSelector", ""), event["object"]):
+                continue
             await response.write(json.dumps(event).encode() + b"\n")
         return response

@@ -35,6 +35,7 @@ from typing import Any
 
 import yaml
 from orca_operator.cluster import ClusterError
+from orca_operator.metrics import Metrics
 from orca_operator.observe import owner_uid
 from orca_operator.reconcile import Reconciler
 
@@ -143,7 +144,7 @@ class Player:
 
     def _start_operator(self) -> None:
         self.reconciler = self.api.reconciler = Reconciler(
-            self.api, IMAGES, self.masters, clock=lambda: self.now  # type: ignore[arg-type]
+            self.api, IMAGES, self.masters, Metrics(), clock=lambda: self.now  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _operator(self, event: str) -> None:

@@ -41,7 +41,7 @@ OrcaDeployments.
   verbs: [get, list, watch]
 - apiGroups: [orca-serving.io]
   resources: [orcadeployments/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [orca-serving.io]
   resources: [orcadeployments/finalizers]
   verbs: [update]

@@ -1,0 +1,217 @@
+"""An operator at rest: no writes, no reads of the OrcaDeployment, rarer passes; and passes that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orca_operator import reconcile
+from orca_operator.metrics import Metrics
+from orca_operator.names import KIND
+from orca_operator.reconcile import Reconciler
+from support.api_server import Api
+from support.masters import Masters
+from support.orcadeployments import IMAGES, MINIMAL, merged
+from support.scenario import Player, Scenario
+
+KEY = ("default", "demo")
+SCENARIO = Path(__file__).parent / "scenarios" / "scaling"
+
+
+async def serving() -> Player:
+    """Return a player whose OrcaDeployment serves, and whose last pass changed nothing."""
+    player = Player(Scenario.read(SCENARIO))
+    await player._step({"what": "creation"})
+    await player._step({"what": "start", "pods": {"all": "Ready"}})
+    await player._step({"what": "rest"})
+    assert player.api.condition("Ready") == ("True", "Serving")
+    return player
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+# -- no writes, and no reads of the OrcaDeployment ---------------------------------------------------------------------
+
+
+def test_passes_at_rest_write_nothing_and_read_no_orcadeployment():
+    async def run() -> None:
+        player = await serving()
+        statuses = len(player.api.statuses)
+        player.api.reads.clear()
+        for _ in range(50):
+            await player._step({"what": "rest"})
+            assert player.api.calls == []
+        assert len(player.api.statuses) == statuses
+        assert KIND not in player.api.reads
+        await player.masters.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_restarted_operator_reads_and_lists_once(monkeypatch):
+    async def run() -> None:
+        player = await serving()
+        player._operator("restarts")
+        player.api.reads.clear()
+        for _ in range(3):
+            await player._step({"what": "rest"})
+        assert player.api.reads.count(KIND) == 1
+        monkeypatch.setattr(reconcile, "RELIST_SECONDS", -1.0)
+        await player._step({"what": "ten minutes later", "seconds": 600})
+        assert player.api.reads.count(KIND) == 2
+        await player.masters.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_deletion_that_the_watch_missed_is_seen_with_that_of_the_first_child():
+    """Otherwise the operator would create the children again that the garbage collector deletes."""
+
+    async def run() -> None:
+        player = await serving()
+        player.api.delete_unwatched()
+        player.api.calls.clear()
+        assert await player.reconciler.run_pass(KEY), "nothing tells of it yet"
+        player.api.remove(*next(place for place in player.api.objects if place[0] == "Service"))
+        assert not await player.reconciler.run_pass(KEY)
+        assert player.api.calls == []
+        await player.masters.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_status_that_cannot_be_written_because_the_deployment_is_gone_ends_its_passes():
+    async def run() -> None:
+        player = await serving()
+        player._edit({"replicas": 3})
+        player.api.delete_unwatched()
+        assert await player.reconciler.run_pass(KEY)
+        assert not await player.reconciler.run_pass(KEY)
+        await player.masters.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+# -- rarer passes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rests(monkeypatch) -> list[tuple[float, float]]:
+    """Shorten the interval of passes without an event, except that of a deployment at rest; note each rest."""
+    noted = []
+
+    def uniform(shortest: float, longest: float) -> float:
+        noted.append((shortest, longest))
+        return 3600.0
+
+    monkeypatch.setattr(reconcile, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(reconcile, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("orca_operator.reconcile.random.uniform", uniform)
+    return noted
+
+
+def passes(metrics: Metrics) -> float:
+    """Return the number of passes that came through."""
+    return metrics.registry.get_sample_value("orca_operator_reconciles_total", {"result": "succeeded"}) or 0.0
+
+
+def test_a_serving_deployment_is_polled_rarely_and_an_event_is_taken_up_at_once(rests):
+    async def run() -> None:
+        player = await serving()
+        player.reconciler.enqueue(KEY)
+        await until(lambda: rests == [reconcile.REST_SECONDS])
+        before = len(player.api.statuses)
+        player._edit({"replicas": 3})
+        player.reconciler.enqueue(KEY)
+        await until(lambda: len(player.api.statuses) > before)
+        assert len(rests) == 1, "a deployment that scales is not at rest"
+        await player.reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(("suspend", "at_rest"), [(True, True), (False, False)], ids=["suspended", "loading"])
+def test_a_deployment_that_starts_is_polled_often(rests, suspend, at_rest):
+    metrics = Metrics()
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}, suspend=suspend))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(api), metrics)  # type: ignore[arg-type]
+        reconciler.enqueue(KEY)
+        await until(lambda: rests if at_rest else passes(metrics) > 20)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert bool(rests) == at_rest
+
+
+# -- passes that do not end --------------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_hangs_is_due_until_it_ends():
+    """The liveness probe and the depth of the queue read this (test_handlers.py)."""
+    hangs, released, metrics = threading.Event(), threading.Event(), Metrics()
+
+    def depth() -> float | None:
+        return metrics.registry.get_sample_value("orca_operator_queue_depth")
+
+    class Hanging(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            hangs.set()
+            assert released.wait(60)
+            return super().get(kind, namespace, name)
+
+    async def run() -> None:
+        api = Hanging(merged(MINIMAL, tls={"mode": "off"}, suspend=True))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(api), metrics)  # type: ignore[arg-type]
+        assert (reconciler.due(), depth()) == ({}, 0)
+        reconciler.enqueue(KEY)
+        assert set(reconciler.due()) == {KEY}, "from the event on"
+        await until(hangs.is_set)
+        first = reconciler.due()[KEY]
+        reconciler.enqueue(KEY)
+        await until(lambda: reconciler.due()[KEY] > first)
+        assert depth() == 1
+        released.set()
+        await until(lambda: not reconciler.due())
+        assert depth() == 0
+        await reconciler.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        released.set()
+
+
+def test_metrics_have_the_passes_and_the_reason_of_a_deployment(rests):
+    metrics = Metrics()
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"orca_operator_{name}", labels)
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}, suspend=True))
+        api.refusals = {"get OrcaDeployment": (500, "etcd is down")}
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(api), metrics)  # type: ignore[arg-type]
+        reconciler.enqueue(KEY)
+        await until(lambda: value("reconciles_total", result="failed"))
+        api.refusals = {}
+        reconciler.enqueue(KEY)
+        await until(lambda: rests)
+        assert value("orcadeployments", reason="Suspended") == 1
+        ended = value("reconciles_total", result="failed"), value("reconciles_total", result="succeeded")
+        assert value("reconcile_duration_seconds_count") == sum(number or 0 for number in ended)
+        api.resource = None
+        reconciler.enqueue(KEY)
+        await until(lambda: value("orcadeployments", reason="Suspended") == 0)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -1,0 +1,78 @@
+"""`StatusWriter`: which statuses are patched, which Events follow, and what the API server's refusals lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from orca_operator.cluster import ClusterError
+from orca_operator.status_writer import StatusWriter
+
+RESOURCE = {"metadata": {"name": "demo", "namespace": "default", "uid": "u", "generation": 1}}
+
+
+class Server:
+    """An API server that notes patches and Events, or refuses patches."""
+
+    def __init__(self) -> None:
+        self.refusal: ClusterError | None = None
+        self.patches: list[dict[str, Any]] = []
+        self.events: list[tuple[str, str]] = []
+
+    def patch_status(self, _namespace: str, _name: str, status: dict[str, Any]) -> dict[str, Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.patches.append(status)
+        return {**RESOURCE, "status": status}
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.events.append((manifest["reason"], manifest["message"]))
+        return manifest
+
+
+def status(reason: str, **fields: Any) -> dict[str, Any]:
+    return {"conditions": [{"type": "Ready", "reason": reason, "message": "words"}], **fields}
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def writer(server) -> StatusWriter:
+    return StatusWriter(server)  # type: ignore[arg-type]
+
+
+def test_an_unchanged_status_is_not_written(server, writer):
+    assert writer.write(RESOURCE, status("Serving"), status("Serving")) is RESOURCE
+    assert (server.patches, server.events) == ([], [])
+
+
+def test_a_changed_status_is_patched_and_returned_and_fields_that_are_gone_are_removed(server, writer):
+    written = writer.write(RESOURCE, status("Serving"), status("Recovering", replicas=1))
+    assert server.patches == [status("Serving") | {"replicas": None}]
+    assert written == {**RESOURCE, "status": server.patches[0]}
+    assert server.events == [("Serving", "words")]
+
+
+def test_a_deployment_that_is_gone_has_no_status(server, writer):
+    server.refusal = ClusterError(404, "not found")
+    assert writer.write(RESOURCE, status("Serving"), {}) is None
+    assert server.events == []
+
+
+def test_a_server_that_refuses_every_status_gets_one_event_per_generation(server, writer):
+    server.refusal = ClusterError(422, "spec.replicas: Invalid value: -1")
+    newer = {"metadata": {**RESOURCE["metadata"], "generation": 2}}
+    for resource in (RESOURCE, RESOURCE, newer, newer):
+        with pytest.raises(ClusterError, match="Invalid value"):
+            writer.write(resource, status("InvalidSpec"), {})
+    assert server.events == [("InvalidSpec", "words")] * 2
+
+
+def test_a_kind_that_is_skipped_is_announced_once_until_it_is_served_again(server, writer):
+    for kinds in (["PodMonitor"], ["PodMonitor"], [], ["PodMonitor"]):
+        writer.announce_skipped(RESOURCE, kinds)
+        assert writer.skipped == tuple(kinds)
+    assert server.events == [("KindNotServed", "this cluster does not serve PodMonitor, which is skipped")] * 2
