@@ -30,8 +30,8 @@ from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
 from orca_operator.observe import Object, Observed
 from orca_operator.plan import plan
-from orca_operator.revision import certificate_source, revision_hash
-from orca_operator.status import make_status
+from orca_operator.revision import certificate_source, spec_revision
+from orca_operator.status import make_status, merge_patch
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import InvalidSpecError, parse
 
@@ -181,7 +181,8 @@ class Reconciler:
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
-            context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
+            revision = spec_revision(spec, Observed(children).revisions())
+            context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
             view = await _look(parts.events, await masters.observe(key, children, context), namespace, now)
@@ -245,12 +246,10 @@ class Reconciler:
         """
         if status == previous:
             return
-        removed = {field: None for field in previous if field not in status}
         metadata = resource["metadata"]
         try:
-            await asyncio.to_thread(
-                self._cluster.patch_status, metadata["namespace"], metadata["name"], status | removed
-            )
+            patch = merge_patch(status, previous)
+            await asyncio.to_thread(self._cluster.patch_status, metadata["namespace"], metadata["name"], patch)
         except ClusterError as error:
             if error.status == 404:  # deleted meanwhile
                 return
