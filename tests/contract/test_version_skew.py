@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -179,10 +180,13 @@ class ScriptedMaster(MasterClient):
         return self.said
 
 
-def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[Api], bool]) -> Api:
-    """Run passes over a deployment in steady state until each stage holds; return the API server."""
-    api = Api(spec)
-    for child in everything(context(spec), 1).children:
+def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[Api], bool], revision: str = "") -> Api:
+    """Run passes over a deployment in steady state until each stage holds; return the API server.
+
+    `revision`: that of the existing pods, if it is not the one of today's hash.
+    """
+    api, present = Api(spec), context(spec)
+    for child in everything(replace(present, revision=revision or present.revision), 1).children:
         api.objects[child["kind"], child["metadata"]["name"]] = child
     reconciler = Reconciler(api, IMAGES, master)  # type: ignore[arg-type]
     api.reconciler = reconciler
@@ -241,6 +245,19 @@ def test_a_change_is_sent_again_when_the_master_reports_something_else():
     )  # fmt: skip
     assert len(master.sent) == 2
     assert api.condition("Ready") == ("True", "Serving")
+
+
+def test_the_pods_of_an_operator_that_hashed_the_admission_stay():
+    """The revision is the one that the operator of version 3 of the contract computed for this spec."""
+    spec, former = merged(MINIMAL, tls={"mode": "off"}, scheduler={"admission": "paged"}), "1fbe2a"
+    said = report(replace(context(spec), revision=former))
+    master = ScriptedMaster(said.model_copy(update={"contract_version": 3}).known_to(3), deaf)
+    api = reconciled(spec, master, lambda api: api.condition("Ready") == ("True", "Serving"), revision=former)
+    assert api.resource["status"]["updateRevision"] == former != context(spec).revision
+    deployments = {name for kind, name in api.objects if kind == "Deployment"}
+    assert deployments == {f"demo-{former}-master"}
+    applied = find_condition(api.resource["status"], "FullyApplied")
+    assert (applied["status"], "scheduler.admission" in applied["message"]) == ("True", True)
 
 
 def test_a_report_that_cannot_be_read_shows_in_the_status():

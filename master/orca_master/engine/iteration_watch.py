@@ -96,10 +96,7 @@ class IterationWatch:
         An iteration that has already taken longer is reported at once.
         """
         self._fixed = stall_timeout is not None
-        if stall_timeout is not None:
-            self.seconds = stall_timeout
-        elif self.watches:
-            self.seconds = self._automatic()
+        self.seconds = self._automatic() if stall_timeout is None else stall_timeout
         if self._timer is not None:
             self._timer.cancel()
             self._set_timer(max(self._begun + self.seconds, asyncio.get_running_loop().time()))
