@@ -71,10 +71,16 @@ class PutScheduler:
     revision: str
     body: SchedulerKnobs
 
-    @staticmethod
-    def reported(report: StateReport) -> SchedulerKnobs | None:
-        """Return the part of a report that this change sets."""
-        return report.scheduler
+    def reported(self, report: StateReport) -> SchedulerKnobs | None:
+        """Return the part of a report that this change sets.
+
+        Of a field that the change has: the value in force; of a field that it omits: the value that an earlier change
+        has set, which this one takes back.
+        """
+        if report.in_force is None or report.scheduler is None:
+            return report.scheduler
+        sets = {name for name in SchedulerKnobs.model_fields if getattr(self.body, name) is not None}
+        return report.scheduler.model_copy(update={name: getattr(report.in_force, name) for name in sets})
 
 
 Put = PutTopology | PutScheduler

@@ -3,7 +3,7 @@
 `schema.py` derives structural schemas from these models, and `crd.py` the CustomResourceDefinition from the schemas;
 `validation.py` holds the rules over several fields, `pod_settings.py` the settings of pods.
 Every field of the spec declares an `Effect` in its annotation, or inherits that of the object that contains it: a
-change recreates the pods, is live, applies at a later start, or is not implemented yet.
+change recreates the pods, is live, applies to the next revision, or is not implemented yet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from orca_contract import rank_environment
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.scheduler import AdmissionName, PolicyName
 from orca_contract.topology import Backend, Dtype
 from pydantic import Field
 
@@ -87,9 +88,13 @@ class Scheduler(Part):
     token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         2048, description="Maximum number of input tokens per iteration; longer prompts are prefilled in chunks."
     )
-    admission: Literal["reserve", "paged"] = Field(
+    admission: Annotated[AdmissionName, Effect.LIVE] = Field(
         "reserve", description="Allocation of K/V slots: for all tokens of a request at once (reserve, as in the "
         "paper), or on demand with preemption (paged)."
+    )  # fmt: skip
+    policy: Annotated[PolicyName | None, Effect.LIVE] = Field(
+        None, description="Order in which requests are served: by arrival (fcfs), or by their field priority and "
+        "waiting time (priority). Default: fcfs."
     )  # fmt: skip
     kv_slots: Annotated[int, Field(ge=BLOCK_SIZE)] | None = Field(
         None, description="K/V slots per pipeline, one per token; sized from free memory by default."
@@ -99,12 +104,12 @@ class Scheduler(Part):
 class RecoveryPolicy(Part):
     """Timeouts and limits of failure recovery."""
 
-    stall_timeout_seconds: Annotated[Seconds | None, Effect.NEXT_START] = Field(
+    stall_timeout_seconds: Annotated[Seconds | None, Effect.LIVE] = Field(
         None,
         description="Timeout of an iteration. Default: 20 times the average of such iterations, at least 10 s; 60 s "
         "and more for the first; 300 s at most.",
     )
-    recovery_timeout_seconds: Annotated[Seconds, Effect.NEXT_START] = Field(
+    recovery_timeout_seconds: Annotated[Seconds, Effect.LIVE] = Field(
         600, description="How long requests wait, without progress, for a lost pipeline to recover."
     )
     node_failure_grace_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from orca_operator.api_types import Part
+
+SecondsOrAutomatic = Annotated[
+    int | str,
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
 
 
 class LastFailure(Part):
@@ -29,6 +34,28 @@ class PipelineStatus(Part):
     epoch: int = Field(0, description="How often the pipeline's communicators were created.")
     ready_workers: str = Field(description="Ready pods out of all, such as 3/4.")
     last_failure: LastFailure | None = Field(None, description="The latest failure of the pipeline.")
+
+
+class SchedulerStatus(Part):
+    """Settings of the scheduler in force, as the serving master reports them."""
+
+    max_batch_size: int | None = Field(None, description="Maximum number of requests per iteration.")
+    max_queue_depth: int | None = Field(None, description="Maximum number of waiting requests.")
+    max_expected_wait_seconds: float | None = Field(None, description="Maximum expected wait of a new request.")
+    token_budget: int | None = Field(None, description="Maximum number of input tokens per iteration.")
+    admission: str | None = Field(None, description="reserve or paged.")
+    policy: str | None = Field(None, description="fcfs or priority.")
+
+
+class RecoveryPolicyStatus(Part):
+    """Timeouts of failure recovery in force, as the serving master reports them."""
+
+    stall_timeout_seconds: SecondsOrAutomatic | None = Field(
+        None, description="Timeout of an iteration; automatic: derived from measured times."
+    )
+    recovery_timeout_seconds: float | None = Field(
+        None, description="How long requests wait, without progress, for a lost pipeline."
+    )
 
 
 class Condition(Part):
@@ -56,5 +83,7 @@ class Status(Part):
     update_revision: str = Field("", description="The revision of the spec.")
     url: str = Field("", description="URL of the API inside the cluster.")
     restarts: int = Field(0, description="Container restarts of the existing pods.")
+    scheduler: SchedulerStatus | None = Field(None, description="Settings of the scheduler in force.")
+    recovery_policy: RecoveryPolicyStatus | None = Field(None, description="Timeouts of failure recovery in force.")
     pipelines: list[PipelineStatus] = Field([], description="Status of every pipeline.")
     conditions: list[Condition] = Field([], description="Conditions; Ready summarizes them.")

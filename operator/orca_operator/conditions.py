@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orca_contract.reasons import Reason
-from orca_contract.state import JournalState, StateReport
 
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, UNAUTHORIZED, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
+from orca_operator.journal_condition import journal_ready
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
@@ -44,10 +44,8 @@ CONDITIONS: Mapping[str, str] = {
     "FullyApplied": "every field is implemented, the cluster serves every required kind, and the master has applied "
     "every change",
 }
-JOURNAL_OFF = "JournalOff"
-"""Reason of JournalReady, and of an Event, while the master cannot write its journal."""
-JOURNAL_VERSION = 3
-"""Version of the contract from which on masters report the state of their journal."""
+LIVE_TIMEOUTS_VERSION = 4
+"""Version of the contract from which on masters change timeouts and admission while they run."""
 
 HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
 """Reasons of pods that start as they should."""
@@ -179,7 +177,7 @@ def _states(
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
-        "JournalReady": _journal_ready(observed.reports.get(revision), reason, message),
+        "JournalReady": journal_ready(observed.reports.get(revision), reason, message),
         "ScalingReady": scaling_ready(situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal),
         "TLSReady": _tls_ready(situation, revision),
         "FullyApplied": _fully_applied(situation),
@@ -203,20 +201,6 @@ def _model_ready(situation: Situation) -> tuple[bool, str, str]:
         if diagnosis is not None and diagnosis.reason in fetching:
             return False, diagnosis.reason.value, diagnosis.message
     return True, "Present", spec.model.uri
-
-
-def _journal_ready(report: StateReport | None, reason: str, message: str) -> tuple[bool, str, str]:
-    """Return JournalReady from the report of the serving master; without a report it is False with `reason`."""
-    if report is None:
-        return False, reason, message
-    if report.journal == JournalState.ON:
-        return True, "Recording", "the master records accepted requests"
-    if report.journal == JournalState.OFF:
-        text = f"the journal is off until the next start of the master: {report.journal_failure}"
-        return False, JOURNAL_OFF, text[:LONGEST_MESSAGE]
-    if report.journal == JournalState.NONE and report.contract_version >= JOURNAL_VERSION:
-        return False, "NoJournal", "spec.master.journal.enabled is false, or spec.master.apiProcesses is set"
-    return False, "NotReported", "the master's version does not report the state of its journal"
 
 
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
@@ -245,9 +229,21 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
     if lacking := [*situation.not_applied, *filter(None, [situation.autoscaler_refusal])]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
+    notes = ["every field takes effect"]
+    report = situation.view.observed.reports.get(situation.revision or "")
+    if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:
+        notes.append(_old_master(situation.revision or ""))
     if situation.spec.rollout_strategy.filled_in_by_old_schema:
-        return True, "Applied", f"every field takes effect; {_old_strategy(situation)}"
-    return True, "Applied", "every field takes effect"
+        notes.append(_old_strategy(situation))
+    return True, "Applied", "; ".join(notes)
+
+
+def _old_master(revision: str) -> str:
+    """Return a sentence about a master that gets some live settings only at its start."""
+    return (
+        f"the master of revision {revision} has an older version: a change of recoveryPolicy or scheduler.admission "
+        "reaches it at its next start; a new value of spec.restart.id replaces it"
+    )
 
 
 def _old_strategy(situation: Situation) -> str:

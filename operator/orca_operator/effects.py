@@ -20,7 +20,6 @@ class Effect(enum.Enum):
 
     RESTARTS = "A change restarts the pods."
     LIVE = "A change takes effect immediately."
-    NEXT_START = "A change takes effect at the master's next start."
     NEXT_REVISION = "A change takes effect with the next revision."
     NOT_YET = "Not implemented yet."
     NONE = "Has no effect."

@@ -13,7 +13,8 @@ from typing import Any
 from orca_contract.reasons import Reason
 
 from orca_operator.cluster import Cluster, ClusterError
-from orca_operator.conditions import JOURNAL_OFF, find_condition, rfc3339
+from orca_operator.conditions import find_condition, rfc3339
+from orca_operator.journal_condition import JOURNAL_OFF
 from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
 from orca_operator.observe import Object
 

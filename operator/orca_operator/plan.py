@@ -29,6 +29,8 @@ from orca_operator.revision import controller_revision, rendering, stale_renderi
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
 
+AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
+"""Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -147,7 +149,8 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     if report is None:
         return []
     messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
-    fields = [field for message in messages for field in message.unknown_to(report.contract_version)]
+    unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
+    fields = [field for field in unknown if field not in AT_START]
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
 
 
@@ -160,6 +163,7 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
     version = report.contract_version
     if pipelines and (topology := boot.topology(context, pipelines).known_to(version)) != report.topology:
         actions.append(PutTopology(context.revision, topology))
-    if (knobs := boot.scheduler_knobs(context).known_to(version)) != report.scheduler:
-        actions.append(PutScheduler(context.revision, knobs))
+    change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
+    if change.body != change.reported(report):
+        actions.append(change)
     return actions

@@ -33,7 +33,7 @@ from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
 from orca_operator.observe import Object, Observed
 from orca_operator.plan import plan
-from orca_operator.revision import certificate_source, revision_hash
+from orca_operator.revision import certificate_source, spec_revision
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
 from orca_operator.store import WATCHED, Key, Store
@@ -211,7 +211,8 @@ class Reconciler:
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
-            context = Context(name, namespace, metadata["uid"], spec, revision_hash(spec), self._images)
+            revision = spec_revision(spec, Observed(children).revisions())
+            context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
             view = await _look(parts.events, await masters.observe(key, children, context), namespace, now)

@@ -2,7 +2,8 @@
 
 A revision is a whole engine (docs/contracts.md, section 7). The rendering is stored in a ControllerRevision and read
 from there afterwards, so that an operator of another version, which would render differently, restarts no pod
-(kuberay#2315). The hash omits defaults, so that new fields of the API change no hash.
+(kuberay#2315). The hash omits defaults, so that new fields of the API change no hash. A field that becomes live leaves
+the hash; a running revision whose hash contains it is kept (`spec_revision`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from orca_operator import names
-from orca_operator.api import Spec
+from orca_operator.api import Scheduler, Spec
 from orca_operator.effects import Effect, all_but
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
@@ -26,8 +27,29 @@ KEPT_REVISIONS = 5
 
 def revision_hash(spec: Spec) -> str:
     """Return the revision of a spec: the same for specs that need the same pods."""
+    return _hash(_affecting(spec))
+
+
+def spec_revision(spec: Spec, existing: Collection[str]) -> str:
+    """Return the revision of a spec among `existing` revisions, or that of its hash.
+
+    Operators before version 4 of the contract hashed `scheduler.admission`, so that the pods of a spec with `paged`
+    have another revision. This is kept while it has workloads.
+    """
+    revision, fields = revision_hash(spec), _affecting(spec)
+    if spec.scheduler.admission == Scheduler().admission or revision in existing:
+        return revision
+    former = _hash(fields | {"scheduler": fields.get("scheduler", {}) | {"admission": spec.scheduler.admission}})
+    return former if former in existing else revision
+
+
+def _affecting(spec: Spec) -> dict[str, Any]:
+    """Return the fields that affect pods, without defaults."""
     affecting = spec.model_dump(by_alias=True, exclude_defaults=True, exclude=all_but(Spec, Effect.RESTARTS))
-    fields = {name: value for name, value in affecting.items() if value != {}}  # {}: only live fields are set
+    return {name: value for name, value in affecting.items() if value != {}}  # {}: only live fields are set
+
+
+def _hash(fields: dict[str, Any]) -> str:
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]
 

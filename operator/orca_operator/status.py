@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orca_contract.state import FailureReport, PipelinePhase
+from orca_contract.state import FailureReport, PipelinePhase, StateReport
 
 from orca_operator import names
 from orca_operator.conditions import Rollout, Situation, make_conditions, rfc3339
 from orca_operator.observe import is_ready, label, ordinal, restarts
 from orca_operator.progress import count_ready
+
+SCHEDULER_FIELDS = ("maxBatchSize", "maxQueueDepth", "maxExpectedWaitSeconds", "tokenBudget", "admission", "policy")
+RECOVERY_FIELDS = ("stallTimeoutSeconds", "recoveryTimeoutSeconds")
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,12 +48,43 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
         "topology": previous.get("topology", ""),
         "pipelines": pipelines,
     }
+    status |= _settings_in_force(observed.reports.get(rollout.current or situation.revision or ""))
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
     status["conditions"] = make_conditions(situation, rollout, previous)
     compact: dict[str, Any] = _without_empty(status)
     return compact
+
+
+def merge_patch(status: Mapping[str, Any], previous: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON merge patch (RFC 7386) from `previous` to `status`: all fields, and null for those to remove."""
+    patch: dict[str, Any] = dict.fromkeys(set(previous) - set(status))
+    for name, value in status.items():
+        before = previous.get(name)
+        patch[name] = merge_patch(value, before) if isinstance(value, dict) and isinstance(before, dict) else value
+    return patch
+
+
+def _settings_in_force(report: StateReport | None) -> dict[str, Any]:
+    """Return the fields `scheduler` and `recoveryPolicy` from a master's report, as far as its version reports them."""
+    knobs = None if report is None else report.in_force or report.scheduler
+    if knobs is None:
+        return {}
+    values = knobs.model_dump(by_alias=True, exclude_none=True)
+    fields = {
+        "scheduler": {name: _number(values[name]) for name in SCHEDULER_FIELDS if name in values},
+        "recoveryPolicy": {name: _number(values[name]) for name in RECOVERY_FIELDS if name in values},
+    }
+    stall_timeout = fields["recoveryPolicy"].get("stallTimeoutSeconds")
+    if isinstance(stall_timeout, float):  # neither an integer nor a string, as the field is in the schema
+        fields["recoveryPolicy"]["stallTimeoutSeconds"] = str(stall_timeout)
+    return {name: entry for name, entry in fields.items() if entry}
+
+
+def _number(value: Any) -> Any:
+    """Return a whole number as an integer, as it stands in the spec."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _without_empty(value: Any) -> Any:

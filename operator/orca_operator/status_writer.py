@@ -8,6 +8,7 @@ from typing import Any
 from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.events import Announcer
 from orca_operator.observe import Object
+from orca_operator.status import merge_patch
 
 
 class StatusWriter:
@@ -37,10 +38,10 @@ class StatusWriter:
         """
         if status == previous:
             return resource
-        removed = {field: None for field in previous if field not in status}
         metadata = resource["metadata"]
+        patch = merge_patch(status, previous)
         try:
-            written = self._cluster.patch_status(metadata["namespace"], metadata["name"], status | removed)
+            written = self._cluster.patch_status(metadata["namespace"], metadata["name"], patch)
         except ClusterError as error:
             if error.status == 404:  # deleted meanwhile
                 return None

@@ -103,6 +103,8 @@ class StateReport(Message):
     journal: Annotated[JournalState | str, Since(3), Field(union_mode="left_to_right")] = JournalState.NONE
     journal_failure: Annotated[str, Since(3)] = ""
     """Why the journal is off; "" otherwise."""
+    in_force: Annotated[SchedulerKnobs | None, Since(4), WrapValidator(_none_if_invalid)] = None
+    """All values in force; None if the master is older, or if the reader's version rejects a value."""
 
 
 class ProgressReport(Message):

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from orca_contract.message import VERSION, Message, Since, read
 from orca_contract.state import EngineState, StateReport
 from orca_contract.topology import Topology
 from orca_master.endpoint.admin import create_admin_app
-from orca_master.engine.config import EngineConfig
+from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.snapshot import EngineSnapshot
 from orca_master.journal.status import no_journal
 from orca_operator.actions import PutScheduler, PutTopology
@@ -94,12 +95,14 @@ def engine(topology: Topology) -> Any:
     return stub
 
 
-def call(method: str, path: str, *bodies: dict[str, Any]) -> list[httpx.Response]:
+def call(method: str, path: str, *bodies: dict[str, Any], config: EngineConfig | None = None) -> list[httpx.Response]:
     """Answers of today's admin port, which begins with the topology of version 0."""
 
     async def all_of_them() -> list[httpx.Response]:
         token: Any = SimpleNamespace(matches="token".__eq__)
-        app = create_admin_app(engine(Topology.model_validate(version_0.message("topology"))), token, no_journal)
+        stub = engine(Topology.model_validate(version_0.message("topology")))
+        stub.config = config or stub.config
+        app = create_admin_app(stub, token, no_journal)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://master", headers=TOKEN) as client:
             return [await client.request(method, path, json=body) for body in bodies]
@@ -178,10 +181,13 @@ class ScriptedMaster(MasterClient):
         return self.said
 
 
-def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[Api], bool]) -> Api:
-    """Run passes over a deployment in steady state until each stage holds; return the API server."""
-    api = Api(spec)
-    for child in everything(context(spec), 1).children:
+def reconciled(spec: dict[str, Any], master: ScriptedMaster, *stages: Callable[[Api], bool], revision: str = "") -> Api:
+    """Run passes over a deployment in steady state until each stage holds; return the API server.
+
+    `revision`: that of the existing pods, if it is not the one of today's hash.
+    """
+    api, present = Api(spec), context(spec)
+    for child in everything(replace(present, revision=revision or present.revision), 1).children:
         api.objects[child["kind"], child["metadata"]["name"]] = child
     reconciler = Reconciler(api, IMAGES, master, Metrics())  # type: ignore[arg-type]
     api.reconciler = reconciler
@@ -231,7 +237,7 @@ def test_a_change_is_sent_again_when_the_master_reports_something_else():
     def restart(api: Api) -> bool:
         old = report(context(merged(MINIMAL, tls={"mode": "off"}, scheduler={"maxBatchSize": 3})))
         master.said = old
-        master._react = lambda said, body: said.model_copy(update={"scheduler": body})
+        master._react = lambda said, body: said.model_copy(update={"scheduler": body, "in_force": body})
         return True
 
     api = reconciled(
@@ -240,6 +246,19 @@ def test_a_change_is_sent_again_when_the_master_reports_something_else():
     )  # fmt: skip
     assert len(master.sent) == 2
     assert api.condition("Ready") == ("True", "Serving")
+
+
+def test_the_pods_of_an_operator_that_hashed_the_admission_stay():
+    """The revision is the one that the operator of version 3 of the contract computed for this spec."""
+    spec, former = merged(MINIMAL, tls={"mode": "off"}, scheduler={"admission": "paged"}), "1fbe2a"
+    said = report(replace(context(spec), revision=former))
+    master = ScriptedMaster(said.model_copy(update={"contract_version": 3}).known_to(3), deaf)
+    api = reconciled(spec, master, lambda api: api.condition("Ready") == ("True", "Serving"), revision=former)
+    assert api.resource["status"]["updateRevision"] == former != context(spec).revision
+    deployments = {name for kind, name in api.objects if kind == "Deployment"}
+    assert deployments == {f"demo-{former}-master"}
+    applied = find_condition(api.resource["status"], "FullyApplied")
+    assert (applied["status"], "scheduler.admission" in applied["message"]) == ("True", True)
 
 
 def test_a_report_that_cannot_be_read_shows_in_the_status():
@@ -279,6 +298,36 @@ def test_the_bound_of_the_expected_wait_is_changed_taken_back_and_unknown_to_old
     assert puts(deployment, old) == []
     lost = unknown_to_master(deployment, Observed((), {deployment.revision: old}))
     assert [sentence.rpartition(" ")[2] for sentence in lost] == ["maxExpectedWaitSeconds"]
+
+
+def test_timeouts_admission_and_policy_are_changed_taken_back_and_unknown_to_an_operator_of_version_0():
+    knobs = version_0.message("scheduler")
+    live = {"stallTimeoutSeconds": 30.0, "recoveryTimeoutSeconds": 90.0, "admission": "paged", "policy": "priority"}
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=600.0)
+    at_start, changed, back = call("PUT", routes.SCHEDULER, knobs, {**knobs, **live}, knobs, config=config)
+    start = {"stallTimeoutSeconds": "automatic", "recoveryTimeoutSeconds": 600.0, "admission": "reserve",
+             "policy": "fcfs", "maxExpectedWaitSeconds": 60.0}  # fmt: skip
+    assert [answer.json()["scheduler"] for answer in (at_start, changed, back)] == [knobs, {**knobs, **live}, knobs]
+    assert [answer.json()["inForce"] for answer in (at_start, changed, back)] == [
+        {**knobs, **start}, {**knobs, **start, **live}, {**knobs, **start},
+    ]  # fmt: skip
+    (refused,) = call("PUT", routes.SCHEDULER, live)
+    assert (refused.status_code, "recoveryTimeoutSeconds" in refused.json()["detail"]) == (409, True)
+    for name in live:
+        (refused,) = call("PUT", routes.SCHEDULER, {**live, name: -1}, config=config)
+        assert (refused.status_code, refused.json()["detail"].startswith(name)) == (422, True)
+
+
+def test_a_master_that_started_with_the_wanted_values_is_sent_nothing_and_one_before_version_4_only_what_it_knows():
+    recovery = {"stallTimeoutSeconds": 30, "recoveryTimeoutSeconds": 90}
+    wanted = context(merged(SPEC, scheduler={"admission": "paged"}, recoveryPolicy=recovery))
+    assert wanted.revision == context(SPEC).revision, "no pod restarts"
+    assert puts(wanted, report(wanted, pipelines=2)) == []
+    (put,) = puts(wanted, report(context(SPEC), pipelines=2))
+    assert put.body.wire().items() >= {**recovery, "admission": "paged"}.items()
+    older = report(context(SPEC), pipelines=2).model_copy(update={"contract_version": 3}).known_to(3)
+    assert puts(wanted, older) == []
+    assert unknown_to_master(wanted, Observed((), {wanted.revision: older})) == []
 
 
 # -- an operator with a new field, an older master ---------------------------------------------------------------------

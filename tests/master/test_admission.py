@@ -51,7 +51,7 @@ def test_the_bound_can_change_and_be_taken_back():
     async def scene(made: Engine) -> None:
         await made.engine.start()
         await overloaded(made)
-        made.engine.reconfigure(dataclasses.replace(NO_WAIT, changed_expected_wait=1e9))
+        made.engine.reconfigure(dataclasses.replace(NO_WAIT, max_expected_wait=1e9))
         made.submit("third", (3,), 4)
         made.engine.reconfigure(NO_WAIT)
         with pytest.raises(QueueFullError):

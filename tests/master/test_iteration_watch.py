@@ -188,3 +188,41 @@ def test_the_first_iteration_of_a_formation_has_the_time_of_a_first(monkeypatch)
         watch.stop()
 
     play(monkeypatch, scene)
+
+
+@pytest.mark.parametrize(("taken", "wait"), [(30.0, 20.0), (80.0, 0.0)])
+def test_a_new_bound_counts_from_the_begin_of_the_iteration_that_is_watched(monkeypatch, taken, wait):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(300.0, stalls.append)
+        watch.begin(batch((1, 0)))
+        await clock.advance(taken)
+        watch.set_timeout(50.0)
+        if wait:
+            await clock.advance(wait - 0.1)
+            assert stalls == []
+        await clock.advance(0.2)
+        assert stalls == [50.0]
+
+    play(monkeypatch, scene)
+
+
+def test_a_fixed_bound_can_become_automatic_and_follows_the_times_measured_before(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(300.0, stalls.append)
+        for _ in range(2):
+            watch.begin(batch((1, 0)))
+            await clock.advance(2.0)
+            watch.end()
+        watch.set_timeout(None)
+        watch.begin(batch((1, 0)))
+        assert watch.seconds == 40.0
+        watch.set_timeout(5.0)
+        watch.set_timeout(None)
+        await clock.advance(39.0)
+        assert (stalls, watch.seconds) == ([], 40.0)
+        await clock.advance(1.5)
+        assert stalls == [40.0]
+
+    play(monkeypatch, scene)

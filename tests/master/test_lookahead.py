@@ -16,6 +16,7 @@ from orca_master.engine.iteration_message import build_iteration
 from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.lookahead import look_ahead
+from orca_master.scheduling.policies import POLICIES, by_priority
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -24,6 +25,7 @@ from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable
 
 STOP = 0
+SWITCHES = (*LEDGERS, *POLICIES)
 
 
 def next_token(known: list[int]) -> int:
@@ -135,6 +137,7 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
             tuple((arrival * 7 + index) % 9 for index in range(length)),
             limit,
             stop_token_ids=frozenset(stop),
+            priority=arrival * 5 % 7 - 3,
         )
         for arrival, (length, limit) in enumerate(shapes)
     ]
@@ -147,7 +150,9 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
     num_blocks=st.integers(5, 14),
     admission=st.sampled_from(sorted(LEDGERS)),
     script=st.lists(
-        st.tuples(st.sampled_from(["arrive", "send", "compute", "commit", "cancel", "rewind"]), st.integers(0, 7)),
+        st.tuples(
+            st.sampled_from(["arrive", "send", "compute", "commit", "cancel", "rewind", *SWITCHES]), st.integers(0, 7)
+        ),
         max_size=60,
     ),
 )
@@ -161,6 +166,10 @@ def test_every_request_gets_its_own_tokens(shapes, size, budget, num_blocks, adm
             run.scheduler.cancel(request)
         elif step == "rewind" and held:
             run.scheduler.rewind(request)
+        elif step in LEDGERS:
+            run.scheduler.set_admission(LEDGERS[step])
+        elif step in POLICIES:
+            run.scheduler.set_order(POLICIES[step])
         elif step not in ("cancel", "rewind"):
             getattr(run, step)()
     run.drain()
@@ -192,3 +201,23 @@ def test_who_waits_and_may_join_is_not_kept_waiting():
     assert run.send()
     run.arrive()
     assert run.send(), "the batch is full: the third cannot join"
+
+
+def test_nothing_is_sent_ahead_of_who_is_more_urgent_under_another_policy():
+    """The batch in flight has the order of the earlier policy, so its last request is not the least urgent."""
+    requests = requests_of([(5, 12), (9, 12), (3, 2)])
+    for request, priority in zip(requests, (2, -2, 0), strict=True):
+        request.priority = priority
+    run = Run(requests, SchedulerConfig(2, 1, None, balanced=True), 20, "reserve")
+    run.arrive()
+    run.arrive()
+    assert run.send()
+    run.arrive()
+    run.scheduler.set_order(by_priority)
+    assert not run.send(), "the third pauses the first"
+    run.compute()
+    run.commit()
+    assert run.send()
+    batch, _ = run.sent[0]
+    assert [scheduled.request.request_id for scheduled in batch.requests] == ["r1", "r2"]
+    run.drain()

@@ -103,3 +103,27 @@ def test_a_request_is_accepted_if_it_is_expected_to_wait_at_most_that_long(monke
 
 def test_no_wait_at_all_is_an_option():
     assert not Recovery(since=1.0, usual=0.0, longest_wait=0.0).accepts(1.0)
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(200.0, 150.0), (55.0, 5.0), (20.0, 0.0)])
+def test_a_new_limit_counts_from_the_last_progress_of_a_wait_that_is_under_way(monkeypatch, seconds, left):
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.begin()
+        await clock.advance(50)
+        made.set_seconds(seconds)
+        if left:
+            await clock.advance(left - 0.1)
+            assert over == []
+        await clock.advance(0.2)
+        assert (len(over), made.is_over) == (1, True)
+        made.set_seconds(300.0)
+        await clock.advance(1000)
+        assert (len(over), made.is_over) == (1, True), "a wait that is over does not begin again"
+        made.begin()
+        await clock.advance(299)
+        assert not made.is_over
+        made.end()
+
+    asyncio.run(run())

@@ -11,7 +11,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger, PagedLedger, blocks_for
-from orca_master.scheduling.policies import by_arrival, by_priority
+from orca_master.scheduling.policies import POLICIES, by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -254,6 +254,63 @@ def test_rewind_and_cancel_at_any_point_leave_tokens_and_ledger_right(
         else:
             play(engine, [step])
     engine.drain()
+
+
+@given(
+    configs,
+    shapes,
+    st.integers(6, 12),
+    st.lists(st.sampled_from(["arrive", "schedule", "complete", *LEDGERS, *POLICIES]), max_size=80),
+    st.integers(1, 2),
+    st.lists(st.integers(-2, 2), min_size=1, max_size=5),
+)
+def test_admission_and_order_may_change_between_any_two_iterations(
+    config, shapes, num_blocks, script, pipelines, priorities
+):
+    """With few blocks: requests that `paged` admitted still have to grow, beside reservations. Everything ends."""
+    engine = FakeEngine(config, shapes, num_blocks, pipelines, priorities=priorities)
+    for step in script:
+        held = [(ledger.num_free_blocks, ledger.num_holders) for ledger in engine.scheduler.ledgers]
+        if step in LEDGERS:
+            engine.scheduler.set_admission(LEDGERS[step])
+            assert {type(ledger) for ledger in engine.scheduler.ledgers} == {LEDGERS[step]}
+        elif step in POLICIES:
+            engine.scheduler.set_order(POLICIES[step])
+            waiting = list(engine.scheduler.pool)
+            assert waiting == sorted(waiting, key=POLICIES[step])
+        else:
+            play(engine, [step])
+            continue
+        assert held == [(ledger.num_free_blocks, ledger.num_holders) for ledger in engine.scheduler.ledgers]
+    engine.drain()
+
+
+def test_a_request_that_was_admitted_without_a_reservation_grows_by_preemption_under_reserve():
+    """Two requests share four blocks under `paged`, and each needs three. The older one gets the third."""
+    pool = RequestPool(10, 10_000)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size=2, n_workers=1), pool)
+    scheduler.add_pipeline("p", PagedLedger(4))
+    old, young = (Request(str(arrival), arrival, (1,) * 20, 2 * BLOCK_SIZE - 4) for arrival in range(2))
+    for request in (old, young):
+        pool.add(request)
+
+    def iterate() -> None:
+        batch = scheduler.dispatch("p", scheduler.select("p"))
+        scheduler.commit(batch, [7] * len(batch.requests))
+
+    iterate()
+    assert scheduler.num_running == 2
+    scheduler.set_admission(KvLedger)
+    while not young.incarnation:
+        assert len(young.generated) == len(old.generated)
+        iterate()
+    assert old.num_tokens > 2 * BLOCK_SIZE
+    assert (len(scheduler.ledger("p").holding(old).blocks), scheduler.ledger("p").num_free_blocks) == (3, 1)
+    while old.state is not RequestState.FINISHED:
+        assert list(pool) == [young], "it waits for a reservation of all of its tokens"
+        iterate()
+    iterate()
+    assert len(scheduler.ledger("p").holding(young).blocks) == blocks_for(young.max_tokens) == 3
 
 
 @given(configs, shapes, st.integers(6, 30), steps)

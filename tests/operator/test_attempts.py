@@ -19,7 +19,7 @@ def test_what_was_never_tried_is_worth_a_try():
 
 def test_a_change_that_took_is_forgotten():
     attempts = Attempts()
-    assert attempts.note(PUT, SAID.model_copy(update={"scheduler": PUT.body})) == ""
+    assert attempts.note(PUT, SAID.model_copy(update={"scheduler": PUT.body, "in_force": PUT.body})) == ""
     assert not attempts.futile(PUT, SAID), "somebody has changed it back"
 
 
@@ -27,7 +27,8 @@ def test_a_change_that_changed_nothing_is_futile_until_the_master_or_the_change_
     attempts = Attempts()
     assert "accepted PUT /scheduler" in attempts.note(PUT, SAID)
     assert attempts.futile(PUT, SAID)
-    restarted = SAID.model_copy(update={"scheduler": SchedulerKnobs(max_batch_size=1)})
+    started = SchedulerKnobs(max_batch_size=1)
+    restarted = SAID.model_copy(update={"scheduler": started, "in_force": started})
     assert not attempts.futile(PUT, restarted)
     another = PutScheduler(DEMO.revision, SchedulerKnobs(max_batch_size=8))
     assert not attempts.futile(another, SAID)

@@ -164,7 +164,7 @@ def test_a_report_that_cannot_be_read_is_named():
 
 
 def test_a_change_that_takes_effect_is_announced_and_its_report_returned():
-    after = report(DEMO).model_copy(update={"scheduler": KNOBS})
+    after = report(DEMO).model_copy(update={"scheduler": KNOBS, "in_force": KNOBS})
     scene = Scene(after)
     assert scene.send(PUT).reports[DEMO.revision] == after
     ((_, route, body),) = scene.client.calls
@@ -184,7 +184,7 @@ def test_a_refused_change_is_sent_once_and_named_until_it_is_not_wanted_any_more
 
 
 def test_a_change_that_no_master_answered_is_sent_again():
-    scene = Scene(MasterError("silence"), report(DEMO).model_copy(update={"scheduler": KNOBS}))
+    scene = Scene(MasterError("silence"), report(DEMO).model_copy(update={"scheduler": KNOBS, "in_force": KNOBS}))
     scene.send(PUT)
     assert (scene.changes, scene.masters.not_applied) == (0, (f"master of revision {DEMO.revision}: silence",))
     scene.send(PUT)

@@ -102,14 +102,18 @@ def test_scaling_down_waits_for_a_master_that_runs_and_does_not_answer(address, 
 
 def test_scaling_up_and_live_knobs():
     one = context(MINIMAL)
-    settings = {"maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9, "maxExpectedWaitSeconds": 30}
-    three = context(merged(MINIMAL, replicas=3, scheduler=settings))
+    settings = {
+        "maxBatchSize": 7, "tokenBudget": 100, "maxQueueDepth": 9, "maxExpectedWaitSeconds": 30, "admission": "paged",
+        "policy": "priority",
+    }  # fmt: skip
+    timeouts = {"stallTimeoutSeconds": 30, "recoveryTimeoutSeconds": 90}
+    three = context(merged(MINIMAL, replicas=3, scheduler=settings, recoveryPolicy=timeouts))
     assert one.revision == three.revision
     actions = plan(three, view(everything(one)))
     (topology,) = (action for action in actions if isinstance(action, PutTopology))
     assert len(topology.body.pipelines) == 3
     (knobs,) = (action for action in actions if isinstance(action, PutScheduler))
-    assert knobs.body.wire() == settings
+    assert knobs.body.wire() == settings | timeouts
     (stateful_set,) = (m for (kind, _), m in manifests(actions).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 3
 

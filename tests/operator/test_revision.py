@@ -6,7 +6,7 @@ from orca_operator import names
 from orca_operator.actions import Apply, Delete
 from orca_operator.observe import Observed, label
 from orca_operator.plan import plan
-from orca_operator.revision import KEPT_REVISIONS, revision_hash, surplus
+from orca_operator.revision import KEPT_REVISIONS, revision_hash, spec_revision, surplus
 from support.orcadeployments import MINIMAL, context, live, merged, view
 
 
@@ -19,6 +19,8 @@ def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
     live_changes = [
         {"replicas": 5}, {"suspend": True}, {"drainTimeoutSeconds": 5}, {"service": {"type": "NodePort"}},
         {"scheduler": {"maxBatchSize": 4}}, {"monitoring": {"enabled": True}}, {"networkPolicy": {"enabled": False}},
+        {"scheduler": {"admission": "paged", "policy": "priority"}},
+        {"recoveryPolicy": {"stallTimeoutSeconds": 9, "recoveryTimeoutSeconds": 9}},
         {"recoveryPolicy": {"maxRestarts": 3}}, {"autoscaling": {"maxReplicas": 3}}, {"replicas": 1},
         {"model": {"uri": "file:///models/demo", "dtype": "auto"}},
     ]  # fmt: skip
@@ -26,13 +28,35 @@ def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
         assert revision_hash(context({**MINIMAL, **change}).spec) == base, change
     pod_changes = [
         {"model": {"uri": "file:///models/other"}}, {"parallelism": {"tensorParallelSize": 2}},
-        {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"admission": "paged"}},
+        {"worker": {"image": "x"}}, {"restart": {"id": "1"}}, {"scheduler": {"kvSlots": 64}},
         {"communication": {"backend": "gloo"}}, {"imagePullPolicy": "Always"},
-        {"master": {"apiProcesses": 2}},
+        {"master": {"apiProcesses": 2}}, {"tls": {"mode": "off"}}, {"tls": {"mode": "selfSigned"}},
+        {"tls": {"mode": "secret", "secretName": "one"}}, {"tls": {"mode": "secret", "secretName": "two"}},
+        {"tls": {"mode": "certManager", "issuerRef": {"name": "one"}}},
+        {"tls": {"mode": "certManager", "issuerRef": {"name": "two"}}},
+        {"auth": {"apiKeySecretRef": {"name": "one"}}}, {"auth": {"apiKeySecretRef": {"name": "two"}}},
+        {"auth": {"apiKeySecretRef": {"name": "one", "key": "other"}}}, {"imagePullSecrets": [{"name": "one"}]},
+        {"model": {"uri": "hf://o/m", "secretRef": {"name": "one"}}},
+        {"model": {"uri": "hf://o/m", "secretRef": {"name": "two"}}},
+        {"master": {"journal": {"claimName": "one"}}}, {"model": {"uri": "hf://o/m", "cache": {"claimName": "one"}}},
     ]  # fmt: skip
     hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
     assert len(hashes) == len(pod_changes)
     assert base not in hashes
+
+
+def test_a_revision_whose_hash_contains_the_admission_is_kept_while_it_has_workloads():
+    """As operators before version 4 of the contract computed it: an upgrade of the operator restarts no pod."""
+    paged = context(merged(MINIMAL, scheduler={"admission": "paged", "kvSlots": 64})).spec
+    reserve = context(merged(MINIMAL, scheduler={"kvSlots": 64})).spec
+    former, today = "f0b9d8", revision_hash(paged)
+    assert revision_hash(reserve) == today
+    assert spec_revision(paged, []) == today
+    assert spec_revision(paged, ["other", former]) == former
+    assert spec_revision(paged, [today, former]) == today
+    assert spec_revision(reserve, [former]) == today, "an edit begins a revision that changes its admission live"
+    plain = context(merged(MINIMAL, scheduler={"admission": "paged"})).spec
+    assert spec_revision(plain, ["114ded"]) == "114ded"
 
 
 def test_old_revisions_are_kept_up_to_a_limit():

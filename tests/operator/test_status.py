@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from orca_contract.message import VERSION
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
 from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition
 from orca_operator.observe import Observed
-from orca_operator.status import make_status
+from orca_operator.status import make_status, merge_patch
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -220,3 +222,35 @@ def test_a_cause_of_the_pods_is_more_severe_than_a_rejected_token():
 
 def role(child) -> str:
     return child["metadata"].get("labels", {}).get(names.ROLE_LABEL, "") if child["kind"] == "Pod" else ""
+
+
+def test_the_settings_in_force_are_those_that_the_master_reports_not_those_of_the_spec():
+    demo = context(merged(MINIMAL, scheduler={"maxBatchSize": 7}))
+    slow = report(context(MINIMAL))
+    slow = slow.model_copy(update={"in_force": slow.in_force.model_copy(update={"stall_timeout_seconds": 2.5})})
+    for master, expected in (
+        (slow, ({"maxBatchSize": 32, "maxQueueDepth": 4096, "tokenBudget": 2048, "maxExpectedWaitSeconds": 60,
+                 "admission": "reserve", "policy": "fcfs"},
+                {"stallTimeoutSeconds": "2.5", "recoveryTimeoutSeconds": 600})),
+        (slow.known_to(3), ({"maxBatchSize": 32, "maxQueueDepth": 4096, "tokenBudget": 2048}, None)),
+        (None, (None, None)),
+    ):  # fmt: skip
+        reports = {demo.revision: master} if master is not None else {}
+        found = status(demo, replace(everything(demo), reports=reports))
+        assert (found.get("scheduler"), found.get("recoveryPolicy")) == expected
+
+
+def test_a_patch_removes_the_fields_that_are_gone_at_every_level():
+    before = {"a": 1, "b": {"c": 1, "d": 2}, "e": {"f": 1}, "g": [1]}
+    after = {"a": 1, "b": {"c": 3}, "g": [2], "h": {"i": 1}}
+    patch = merge_patch(after, before)
+    assert patch == {"a": 1, "b": {"c": 3, "d": None}, "e": None, "g": [2], "h": {"i": 1}}
+
+
+def test_a_master_of_an_older_version_gets_timeouts_and_admission_at_its_next_start():
+    demo = context()
+    for version, says_so in ((3, True), (VERSION, False)):
+        master = report(demo).model_copy(update={"contract_version": version}).known_to(version)
+        found = status(demo, replace(everything(demo), reports={demo.revision: master}))
+        applied = find_condition(found, "FullyApplied")
+        assert (applied["status"], "recoveryPolicy" in applied["message"]) == ("True", says_so)

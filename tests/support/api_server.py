@@ -116,8 +116,7 @@ class Api:
         self._admit("patch_status", KIND)
         if self.resource is None:
             raise ClusterError(404, "not found")
-        merged = (self.resource.get("status") or {}) | status
-        kept = {field: value for field, value in merged.items() if value is not None}
+        kept = _merged(self.resource.get("status") or {}, status)
         self.resource = {**self.resource, "status": kept}
         self.statuses.append(kept)
         return self.resource
@@ -171,3 +170,12 @@ def _content(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object without the fields that the server adds."""
     metadata = {key: body["metadata"].get(key) for key in ("labels", "annotations", "ownerReferences")}
     return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}
+
+
+def _merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Apply a JSON merge patch (RFC 7386) whose lists replace the old ones."""
+    new = dict(old)
+    for name, value in patch.items():
+        before = old.get(name)
+        new[name] = _merged(before if isinstance(before, dict) else {}, value) if isinstance(value, dict) else value
+    return {name: value for name, value in new.items() if value is not None}

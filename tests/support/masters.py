@@ -38,11 +38,12 @@ class Masters(MasterClient):
         self.version = VERSION
         self.journal_failure = ""
         self._api = api
-        self._memory: dict[str, tuple[Topology, SchedulerKnobs]] = {}
+        self._memory: dict[str, tuple[Topology, SchedulerKnobs, SchedulerKnobs | None]] = {}
+        """By the uid of the pod: topology, knobs at the start, and the last PUT of knobs."""
 
     async def state(self, door: Door) -> StateReport:
         pod = self._reach(door, routes.STATE)
-        topology, knobs = self._remembered(pod)
+        topology, start, changes = self._remembered(pod)
         pipelines = [self._pipeline(spec.id, spec.workers) for spec in topology.pipelines]
         serving = any(pipeline.phase == PipelinePhase.SERVING for pipeline in pipelines)
         return StateReport(
@@ -54,7 +55,8 @@ class Masters(MasterClient):
             running=0,
             waiting=0,
             topology=topology,
-            scheduler=knobs,
+            scheduler=changes or start.known_to(0),
+            in_force=start.model_copy(update=changes.model_dump(exclude_none=True)) if changes else start,
             pipelines=pipelines,
             journal=JournalState.OFF if self.journal_failure else JournalState.ON,
             journal_failure=self.journal_failure,
@@ -66,13 +68,13 @@ class Masters(MasterClient):
         self._api.calls.append(f"PUT {path} to {name}: {_summary(body)}")
         if self.refusal is not None:
             raise MasterError(f"{path}: {self.refusal[0]} {self.refusal[1]}", self.refusal[0])
-        topology, knobs = self._remembered(pod)
+        topology, start, changes = self._remembered(pod)
         if isinstance(body, Topology):
             topology = body
         else:
             assert isinstance(body, SchedulerKnobs)
-            knobs = body
-        self._memory[pod["metadata"]["uid"]] = (topology, knobs)
+            changes = body
+        self._memory[pod["metadata"]["uid"]] = (topology, start, changes)
         return await self.state(door)
 
     def _reach(self, door: Door, path: str) -> dict[str, Any]:
@@ -88,18 +90,23 @@ class Masters(MasterClient):
             raise MasterError(f"{path}: 401 the token is wrong", 401)
         return pod
 
-    def _remembered(self, pod: dict[str, Any]) -> tuple[Topology, SchedulerKnobs]:
+    def _remembered(self, pod: dict[str, Any]) -> tuple[Topology, SchedulerKnobs, SchedulerKnobs | None]:
         uid = pod["metadata"]["uid"]
         if uid not in self._memory:
             boot = names.boot(label(pod, names.DEPLOYMENT_LABEL), pods.revision_of(pod))
             data = self._api.objects["ConfigMap", boot]["data"]
             options = yaml.safe_load(data["master.yaml"])
-            knobs = SchedulerKnobs(
+            start = SchedulerKnobs(
                 max_batch_size=options["max-batch-size"],
                 token_budget=options["token-budget"],
                 max_queue_depth=options["max-queue-depth"],
+                max_expected_wait_seconds=60,
+                stall_timeout_seconds=options.get("stall-timeout", "automatic"),
+                recovery_timeout_seconds=options["recovery-timeout"],
+                admission=options["admission"],
+                policy="fcfs",
             )
-            self._memory[uid] = (Topology.model_validate(json.loads(data["topology.json"])), knobs)
+            self._memory[uid] = (Topology.model_validate(json.loads(data["topology.json"])), start, None)
         return self._memory[uid]
 
     def _pipeline(self, name: str, workers: list[str]) -> PipelineReport:

@@ -83,7 +83,8 @@ def pod(
 def report(
     deployment: Context, phase: PipelinePhase = PipelinePhase.SERVING, pipelines: int = 1, **failure: Any
 ) -> StateReport:
-    """Return a master's state report, in which all pipelines have the same state."""
+    """Return a master's state report, in which all pipelines have the same state, and no knob was changed."""
+    knobs = boot.scheduler_knobs(deployment)
     last = FailureReport(**{"at": 0.0, "worker": "", "recovery_seconds": None, **failure}) if failure else None
     return StateReport(
         contract_version=VERSION,
@@ -94,7 +95,8 @@ def report(
         running=0,
         waiting=0,
         topology=boot.topology(deployment, pipelines),
-        scheduler=boot.scheduler_knobs(deployment),
+        scheduler=knobs.known_to(0),
+        in_force=knobs.model_copy(update={"max_expected_wait_seconds": 60.0, "policy": "fcfs"}),
         pipelines=[
             PipelineReport(
                 id=names.pipeline_id(deployment.revision, index),

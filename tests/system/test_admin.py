@@ -107,6 +107,15 @@ def test_knobs_tokens_and_the_drain(cluster, api_processes):
     unknown = cluster.call("PUT", "/scheduler", json={"maxBatch": 1})
     assert (unknown.status_code, unknown.json()["scheduler"]) == (200, answer["scheduler"]), "ignored, and logged"
     assert answer["contractVersion"] == VERSION
+    live = {
+        "stallTimeoutSeconds": 45.0, "recoveryTimeoutSeconds": 90.0, "admission": "paged", "policy": "priority",
+        "maxExpectedWaitSeconds": 30.0,
+    }  # fmt: skip
+    changed = cluster.call("PUT", "/scheduler", json=live).json()
+    assert changed["scheduler"] == changed["inForce"] == answer["scheduler"] | live
+    assert httpx.get(f"http://127.0.0.1:{cluster.master_probe}/progressz").json()["stall_timeout_seconds"] == 45.0
+    refused = cluster.call("PUT", "/scheduler", json={"admission": "by force"})
+    assert (refused.status_code, refused.json()["detail"].startswith("admission: ")) == (422, True)
 
     answers: list[list[int]] = []
     thread = threading.Thread(target=lambda: answers.append(cluster.ask()))

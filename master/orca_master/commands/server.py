@@ -61,11 +61,7 @@ async def run_server(
 
     Raises ConfigurationError or EngineUnavailableError if the start fails, the latter also if the engine fails.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    stop = _stop_on_signals()
     path = Path(topology.model.path)
     # Also with API processes: a damaged file is then reported once, before anything starts.
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
@@ -115,6 +111,15 @@ async def run_server(
             endpoint.interrupt()
             # The end of the event loop would restore the default handlers: a second signal would kill this process.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGNALS set, which the process has blocked until now."""
+    stop = asyncio.Event()
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return stop
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -25,7 +24,7 @@ from orca_protos.loop_watch import LoopWatch
 
 from orca_master.endpoint.admin_token import AdminToken
 from orca_master.endpoint.body_limits import BodyLimits
-from orca_master.engine.config import EngineConfig
+from orca_master.endpoint.live_settings import LiveSettings, in_force
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.progress import progress_report
 from orca_master.errors import ConfigurationError
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 BEARER = HTTPBearer(auto_error=False)
 
 
-def report(engine: EngineThread, journal: JournalStatus) -> StateReport:
+def report(engine: EngineThread, settings: LiveSettings, journal: JournalStatus) -> StateReport:
     """Return the response of `GET /state`."""
     snapshot, config = engine.engine.snapshot, engine.config
     return StateReport(
@@ -48,15 +47,11 @@ def report(engine: EngineThread, journal: JournalStatus) -> StateReport:
         running=snapshot.num_running,
         waiting=snapshot.num_waiting,
         topology=snapshot.topology,
-        scheduler=SchedulerKnobs(
-            max_batch_size=config.max_batch_size,
-            token_budget=config.token_budget,
-            max_queue_depth=config.max_queued_requests,
-            max_expected_wait_seconds=config.changed_expected_wait,
-        ),
+        scheduler=settings.changed(config),
         pipelines=list(snapshot.pipelines),
         journal=journal.state,
         journal_failure=journal.failure,
+        in_force=in_force(config),
     )
 
 
@@ -70,6 +65,10 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
     app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
     app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
     unknown_fields = UnknownFields(logger)
+    settings = LiveSettings(engine.config)
+
+    def response() -> dict[str, Any]:
+        return report(engine, settings, journal()).wire()
 
     async def body(model: type[MessageT], request: Request) -> MessageT:
         try:
@@ -82,7 +81,7 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
     @app.get(routes.STATE)
     async def state() -> dict[str, Any]:
         """Return the engine's state."""
-        return report(engine, journal()).wire()
+        return response()
 
     @app.put(routes.TOPOLOGY)
     async def topology(request: Request) -> dict[str, Any]:
@@ -94,31 +93,26 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
             await engine.apply(new_topology)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
-        return report(engine, journal()).wire()
+        return response()
 
     @app.put(routes.SCHEDULER)
     async def scheduler(request: Request) -> dict[str, Any]:
-        """Change the scheduler's limits."""
-        await engine.reconfigure(_changed(engine.config, await body(SchedulerKnobs, request)))
-        return report(engine, journal()).wire()
+        """Change limits, policies and timeouts."""
+        knobs = await body(SchedulerKnobs, request)
+        try:
+            config = settings.change(engine.config, knobs)
+        except ConfigurationError as error:
+            raise HTTPException(409, str(error)) from error
+        await engine.reconfigure(config)
+        return response()
 
     @app.post(routes.DRAIN, status_code=202)
     async def drain() -> dict[str, Any]:
         """Refuse new requests from now on; `idle` becomes true when all requests have ended."""
         engine.begin_drain()
-        return report(engine, journal()).wire()
+        return response()
 
     return app
-
-
-def _changed(config: EngineConfig, knobs: SchedulerKnobs) -> EngineConfig:
-    return replace(
-        config,
-        max_batch_size=knobs.max_batch_size or config.max_batch_size,
-        token_budget=knobs.token_budget or config.token_budget,
-        max_queued_requests=knobs.max_queue_depth or config.max_queued_requests,
-        changed_expected_wait=knobs.max_expected_wait_seconds,
-    )
 
 
 def create_probes(engine: EngineThread) -> Any:

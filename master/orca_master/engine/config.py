@@ -38,7 +38,7 @@ class EngineConfig:
     while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
     (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
-    (admission.py); `changed_expected_wait`: the value of `PUT /scheduler`, which replaces it, None without one.
+    (admission.py).
     `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
@@ -59,7 +59,6 @@ class EngineConfig:
     max_queued_requests: int = 4096
     max_queued_tokens: int = 8 << 20
     max_expected_wait: float = 60.0
-    changed_expected_wait: float | None = None
     connect_timeout: float = 60.0
     stall_timeout: float | None = None
     worker_owner: WorkerOwner = WorkerOwner.ENGINE
@@ -70,14 +69,17 @@ class EngineConfig:
     restarted: bool = False
 
     @property
-    def longest_expected_wait(self) -> float:
-        """Longest expected wait in the queue for which new requests are accepted now."""
-        return self.max_expected_wait if self.changed_expected_wait is None else self.changed_expected_wait
-
-    @property
     def longest_seconds(self) -> float:
         """Bound of any iteration: the stall timeout, or LONGEST_SECONDS if it is automatic."""
         return LONGEST_SECONDS if self.stall_timeout is None else self.stall_timeout
+
+    @property
+    def rank_timeout(self) -> float:
+        """How long the ranks of a formation wait for each other.
+
+        At least LONGEST_SECONDS, so that the stall timeout can become longer or automatic during the formation.
+        """
+        return max(LONGEST_SECONDS, self.longest_seconds)
 
     @property
     def fixed_stall_timeout(self) -> float | None:

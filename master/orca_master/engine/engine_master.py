@@ -130,10 +130,16 @@ class EngineMaster:
             self.on_change()  # needed if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
-        """Apply new limits of batch, token budget, queue and expected wait from the next selection on."""
-        self._config = config
+        """Apply changed limits, policies and timeouts: to the next selection, and to waits that are under way."""
+        recovery_timeout, self._config = self._config.recovery_timeout, config
         self.scheduler.config = config.for_scheduler(self._pipelines.topology.pipeline_parallel_size)
+        self.scheduler.set_admission(LEDGERS[config.admission])
+        self.scheduler.set_order(POLICIES[config.scheduling_policy])
         self._admission.reconfigure(config)
+        self._pipelines.reconfigure(config)
+        if config.recovery_timeout != recovery_timeout:
+            self._patience.set_seconds(config.recovery_timeout)
+            self._refuse_misfits_now_and_later()
         self._dispatch()
 
     def submit(self, submission: Submission) -> None:
@@ -145,7 +151,8 @@ class EngineMaster:
         recovers = self._state is EngineState.RECOVERING
         if self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over):
             raise EngineUnavailableError(self._failure)
-        if submission.priority and self._config.scheduling_policy != "priority":
+        resumed = submission.generated is not None  # accepted by an earlier master, perhaps under another policy
+        if submission.priority and not resumed and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission)
         self._dispatch()
@@ -218,8 +225,7 @@ class EngineMaster:
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
             # The lost pipeline may have been the largest. Requests that need it wait as long as it is expected back.
-            self._requests.refuse_misfits()
-            asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._requests.refuse_misfits)
+            self._refuse_misfits_now_and_later()
         elif self._state is EngineState.SERVING:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self._config.worker_owner is WorkerOwner.ENGINE:
@@ -255,6 +261,11 @@ class EngineMaster:
         if self._state is EngineState.SERVING:
             self._dispatcher.dispatch()
         self.on_change()
+
+    def _refuse_misfits_now_and_later(self) -> None:
+        """Fail requests that no pipeline can finish, now and when lost pipelines are no longer expected back."""
+        self._requests.refuse_misfits()
+        asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._requests.refuse_misfits)
 
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""

@@ -51,7 +51,7 @@ class IterationWatch:
         self._averages: dict[tuple[int, int], float] = {}
         self._doubts: dict[tuple[int, int], float] = {}
         self._kind = (0, 0)
-        self._begun = 0.0
+        self._begun = self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -70,8 +70,8 @@ class IterationWatch:
     def begin(self, batch: Batch) -> None:
         """Watch the iteration of `batch`, the oldest in flight."""
         self.stop()
+        self._kind = kind_of(batch)  # also with a fixed bound, which may become automatic
         if not self._fixed:
-            self._kind = kind_of(batch)
             self.seconds = self._automatic()
         self._start()
 
@@ -90,6 +90,17 @@ class IterationWatch:
             self._timer.cancel()
             self._timer = None
 
+    def set_timeout(self, stall_timeout: float | None) -> None:
+        """Change the bound, None for the automatic one, also of the iteration that is watched.
+
+        An iteration that has already taken longer is reported at once.
+        """
+        self._fixed = stall_timeout is not None
+        self.seconds = self._automatic() if stall_timeout is None else stall_timeout
+        if self._timer is not None:
+            self._timer.cancel()
+            self._set_timer(max(self._begun + self.seconds, asyncio.get_running_loop().time()))
+
     def _automatic(self) -> float:
         average = self._averages.get(self._kind)
         bound = 0.0 if average is None else max(FLOOR_SECONDS, FACTOR * average)
@@ -99,12 +110,15 @@ class IterationWatch:
         return min(LONGEST_SECONDS, self._doubts.get(self._kind, 1.0) * bound)
 
     def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._begun = loop.time()
-        self._timer = loop.call_at(self._begun + self.seconds, self._on_timer)
+        self._begun = asyncio.get_running_loop().time()
+        self._set_timer(self._begun + self.seconds)
+
+    def _set_timer(self, due: float) -> None:
+        self._due = due
+        self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
-        if asyncio.get_running_loop().time() - self._begun - self.seconds > SUSPENDED_SECONDS:
+        if asyncio.get_running_loop().time() - self._due > SUSPENDED_SECONDS:
             self._start()
             return
         self._timer = None

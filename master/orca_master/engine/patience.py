@@ -27,6 +27,8 @@ class Patience:
         """Begin of the start or recovery under way; None before the first progress and while a pipeline serves."""
         self._num_ended = 0
         """Starts and recoveries that have ended."""
+        self._silent_since = 0.0
+        """Time of the last progress, on the clock of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -59,10 +61,20 @@ class Patience:
             self._begun = None
             self._num_ended += 1
 
+    def set_seconds(self, seconds: float) -> None:
+        """Change the longest wait without progress, also of a wait that is under way and not over."""
+        self._seconds = seconds
+        if self._timer is not None:
+            self._set_timer()
+
     def _start(self) -> None:
+        self._silent_since = asyncio.get_running_loop().time()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end_wait)
+        self._timer = asyncio.get_running_loop().call_at(self._silent_since + self._seconds, self._end_wait)
 
     def _end_wait(self) -> None:
         self._timer = None

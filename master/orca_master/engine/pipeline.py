@@ -93,7 +93,7 @@ class Pipeline:
                     first_rank=partition * topology.tensor_parallel_size,
                     world_size=len(workers) * topology.tensor_parallel_size,
                     rendezvous_host=self._spec.workers[0] if partition else "",
-                    group_timeout_ms=int(config.longest_seconds * 1000),
+                    group_timeout_ms=int(config.rank_timeout * 1000),
                     max_in_flight=len(workers),
                 )
             )

@@ -70,6 +70,11 @@ class PipelineSet:
         for supervisor in self._supervisors.values():
             supervisor.furthest = NO_PROGRESS
 
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Apply changed options to all pipelines."""
+        for supervisor in self._supervisors.values():
+            supervisor.reconfigure(config)
+
     def begin(self, config: EngineConfig) -> None:
         """Start forming each pipeline of the topology that has no supervisor yet."""
         for spec in self.topology.pipelines:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from orca_contract.reasons import Reason
@@ -37,6 +36,7 @@ from orca_master.engine.failure_log import FailureLog
 from orca_master.engine.faults import Evidence, WorkerLostError, closest, departing
 from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.listener import PipelineListener
+from orca_master.engine.phases import DEFAULT_REASONS, TRANSITIONS
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError
@@ -47,21 +47,6 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 NO_PROGRESS = (False, -1, 0)
 """Progress of a formation: all workers loaded, number of loaded workers (-1: not connected), loaded bytes."""
-
-TRANSITIONS: Mapping[PipelinePhase, frozenset[PipelinePhase]] = {
-    PipelinePhase.CONNECTING: frozenset({PipelinePhase.LOADING, PipelinePhase.RECOVERING}),
-    PipelinePhase.LOADING: frozenset({PipelinePhase.LOADING, PipelinePhase.FORMING, PipelinePhase.RECOVERING}),
-    PipelinePhase.FORMING: frozenset({PipelinePhase.SERVING, PipelinePhase.RECOVERING}),
-    PipelinePhase.SERVING: frozenset({PipelinePhase.RECOVERING}),
-    PipelinePhase.RECOVERING: frozenset({PipelinePhase.CONNECTING}),
-}
-_REASONS = {
-    PipelinePhase.CONNECTING: Reason.RENDEZVOUS_TIMEOUT,
-    PipelinePhase.LOADING: Reason.WORKER_CRASH_LOOP,
-    PipelinePhase.FORMING: Reason.RENDEZVOUS_TIMEOUT,
-    PipelinePhase.SERVING: Reason.COMMUNICATOR_ERROR,
-}
-"""Default reason of a failure, by the state in which the failure occurred."""
 
 
 class PipelineSupervisor:
@@ -129,6 +114,11 @@ class PipelineSupervisor:
     def newest_batch(self) -> Batch:
         """The most recently sent batch in flight."""
         return self._in_flight[-1][1]
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Apply changed options: the timeouts to the present formation, all others to the next."""
+        self._config = config
+        self.watch.set_timeout(config.fixed_stall_timeout)
 
     def begin(self) -> None:
         """Start forming the pipeline."""
@@ -215,7 +205,7 @@ class PipelineSupervisor:
             self._attempts.note_failure()
             if self.has_served or self.recovers:  # else EngineMaster.start raises the error
                 logger.warning("pipeline %s was not formed: %s", self.id, error)
-            self._failures.note(error, _REASONS[self.state])
+            self._failures.note(error, DEFAULT_REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
             return error
         self._failures.note_recovery()
@@ -227,7 +217,7 @@ class PipelineSupervisor:
         lost = await self._serve()
         self._attempts.note_failure()
         logger.error("pipeline %s is lost: %s", self.id, lost)
-        self._failures.note(lost, _REASONS[PipelinePhase.SERVING])
+        self._failures.note(lost, DEFAULT_REASONS[PipelinePhase.SERVING])
         self._publish()
         return lost
 

@@ -7,7 +7,10 @@ and rank. Blocks can be reused right after `release` because stages execute iter
 
 The two policies differ in one method. `KvLedger` is the paper's policy `reserve`: admission grants all blocks
 that a request may ever need, so an admitted request always finishes. `PagedLedger` grants the blocks of the known
-tokens and lets requests grow; the scheduler frees blocks by preempting the youngest requests.
+tokens and lets requests grow; the scheduler frees blocks by preempting the youngest requests. A pipeline can change its
+policy while it serves (`adopt`): requests that were admitted under `paged` still grow and can be preempted under
+`reserve`. No deadlock is possible: the first request of the order can preempt all others, and the pipeline has blocks
+for all of its tokens (`can_finish`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
@@ -46,6 +50,14 @@ class KvLedger:
         self._num_rows = 0
         self._holdings: dict[str, Holding] = {}
 
+    @classmethod
+    def adopt(cls, other: KvLedger) -> Self:
+        """Return a ledger of this policy in the state of `other`, which must not be used any more."""
+        ledger = cls(other.num_blocks)
+        ledger._free_blocks, ledger._holdings = other._free_blocks, other._holdings
+        ledger._free_rows, ledger._num_rows = other._free_rows, other._num_rows
+        return ledger
+
     @property
     def num_free_blocks(self) -> int:
         """Number of blocks that no request holds."""
@@ -70,7 +82,10 @@ class KvLedger:
         return self.num_blocks >= blocks_for(request.max_tokens)
 
     def blocks_to_grow(self, request: Request, num_slots: int) -> int:
-        """Return how many blocks an admitted request lacks for `num_slots` slots; always 0 under `reserve`."""
+        """Return how many blocks an admitted request lacks for `num_slots` slots.
+
+        Always 0 if the request was admitted under `reserve`.
+        """
         return max(0, blocks_for(num_slots) - len(self.holding(request).blocks))
 
     def admit(self, request: Request) -> Holding:

@@ -34,7 +34,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     if head is not None:
         leaves_room = len(staying) < config.max_batch_size and ledger.blocks_to_admit(head) <= free_blocks
         order = scheduler.pool.order
-        goes_first = bool(staying) and order(head) < order(staying[-1])
+        goes_first = bool(staying) and order(head) < max(map(order, staying))  # the policy may have changed
         goes_first = goes_first and ledger.blocks_to_admit(head) <= ledger.num_free_blocks
         if leaves_room or goes_first or len(staying) < len(requests):
             return Proposal()

@@ -73,6 +73,11 @@ class RequestPool:
         self.num_known_tokens -= request.num_tokens
         self.left.remove(request)
 
+    def reorder(self, order: Order) -> None:
+        """Sort the waiting requests by `order` from now on."""
+        self.order = order
+        self._waiting.sort(key=order)
+
     def is_last(self, request: Request) -> bool:
         """Return True if a new `request` would be served after all others."""
         return not self._waiting or self.order(self._waiting[-1]) < self.order(request)

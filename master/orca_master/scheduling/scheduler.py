@@ -2,7 +2,7 @@
 
 Each iteration of a pipeline takes three calls: `select` proposes a batch and changes nothing, `dispatch`
 reserves slots and marks the requests RUNNING, `commit` records the sampled tokens.
-`rewind` and `cancel` may be called between any two of them.
+`rewind`, `cancel`, `set_admission` and `set_order` may be called between any two iterations.
 
 Four extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
 from orca_master.scheduling.candidates import Candidates, Room
 from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.policies import Order
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 
@@ -226,6 +227,18 @@ class Scheduler:
         self._release(request)
         request.rewind()
         self.pool.put_back(request)
+
+    def set_admission(self, ledger_type: type[KvLedger]) -> None:
+        """Admit requests by the policy of `ledger_type` from now on; admitted requests keep their blocks."""
+        for state in self._pipelines.values():
+            if type(state.ledger) is not ledger_type:
+                state.ledger = ledger_type.adopt(state.ledger)
+
+    def set_order(self, order: Order) -> None:
+        """Serve requests in another order from now on; admitted requests keep their blocks and may pause."""
+        self.pool.reorder(order)
+        for state in self._pipelines.values():
+            state.admitted.sort(key=order)
 
     def suspect(self, request: Request) -> None:
         """Count a loss against a live `request`, which from LOSSES_BEFORE_ALONE on shares no pipeline at work."""

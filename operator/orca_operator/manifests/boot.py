@@ -46,13 +46,20 @@ def topology(context: Context, pipelines: int) -> Topology:
 
 
 def scheduler_knobs(context: Context) -> SchedulerKnobs:
-    """Return the scheduler settings that change without a restart."""
-    scheduler = context.spec.scheduler
+    """Return the settings of scheduler and recovery that change without a restart.
+
+    The boot ConfigMap has them too, except those for which an older master would refuse to start (None: its default).
+    """
+    scheduler, recovery = context.spec.scheduler, context.spec.recovery_policy
     return SchedulerKnobs(
         max_batch_size=scheduler.max_batch_size,
         token_budget=scheduler.token_budget,
         max_queue_depth=scheduler.max_queue_depth,
         max_expected_wait_seconds=scheduler.max_expected_wait_seconds,
+        stall_timeout_seconds=recovery.stall_timeout_seconds or "automatic",
+        recovery_timeout_seconds=recovery.recovery_timeout_seconds,
+        admission=scheduler.admission,
+        policy=scheduler.policy,
     )
 
 
