@@ -28,6 +28,13 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyAutoscaler:
+    """Server-side apply of the autoscaler: if it is rejected, the pass goes on, and ScalingReady has the reason."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Change of the replicas of a StatefulSet, which otherwise stays as it is."""
 
@@ -77,4 +84,4 @@ class PutScheduler:
 
 
 Put = PutTopology | PutScheduler
-Action = Check | Apply | Scale | Delete | Put
+Action = Check | Apply | ApplyAutoscaler | Scale | Delete | Put

@@ -16,6 +16,7 @@ from orca_contract.scheduler import AdmissionName, PolicyName
 from orca_contract.topology import Backend, Dtype
 from pydantic import Field
 
+from orca_operator.api_autoscaling import Autoscaling
 from orca_operator.api_rollout import RolloutStrategy
 from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
 from orca_operator.effects import Effect
@@ -69,23 +70,6 @@ class Parallelism(Part):
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="Number of intra-layer partitions: GPUs of a worker pod."
-    )
-
-
-class Autoscaling(Part):
-    """Bounds and targets of automatic scaling."""
-
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(1, description="Minimum number of pipelines.")
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Maximum number of pipelines.")
-    backend: Literal["hpa", "keda"] = Field("hpa", description="Autoscaler.")
-    target_queue_depth: Annotated[int, Field(ge=1)] = Field(
-        8, description="Target number of waiting requests per pipeline."
-    )
-    target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
-    )
-    scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        300, description="How long the load must stay low before a pipeline is removed."
     )
 
 
@@ -247,7 +231,10 @@ class Spec(Part):
     replicas: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
         1, description="Number of pipelines, also set through the scale subresource."
     )
-    autoscaling: Annotated[Autoscaling | None, Effect.NOT_YET] = Field(None, description="Automatic scaling.")
+    autoscaling: Annotated[Autoscaling | None, Effect.LIVE] = Field(
+        None,
+        description="Automatic scaling: an autoscaler sets `replicas`, which manifests should then omit.",
+    )
     scheduler: Annotated[Scheduler, Effect.RESTARTS] = Field(Scheduler(), description="Settings of the scheduler.")
     rollout_strategy: Annotated[RolloutStrategy, Effect.LIVE] = Field(
         RolloutStrategy(), description="How a new revision replaces the old."

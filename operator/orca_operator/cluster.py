@@ -29,6 +29,8 @@ API_VERSIONS = {
     "ControllerRevision": "apps/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
+    "HorizontalPodAutoscaler": "autoscaling/v2",
+    "ScaledObject": "keda.sh/v1alpha1",
     "PodMonitor": "monitoring.coreos.com/v1",
     "Certificate": "cert-manager.io/v1",
     "Event": "v1",

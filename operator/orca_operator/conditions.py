@@ -22,6 +22,7 @@ from orca_operator.journal_condition import journal_ready
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
+from orca_operator.scaling import not_implemented, scaling_ready
 
 CONDITIONS: Mapping[str, str] = {
     "Ready": "every desired pipeline serves, at the spec's revision",
@@ -36,8 +37,8 @@ CONDITIONS: Mapping[str, str] = {
     "JournalReady": "the master records accepted requests in its journal; reason `JournalOff`: the journal cannot be "
     "written, and serving goes on without it; `NoJournal`: the spec has none; `NotReported`: the master is older than "
     "this condition",
-    "ScalingReady": "`replicas` and the scale subresource take effect; False while `autoscaling` is set, which is not "
-    "implemented yet",
+    "ScalingReady": "`replicas` and the scale subresource take effect; with `autoscaling`, the autoscaler works: "
+    "otherwise reason and message are its own, or `KindNotServed`, `AutoscalerRejected`, `AutoscalerPending`",
     "TLSReady": "the pods of the serving revision use mutual TLS; reason `PlaintextRevision`: the revision was created "
     "before TLS was the default, and the next revision will use TLS",
     "FullyApplied": "every field is implemented, the cluster serves every required kind, and the master has applied "
@@ -54,6 +55,7 @@ HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGH
 class Situation:
     """The input of a status. `spec` and `revision` are None if the spec is invalid; `problem` is the reason.
 
+    `autoscaler_refusal` tells why the autoscaler was not written ("" if it was);
     `certificates` is the Secret with the certificate of the desired revision's master, "" for plaintext;
     `certificate_problems` maps the name of a master's Secret to the reason why its certificates cannot be used.
     """
@@ -69,6 +71,7 @@ class Situation:
     not_applied: Sequence[str] = ()
     certificates: str = ""
     certificate_problems: Mapping[str, str] = field(default_factory=dict)
+    autoscaler_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ def _states(
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
         "JournalReady": journal_ready(observed.reports.get(revision), reason, message),
-        "ScalingReady": _scaling_ready(spec),
+        "ScalingReady": scaling_ready(situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal),
         "TLSReady": _tls_ready(situation, revision),
         "FullyApplied": _fully_applied(situation),
     }
@@ -200,14 +203,6 @@ def _model_ready(situation: Situation) -> tuple[bool, str, str]:
     return True, "Present", spec.model.uri
 
 
-def _scaling_ready(spec: Spec | None) -> tuple[bool, str, str]:
-    if spec is None:
-        return False, Reason.INVALID_SPEC.value, "the spec is invalid"
-    if spec.autoscaling is not None:
-        return False, "NotYetActive", "spec.autoscaling is not implemented yet; spec.replicas takes effect"
-    return True, "Scalable", "spec.replicas and the scale subresource take effect"
-
-
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     """Return TLSReady from the pods, not from the spec: a revision keeps the pod templates of its start."""
     spec, secrets = situation.spec, situation.view.observed.certificate_secrets()
@@ -227,13 +222,13 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     if situation.spec is None:
         return False, Reason.INVALID_SPEC.value, situation.problem
-    if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET):
+    if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
         fields = ", ".join(f"spec.{field}" for field in inactive)
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
-    if situation.not_applied:
-        return False, "NotApplied", "; ".join(situation.not_applied)[:LONGEST_MESSAGE]
+    if lacking := [*situation.not_applied, *filter(None, [situation.autoscaler_refusal])]:
+        return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
     notes = ["every field takes effect"]
     report = situation.view.observed.reports.get(situation.revision or "")
     if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:

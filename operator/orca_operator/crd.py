@@ -32,7 +32,9 @@ CLOSED_KEYS = (
 """Keys that structural schemas and plain JSON schema have in common."""
 POD_API = "operator/orca_operator/pod_api.json"
 OVERRIDES = frozenset({"affinity", "env", "initContainers", "tolerations", "volumeMounts", "volumes"})
-"""Fields of the pod API: docs/api.md omits their subfields, which `kubectl explain` shows."""
+"""Fields of the pod API."""
+UNFOLDED = OVERRIDES | {"behavior"}
+"""Fields with types of Kubernetes' APIs: docs/api.md omits their subfields, which `kubectl explain` shows."""
 
 
 def crd(with_rules: bool = True) -> dict[str, Any]:
@@ -133,6 +135,7 @@ def page() -> str:
     lines += [f"- `{where(rule)}` {rule.message}." for rule in RULES]
     lines += ["", "## Accepted, but not implemented yet", ""]
     lines += [f"- `{leaf.wire}`" for leaf in leaves(Spec) if leaf.effect is Effect.NOT_YET]
+    lines.append("- 0 as a value of `autoscaling.minReplicas` and `autoscaling.keda.idleReplicaCount`: scaling to zero")
     lines += ["", "While one of these fields is set, the condition `FullyApplied` is False and names it.", ""]
     lines += ["## Conditions", "", "| type | True when |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in CONDITIONS.items()]
@@ -144,7 +147,7 @@ def page() -> str:
 def _fields(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     for name, entry in schema.get("properties", {}).items():
         yield f"{prefix}{name}", entry
-        if name not in OVERRIDES:
+        if name not in UNFOLDED:
             yield from _fields(entry, f"{prefix}{name}.")
             yield from _fields(entry.get("items", {}), f"{prefix}{name}[].")
 

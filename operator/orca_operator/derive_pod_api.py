@@ -16,7 +16,15 @@ from orca_operator import pod_api
 
 KUBERNETES = "1.36"
 """Version of the schemas; unknown fields are kept where later versions are likely to add fields."""
-ROOTS = ("Affinity", "Container", "EnvVar", "Toleration", "Volume", "VolumeMount")
+ROOTS = (
+    "Affinity",
+    "Container",
+    "EnvVar",
+    "HorizontalPodAutoscalerBehavior",
+    "Toleration",
+    "Volume",
+    "VolumeMount",
+)
 DNS_LABEL: dict[str, Any] = {"pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 ENVIRONMENT_NAME: dict[str, Any] = {"pattern": pod_api.ENVIRONMENT_NAME}
 PORT: dict[str, Any] = {"minimum": 1, "maximum": 65535}
@@ -42,6 +50,12 @@ ADDED: dict[tuple[str, str], dict[str, Any]] = {
     ("ContainerPort", "protocol"): {"enum": ["", "TCP", "UDP", "SCTP"]},
     ("ContainerResizePolicy", "restartPolicy"): {"enum": ["NotRequired", "RestartContainer"]},
     ("EnvVar", "name"): ENVIRONMENT_NAME,
+    ("HPAScalingPolicy", "periodSeconds"): {"minimum": 1, "maximum": 1800},
+    ("HPAScalingPolicy", "type"): {"enum": ["Pods", "Percent"]},
+    ("HPAScalingPolicy", "value"): {"minimum": 1},
+    ("HPAScalingRules", "policies"): {"maxItems": 64},
+    ("HPAScalingRules", "selectPolicy"): {"enum": ["Max", "Min", "Disabled"]},
+    ("HPAScalingRules", "stabilizationWindowSeconds"): {"minimum": 0, "maximum": 3600},
     ("HTTPGetAction", "scheme"): {"enum": ["", "HTTP", "HTTPS"]},
     ("HostPathVolumeSource", "type"): {
         "enum": ["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"]
@@ -92,7 +106,7 @@ def first_sentence(text: str) -> str:
 def _published() -> dict[str, dict[str, Any]]:
     folder = resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{KUBERNETES}.0-local"
     definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
-    packages = (".api.core.v1.", ".apimachinery.")
+    packages = (".api.core.v1.", ".api.autoscaling.v2.", ".apimachinery.")
     return {
         name.rpartition(".")[2]: entry for name, entry in definitions.items() if any(part in name for part in packages)
     }

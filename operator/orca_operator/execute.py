@@ -17,7 +17,17 @@ from http import HTTPStatus
 from typing import Any
 
 from orca_operator import names
-from orca_operator.actions import Action, Apply, Check, Delete, Put, PutScheduler, PutTopology, Scale
+from orca_operator.actions import (
+    Action,
+    Apply,
+    ApplyAutoscaler,
+    Check,
+    Delete,
+    Put,
+    PutScheduler,
+    PutTopology,
+    Scale,
+)
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
@@ -35,11 +45,15 @@ REFUSED = (400, 403, 409, 422)
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of one pass. `skipped`: kinds that the cluster does not serve."""
+    """Result of one pass.
+
+    `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "".
+    """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
+    autoscaler_refusal: str = ""
 
 
 class Executor:
@@ -63,6 +77,8 @@ class Executor:
                     self._check(manifest, context, observed)
                 case Apply(manifest):
                     self._apply(manifest, context, observed, outcome)
+                case ApplyAutoscaler(manifest):
+                    self._apply_autoscaler(manifest, context, observed, outcome)
                 case Scale(child, replicas):
                     self._scale(child, replicas, context.namespace, outcome)
                 case Delete(child):
@@ -171,6 +187,17 @@ class Executor:
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
         self._written[(kind, name)] = (content, version(written))
 
+    def _apply_autoscaler(
+        self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome
+    ) -> None:
+        """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
+        try:
+            self._apply(manifest, context, observed, outcome)
+        except InvalidSpecError as error:
+            outcome.autoscaler_refusal = str(error)
+        except ClusterError as error:  # also an admission webhook that does not answer
+            outcome.autoscaler_refusal = f"{manifest['kind']} {manifest['metadata']['name']}: {error}"
+
     def _claim(self, live: Object, owner: Owner) -> bool:
         """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
 
@@ -192,7 +219,13 @@ class Executor:
 def version(live: Mapping[str, Any]) -> str:
     """Return a value that changes with the object's content, but not with its status alone."""
     metadata = live["metadata"]
-    return f"g{metadata['generation']}" if "generation" in metadata else f"r{metadata['resourceVersion']}"
+    if "generation" in metadata:
+        return f"g{metadata['generation']}"
+    if "status" not in live:
+        return f"r{metadata['resourceVersion']}"
+    # An HPA: it has no generation, and its status changes with every value of a metric.
+    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
+    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 GROUP = "orca-serving.io"
@@ -16,10 +17,19 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+PART_OF_LABEL = "app.kubernetes.io/part-of"
+VERSION_LABEL = "app.kubernetes.io/version"
+RELEASE = version("orca-serving").replace("+", "_")
+"""Value of VERSION_LABEL: the version of the operator that wrote the object. A label has no `+`, of local versions."""
 DEPLOYMENT_LABEL = f"{GROUP}/deployment"
 ROLE_LABEL = f"{GROUP}/component"
 PARTITION_LABEL = f"{GROUP}/partition"
 REVISION_LABEL = f"{GROUP}/revision"
+
+ENGINE_TYPE = {"llm-d.ai/engine-type": "vllm", "inference.networking.k8s.io/engine-type": "vllm"}
+"""Labels by which endpoint pickers choose the metrics to read: masters export vLLM's. The first key is llm-d's.
+The second, of the Gateway API Inference Extension, is read by llm-d if the first is absent
+(https://github.com/llm-d/llm-d-router/tree/main/pkg/epp/framework/plugins/datalayer/extractor/metrics)."""
 
 MASTER = "master"
 WORKER = "worker"
@@ -106,6 +116,8 @@ def labels(name: str, role: str | None = None) -> dict[str, str]:
         NAME_LABEL: "orca",
         INSTANCE_LABEL: name,
         MANAGED_BY_LABEL: FIELD_MANAGER,
+        PART_OF_LABEL: "orca",
+        VERSION_LABEL: RELEASE,
         DEPLOYMENT_LABEL: name,
     }
     if role is not None:

@@ -7,7 +7,9 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
 4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
    `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
-5. delete children that are no longer desired.
+5. delete children that are no longer desired;
+6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 does not check it, because its rejection
+   must not stop a revision.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
 pipelines first.
 """
@@ -17,14 +19,15 @@ from __future__ import annotations
 from typing import Any
 
 from orca_operator import names
-from orca_operator.actions import Action, Apply, Check, Delete, PutScheduler, PutTopology
+from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
-from orca_operator.observe import Object, Observed, is_ending, label, name_of
+from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
+from orca_operator.scaling import replaced_kind, wanted_autoscaler
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
@@ -34,6 +37,8 @@ PRUNED = (
     "NetworkPolicy",
     "PodDisruptionBudget",
     "PodMonitor",
+    "HorizontalPodAutoscaler",
+    "ScaledObject",
     "Certificate",
     "Service",
     "ServiceAccount",
@@ -50,7 +55,8 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     steps = _steps(context, view, outdated, serving_revision)
     surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
     is_new = context.revision not in observed.revisions()
-    stale = stale_rendering(context, observed)
+    stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
+    writable = [] if replaced_kind(context, observed) else autoscaler
     actions = _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
@@ -61,13 +67,16 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     actions += _live(context, observed, steps.new)
     for revision, kept in steps.old.items():
         actions += shrink(context, view, revision, kept)
-    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads}
+    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
+            if owner(child).get("kind", names.KIND) != names.KIND:  # KEDA copies the labels to its own HPA
+                continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
                 actions.append(Delete(child))
     actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
+    actions += [ApplyAutoscaler(manifest) for manifest in writable]
     return actions
 
 

@@ -1,7 +1,7 @@
-"""Structural schemas of the pod API's types that an OrcaDeployment contains (pod_api.json; derive_pod_api.py).
+"""Structural schemas of Kubernetes' types that an OrcaDeployment contains (pod_api.json; derive_pod_api.py).
 
-`Container`, `EnvVar` and the other types annotate fields of api.py: plain dictionaries with the pod API's schema in the
-CRD. `validation.parse` checks a spec against the same schema.
+All but `Behavior`, the scaling policies of an HPA, are types of the pod API. They annotate fields of the spec's models:
+plain dictionaries with Kubernetes' schema in the CRD. `validation.parse` checks a spec against the same schema.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DESCRIBED_LEVELS = 3
 """Deeper fields have no description: the CRD must stay below 200 KiB."""
 
 Affinity = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Affinity"})]
+Behavior = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "HorizontalPodAutoscalerBehavior"})]
 Container = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Container"})]
 EnvVar = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "EnvVar"})]
 Quantity = Annotated[Any, WithJsonSchema({REFERENCE: "Quantity"})]

@@ -177,7 +177,7 @@ class Reconciler:
         children, now = self.store.children(key), self._clock()
         spec: Spec | None = None
         context: Context | None = None
-        problem = source = ""
+        problem = source = refusal = ""
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -191,6 +191,7 @@ class Reconciler:
                 actions = plan(context, view, not keeper.problems.get(source), serving)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
+                refusal = outcome.autoscaler_refusal
                 await self._announce_skipped(resource, deployment, outcome)
             else:
                 problem = not_supported(spec.model)
@@ -210,6 +211,7 @@ class Reconciler:
             masters.not_applied,
             source,
             keeper.problems,
+            refusal,
         )
         await self._write_status(resource, deployment, make_status(situation, previous), previous)
         return True

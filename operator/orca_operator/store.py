@@ -14,7 +14,7 @@ from orca_operator.observe import Object, name_of
 
 WATCHED = (
     "Pod", "Service", "ConfigMap", "ServiceAccount", "Deployment", "StatefulSet", "ControllerRevision", "NetworkPolicy",
-    "PodDisruptionBudget", "PodMonitor", "Certificate",
+    "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject", "PodMonitor", "Certificate",
 )  # fmt: skip
 """kopf logs once that a cluster does not serve a kind, and watches the other kinds."""
 

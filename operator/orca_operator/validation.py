@@ -130,6 +130,23 @@ RULES = (
         lambda name, spec: spec.autoscaling is None or spec.autoscaling.min_replicas <= spec.autoscaling.max_replicas,
     ),
     Rule(
+        "autoscaling",
+        "!has(self.keda) || self.backend == 'keda'",
+        "autoscaling.keda",
+        "is for autoscaling.backend keda",
+        lambda name, spec: (
+            spec.autoscaling is None or spec.autoscaling.keda is None or spec.autoscaling.backend == "keda"
+        ),
+    ),
+    Rule(
+        "autoscaling",
+        "!has(self.keda) || !has(self.keda.idleReplicaCount) || self.keda.idleReplicaCount == 0 || "
+        "self.keda.idleReplicaCount < self.minReplicas",
+        "autoscaling.keda.idleReplicaCount",
+        "must be less than autoscaling.minReplicas",
+        lambda name, spec: spec.autoscaling is None or spec.autoscaling.idles_below_minimum,
+    ),
+    Rule(
         "rolloutStrategy",
         "has(self.type) && self.type == 'Recreate' || "
         "!has(self.maxSurge) || !(self.maxSurge == 0 || self.maxSurge == '0%') || "

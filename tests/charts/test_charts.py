@@ -12,8 +12,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from orca_operator.cluster import API_VERSIONS
 from orca_operator.crd import crd
 from orca_operator.names import NAME_LABEL, OPERATOR_APP
+from orca_operator.store import WATCHED
 from orca_operator.validation import parse
 from support.kubernetes import helm
 from support.pod_security import violations
@@ -108,6 +110,23 @@ def test_the_roles_rights_are_bounded(tmp_path):
     assert secrets == [["get", "create", "patch", "delete"]]
     pods = [rule["verbs"] for rule in role["rules"] if "pods" in rule["resources"]]
     assert pods == [["get", "list", "watch"]]
+
+
+def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
+    """A kind that may not be listed would end every pass."""
+    (role,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "Role")
+    allowed = {
+        (group, resource): rule["verbs"]
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    for kind in WATCHED:
+        name = kind.lower()
+        plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+        verbs = allowed[API_VERSIONS[kind].rpartition("/")[0], plural]
+        assert set(verbs) >= {"get", "list", "watch"}, kind
+        assert kind == "Pod" or set(verbs) >= {"create", "patch", "delete"}, kind
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from orca_contract.reasons import Reason
 from orca_contract.state import EngineState, PipelinePhase
 from orca_contract.topology import PipelineSpec
+from orca_master.engine import dispatcher, live_requests
 from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.attempts import MAX_ATTEMPTS
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
@@ -43,6 +46,46 @@ def test_all_requests_get_their_tokens_whatever_runs_beside_them(partitions, loo
 
     config = EngineConfig(max_batch_size=4, token_budget=8, lookahead=lookahead)
     play(lambda: Engine(topology("a", "b", partitions=partitions), config), scene)
+
+
+def test_the_first_token_of_a_request_is_reported_with_its_times(monkeypatch):
+    """A clock of iterations. Two blocks hold one request: the second waits for the end of the first."""
+    clock = SimpleNamespace(now=0)
+    for module in (dispatcher, live_requests):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def scene(made: Engine) -> None:
+        send = made.on_dispatch
+
+        def on_dispatch(sequence: int, batch) -> None:
+            send(sequence, batch)
+            clock.now += 1
+
+        made.on_dispatch = on_dispatch  # type: ignore[method-assign]
+        await made.engine.start()
+        assert made.engine.snapshot.num_blocks == 2
+        made.submit("first", (1,), 30)
+        made.submit("second", (2, 3), 5)
+        assert clock.now == 1, "the first is admitted at once, at 0; the second arrives at 1"
+        await made.collect(2)
+        assert made.first_tokens == [(0, 1), (29, 1)]
+
+    play(lambda: Engine(topology("a"), EngineConfig(lookahead=False), num_blocks=2), scene)
+
+
+def test_a_rewound_request_has_one_first_token():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        assert made.engine.snapshot.num_blocks == 2 * 64, "of all pipelines"
+        made.submit("one", (1,), 40)
+        await made.until(lambda: len(made.first_tokens) == 1)
+        (pipeline,) = set(made.engine.scheduler._pipeline_of.values())
+        made.cluster.newest(pipeline).lose(KILLED)
+        await made.collect(1)
+        assert {batch.pipeline for _, batch in made.batches} == {"a", "b"}
+        assert len(made.first_tokens) == 1
+
+    play(lambda: Engine(topology("a", "b"), num_blocks=64), scene)
 
 
 def test_requests_of_a_lost_pipeline_continue_on_another():
@@ -180,6 +223,43 @@ def test_a_start_fails_with_the_reason(error, owner):
         assert made.engine.snapshot.state is EngineState.FAILED
 
     play(lambda: Engine(topology("a", "b"), EngineConfig(worker_owner=owner)), scene)
+
+
+AGAIN = EngineConfig(worker_owner=WorkerOwner.PARENT, recovery_timeout=60.0, restarted=True)
+
+
+def test_a_restarted_engine_serves_with_the_first_pipeline_and_forms_the_others_beside():
+    """Otherwise the death of a master would end the service of every pipeline while the workers of one are missing."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["b"] = [KILLED] * MAX_ATTEMPTS
+        await made.engine.start()
+        made.submit("r", (5, 6), 4)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        assert made.phase("b") is not PipelinePhase.SERVING
+        await made.until(lambda: made.phase("b") is PipelinePhase.SERVING)
+
+    play(lambda: Engine(topology("a", "b"), AGAIN), scene)
+
+
+def test_a_restarted_engine_gives_up_when_no_pipeline_can_be_formed():
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["a"] = [ConfigurationError("no memory")]
+        made.cluster.refusals["b"] = [KILLED] * 100
+        await made.engine.start()
+        await made.until(lambda: len(made.cluster.formed["b"]) == 1 + MAX_ATTEMPTS)
+        made.cluster.refusals["a"] = [KILLED] * 100
+        made.cluster.newest("a").lose(KILLED)
+        await asyncio.wait_for(made.engine.failed.wait(), 30)
+
+    async def never(made: Engine) -> None:
+        made.cluster.refusals["a"] = made.cluster.refusals["b"] = [KILLED] * 100
+        with pytest.raises(WorkerLostError, match="killed"):
+            await made.engine.start()
+        assert [len(made.cluster.formed[name]) for name in "ab"] == [1 + MAX_ATTEMPTS] * 2
+
+    for each in (scene, never):
+        play(lambda: Engine(topology("a", "b"), AGAIN), each)
 
 
 def test_a_pipeline_that_is_lost_before_all_are_formed_fails_the_start():

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.state import EngineState
+from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -24,10 +25,10 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import Observers, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
-from orca_master.errors import ConfigurationError, QueueFullError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError
 from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
 from orca_master.journal.journal import Journal
@@ -326,10 +327,55 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     assert other.ended is None
 
 
+def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_path):
+    """The engine serves some turns of the event loop before the server resumes: clients try again and again."""
+
+    async def play() -> None:
+        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        body = CompletionRequest(prompt=[1, 2])
+        generation = generator.prepare("cmpl", body, [[1, 2]], 16, None)
+        recorder = resumable.accept("completions", body, generation, "")
+        assert recorder is not None
+        recorder.accept()
+        assert resumable.find(generation.request_id, "") is recorder
+        assert resumable.resume() == 1, "only that of the earlier master"
+        assert recorder.num_resumed == 0
+        await resumable.close()
+
+    journal = Journal(tmp_path / "j", MODEL)
+    journal.accept(replace(request("earlier"), body={}))
+    journal.close()
+    asyncio.run(play())
+
+
+def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_path):
+    """Otherwise they would hold the server up until its connections are cut, with a traceback in the log."""
+
+    async def play() -> None:
+        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        waiting = resumable.find("earlier", "")
+        assert waiting is not None
+        reading = asyncio.create_task(anext(waiting.pieces(waiting.generation(generator))))
+        await asyncio.sleep(0)
+        resumable.interrupt()
+        with pytest.raises(EngineUnavailableError, match="the server stops"):
+            await asyncio.wait_for(reading, 60)
+        assert waiting.ended is None, "the next server resumes it"
+        await resumable.close()
+
+    journal = Journal(tmp_path / "j", MODEL)
+    journal.accept(replace(request("earlier"), body={}))
+    journal.close()
+    asyncio.run(play())
+
+
 def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
     scheduler = Scheduler(SchedulerConfig(1, 1), pool)
-    requests = LiveRequests(scheduler, Admission(scheduler, EngineConfig()), lambda request: None, lambda outputs: None)
+    admission = Admission(scheduler, EngineConfig())
+    requests = LiveRequests(scheduler, admission, lambda request: None, lambda outputs: None, Observers())
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
         requests.accept(submission)

@@ -163,7 +163,7 @@ def test_the_folder_of_the_sockets_is_removed():
         ("os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
         ("raise ValueError('odd')", None, "code 1", 1),
         ("return 5 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 5", 2),
-        ("return 1 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 1", 6),
+        ("return 1 if restarted else os.kill(os.getpid(), signal.SIGKILL)", None, "code 1", 2),
         ("parent.note_ready(); os.kill(os.getpid(), signal.SIGKILL)", None, "code -9", 6),
         (
             "parent.note_ready(); time.sleep(0.02); starts < 12 and os.kill(os.getpid(), signal.SIGKILL); os._exit(7)",

@@ -154,7 +154,6 @@ def test_inactive_fields_are_found():
     assert fields_that_are_set(Spec.model_validate(example("llama-70b")["spec"]), Effect.NOT_YET) == []
     busy = merged(
         MINIMAL,
-        autoscaling={"maxReplicas": 3},
         rolloutStrategy={"type": "RollingUpdate", "maxUnavailable": 2, "maxSurge": 1},
         recoveryPolicy={"maxRestarts": 1, "restartWindowSeconds": 1, "nodeFailureGraceSeconds": 1},
         startupTimeoutSeconds=5,

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from orca_operator import names
-from orca_operator.actions import Apply, Check, Delete, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
-from orca_operator.execute import Executor
+from orca_operator.execute import Executor, version
 from orca_operator.manifests import services
 from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.observe import Observed
 from orca_operator.plan import plan
+from orca_operator.scaling import wanted_autoscaler
 from orca_operator.validation import InvalidSpecError
 from support.orcadeployments import MINIMAL, UID, context, merged, view
 
@@ -278,3 +279,47 @@ def test_deletions_are_of_that_very_object():
     executor.run([Delete(policy)], FULL, observed(server))
     assert ("NetworkPolicy", "demo-master") in server.objects
     assert isinstance(plan(FULL, view(observed(server)))[0], Apply)
+
+
+# -- the autoscaler ----------------------------------------------------------------------------------------------------
+
+SCALED = context(merged(MINIMAL, autoscaling={"maxReplicas": 4}))
+(HPA,) = wanted_autoscaler(SCALED)
+
+
+@pytest.mark.parametrize("status", [403, 409, 422, 500, 0])
+def test_a_rejected_autoscaler_is_reported_and_the_pass_goes_on(status):
+    server = Server()
+    server.refusal, server.refused_kind = ClusterError(status, "denied"), "HorizontalPodAutoscaler"
+    after = Apply(services.client_service(SCALED))
+    executor = Executor(server)
+    outcome = executor.run([ApplyAutoscaler(HPA), after], SCALED, Observed())
+    assert outcome.autoscaler_refusal == "HorizontalPodAutoscaler demo: denied"
+    assert list(server.objects) == [("Service", "demo")]
+    server.refusal = None
+    assert executor.run([ApplyAutoscaler(HPA)], SCALED, Observed()).autoscaler_refusal == ""
+    assert ("HorizontalPodAutoscaler", "demo") in server.objects
+
+
+def test_a_users_own_hpa_of_the_same_name_is_left_alone():
+    server = Server()
+    own = {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "demo", "uid": "x", "generation": 1}, "spec": {}}
+    server.objects["HorizontalPodAutoscaler", "demo"] = own
+    outcome = Executor(server).run([ApplyAutoscaler(HPA)], SCALED, Observed())
+    assert "exists and is not ORCA's" in outcome.autoscaler_refusal
+    assert server.objects["HorizontalPodAutoscaler", "demo"] is own
+
+
+def test_an_autoscaler_that_the_cluster_does_not_serve_is_skipped():
+    outcome = Executor(Server(missing=("HorizontalPodAutoscaler",))).run([ApplyAutoscaler(HPA)], SCALED, Observed())
+    assert (outcome.skipped, outcome.autoscaler_refusal) == (["HorizontalPodAutoscaler"], "")
+
+
+def test_the_status_of_an_hpa_is_no_change_of_it():
+    """An HPA has no generation, and its status changes with every value of a metric."""
+    first = {**HPA, "metadata": {**HPA["metadata"], "resourceVersion": "1"}, "status": {"desiredReplicas": 1}}
+    second = {**first, "metadata": {**first["metadata"], "resourceVersion": "2"}, "status": {"desiredReplicas": 2}}
+    assert version(first) == version(second)
+    edited = {**second, "spec": {**second["spec"], "maxReplicas": 9}}
+    relabelled = {**second, "metadata": {**second["metadata"], "labels": {}}}
+    assert len({version(second), version(edited), version(relabelled)}) == 3

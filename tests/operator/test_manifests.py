@@ -189,6 +189,24 @@ def test_everything_is_owned_and_labelled():
         labels = manifest["metadata"]["labels"]
         assert labels[names.DEPLOYMENT_LABEL] == "demo"
         assert labels[names.MANAGED_BY_LABEL] == "orca-operator"
+        assert labels[names.PART_OF_LABEL] == "orca"
+        assert labels[names.VERSION_LABEL] == names.RELEASE
+
+
+def pod_labels(spec: dict) -> dict[str, dict[str, str]]:
+    """Return the labels of the pods by role."""
+    templates = [manifest["spec"]["template"]["metadata"]["labels"] for manifest in manifests(spec)
+                 if manifest["kind"] in ("Deployment", "StatefulSet")]  # fmt: skip
+    return {labels[names.ROLE_LABEL]: labels for labels in templates}
+
+
+def test_endpoint_pickers_read_vllms_metrics_from_masters_unless_the_user_says_otherwise():
+    labels = pod_labels(MINIMAL)
+    assert labels["master"].items() >= names.ENGINE_TYPE.items()
+    assert not set(labels["worker"]) & set(names.ENGINE_TYPE), "workers serve no API"
+    own = {"llm-d.ai/engine-type": "orca", "pool": "demo"}
+    labels = pod_labels(merged(MINIMAL, master={"labels": own}))
+    assert labels["master"].items() >= (names.ENGINE_TYPE | own).items()
 
 
 def test_selectors_of_services_and_policies_do_not_contain_the_revision():

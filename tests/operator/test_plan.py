@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_operator import names
-from orca_operator.actions import Apply, Check, Delete, PutScheduler, PutTopology, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology, Scale
 from orca_operator.observe import Observed, label
 from orca_operator.plan import plan
 from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report, view
@@ -244,3 +244,72 @@ def test_certificates_stay_while_a_revision_uses_them():
     assert "Certificate" not in ended(plan(new, view(observed), serving_revision=old.revision))
     left = Observed(tuple(observed.of_kind("Certificate")))
     assert "Certificate" in ended(plan(new, view(left)))
+
+
+# -- the autoscaler ----------------------------------------------------------------------------------------------------
+
+HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
+
+
+def autoscaled(backend: str, **changes):
+    return context(merged(MINIMAL, autoscaling={"backend": backend, "maxReplicas": 4}, **changes))
+
+
+def with_autoscaler(deployment, replicas: int = 1) -> Observed:
+    observed = everything(deployment, replicas)
+    (manifest,) = (a.manifest for a in plan(deployment, view(Observed())) if isinstance(a, ApplyAutoscaler))
+    return replace(observed, children=(*observed.children, live(manifest)))
+
+
+def of_autoscalers(actions) -> list[tuple[type, str]]:
+    """Return the kinds of actions on autoscalers and of the autoscalers, in order."""
+    objects = [(type(a), getattr(a, "manifest", None) or getattr(a, "child", {})) for a in actions]
+    return [(of, found["kind"]) for of, found in objects if found.get("kind") in (HPA, SCALED_OBJECT)]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("hpa", HPA), ("keda", SCALED_OBJECT)])
+def test_an_autoscaler_is_applied_at_the_end_and_cannot_stop_a_revision(backend, kind):
+    actions = plan(autoscaled(backend), view(Observed()))
+    assert of_autoscalers(actions) == [(ApplyAutoscaler, kind)], "no dry run"
+    assert isinstance(actions[-1], ApplyAutoscaler)
+    again = plan(autoscaled(backend), view(with_autoscaler(autoscaled(backend))))
+    assert of_autoscalers(again) == [(ApplyAutoscaler, kind)]
+
+
+@pytest.mark.parametrize(("before", "after"), [("hpa", "keda"), ("keda", "hpa")])
+@pytest.mark.parametrize("edit", [{}, {"restart": {"id": "1"}}], ids=["only the backend", "a new revision, too"])
+def test_the_other_backends_autoscaler_goes_first(before, after, edit):
+    kinds = {"hpa": HPA, "keda": SCALED_OBJECT}
+    observed = with_autoscaler(autoscaled(before))
+    actions = plan(autoscaled(after, **edit), view(observed))
+    assert of_autoscalers(actions) == [(Delete, kinds[before])], "no write of the new one"
+    gone = [child for child in observed.children if child["kind"] != kinds[before]]
+    later = plan(autoscaled(after, **edit), view(replace(observed, children=tuple(gone))))
+    assert of_autoscalers(later) == [(ApplyAutoscaler, kinds[after])]
+
+
+@pytest.mark.parametrize("backend", ["hpa", "keda"])
+def test_without_autoscaling_the_autoscaler_is_deleted(backend):
+    observed = with_autoscaler(autoscaled(backend))
+    ((action, _),) = of_autoscalers(plan(context(), view(observed)))
+    assert action is Delete
+
+
+def test_the_hpa_that_keda_creates_is_left_alone():
+    """KEDA copies the labels of the ScaledObject to its HPA."""
+    observed = with_autoscaler(autoscaled("keda"))
+    owner = {"apiVersion": "keda.sh/v1alpha1", "kind": SCALED_OBJECT, "name": "demo", "uid": "x", "controller": True}
+    metadata = {
+        "name": "keda-hpa-demo", "labels": names.labels("demo"), "ownerReferences": [owner], "uid": "y",
+    }  # fmt: skip
+    observed = replace(observed, children=(*observed.children, {"kind": HPA, "metadata": metadata}))
+    assert of_autoscalers(plan(autoscaled("keda"), view(observed))) == [(ApplyAutoscaler, SCALED_OBJECT)]
+    assert of_autoscalers(plan(context(), view(observed))) == [(Delete, SCALED_OBJECT)]
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 9])
+def test_replicas_are_the_autoscalers(replicas):
+    """The number of pods follows `replicas` alone, also beyond the bounds of the autoscaler."""
+    found = autoscaled("hpa", replicas=replicas)
+    (stateful_set,) = (m for (kind, _), m in manifests(plan(found, view(Observed()))).items() if kind == "StatefulSet")
+    assert stateful_set["spec"]["replicas"] == replicas

@@ -74,6 +74,32 @@ def test_old_revisions_are_kept_up_to_a_limit():
     assert found.revision not in {label(revision, names.REVISION_LABEL) for revision in stored}
 
 
+def test_new_labels_of_pods_restart_none_that_an_older_operator_created():
+    """The stored rendering keeps the templates; only the objects around them get the labels."""
+    added = {names.PART_OF_LABEL, names.VERSION_LABEL, *names.ENGINE_TYPE}
+
+    def without_added(value):
+        if isinstance(value, dict):
+            return {key: without_added(entry) for key, entry in value.items() if key not in added}
+        return [without_added(entry) for entry in value] if isinstance(value, list) else value
+
+    found = context(MINIMAL)
+    new = manifests(plan(found, view(Observed())))
+    older = {key: without_added(manifest) for key, manifest in new.items()}
+    assert older != new
+    again = manifests(plan(found, view(Observed(tuple(live(manifest) for manifest in older.values())))))
+    workloads = [key for key in new if key[0] in ("Deployment", "StatefulSet")]
+    assert len(workloads) == 2
+    for key in workloads:
+        assert again[key]["spec"]["template"] == older[key]["spec"]["template"]
+        assert again[key]["metadata"]["labels"] == new[key]["metadata"]["labels"]
+    (revision,) = (key for key in new if key[0] == "ControllerRevision")
+    assert again[revision]["data"] == older[revision]["data"]
+    assert manifests(plan(found, view(Observed((live(older[revision]),)))))[workloads[0]] == new[workloads[0]], (
+        "a revision without workloads is rendered anew"
+    )
+
+
 def test_revisions_of_stateful_sets_are_not_ours():
     found = context(MINIMAL)
     foreign = {

@@ -178,10 +178,10 @@ def test_downloads_are_seen():
 
 
 def test_what_is_not_acted_on_is_said():
-    found = status(context(merged(MINIMAL, suspend=True, autoscaling={"maxReplicas": 2})), Observed())
+    found = status(context(merged(MINIMAL, suspend=True, startupTimeoutSeconds=5)), Observed())
     assert reason(found, "FullyApplied") == ("False", "NotYetActive")
-    assert "not implemented in this version: spec.autoscaling" in find_condition(found, "FullyApplied")["message"]
-    assert reason(found, "ScalingReady") == ("False", "NotYetActive")
+    message = find_condition(found, "FullyApplied")["message"]
+    assert "not implemented in this version: spec.startupTimeoutSeconds" in message
     skipped = status(context(), Observed(), skipped=("policy/v1 PodDisruptionBudget",))
     assert reason(skipped, "FullyApplied") == ("False", "KindNotServed")
 

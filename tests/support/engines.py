@@ -66,13 +66,14 @@ def topology(model: Path, addresses: list[str], tensor_parallel_size: int = 1) -
 
 @dataclass
 class Harness:
-    """An engine whose outputs, batches, timings and preemptions are recorded."""
+    """An engine whose outputs, batches, timings, preemptions and first tokens are recorded."""
 
     engine: EngineMaster = field(init=False)
     outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue)
     batches: list[tuple[int, Batch]] = field(default_factory=list)
     timings: list[pb.StageTiming] = field(default_factory=list)
     preemptions: int = 0
+    first_tokens: list[tuple[float, float]] = field(default_factory=list)
 
     def deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -83,6 +84,9 @@ class Harness:
 
     def on_preemption(self, count: int) -> None:
         self.preemptions += count
+
+    def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        self.first_tokens.append((queue_seconds, prefill_seconds))
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         self.timings.append(timing)

@@ -294,6 +294,11 @@ def _summary(kind: str, child: dict[str, Any]) -> str:
             text = f"type {child['spec'].get('type', 'ClusterIP')}, port {child['spec']['ports'][0]['port']}"
         case "Pod":
             text = pods.state_of(child)
+        case "HorizontalPodAutoscaler":
+            text = "{minReplicas} to {maxReplicas} pipelines".format(**child["spec"])
+        case "ScaledObject":
+            text = "{minReplicaCount} to {maxReplicaCount} pipelines".format(**child["spec"])
+            text += ", paused" if child["metadata"].get("annotations") else ""
         case _:
             text = "present"
     return text

@@ -99,16 +99,18 @@ def descendants(pid: int) -> set[int]:
     """Return the process ids of all descendants."""
     pids: set[int] = set()
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            pids |= {child} | descendants(child)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            for child in map(int, children.read_text().split()):
+                pids |= {child} | descendants(child)
     return pids
 
 
 def worker_pid(served: Served, partition: int, victim: str) -> int:
     """Return the controller or first rank of a partition, found by the worker's socket name."""
     for pid in descendants(served.process.pid):
-        if f"worker-{partition}.sock" in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid if victim == "controller" else min(descendants(pid))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if f"worker-{partition}.sock" in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid if victim == "controller" else min(descendants(pid))
     raise AssertionError(f"no worker {partition}")
 
 

@@ -46,6 +46,44 @@ FIELDS: list[Row] = [
     demo("spec.parallelism", parallelism=[]),
     demo("spec.scheduler.kvSlots", scheduler={"kvSlots": 15}),
     demo(scheduler={"kvSlots": 16}),
+    demo("spec.autoscaling.scaleDownDelaySeconds", autoscaling={"scaleDownDelaySeconds": 3601}),
+    demo(
+        "spec.autoscaling.keda.fallback.replicas",
+        autoscaling={"backend": "keda", "keda": {"fallback": {"failureThreshold": 3}}},
+    ),
+    demo(
+        "spec.autoscaling.keda.fallback.behavior",
+        autoscaling={
+            "backend": "keda",
+            "keda": {"fallback": {"failureThreshold": 3, "replicas": 2, "behavior": "dynamic"}},
+        },
+    ),
+    demo(
+        "spec.autoscaling.behavior.scaleUp.selectPolicy", autoscaling={"behavior": {"scaleUp": {"selectPolicy": "max"}}}
+    ),
+    demo(
+        "spec.autoscaling.behavior.scaleUp.policies[0].type",
+        autoscaling={"behavior": {"scaleUp": {"policies": [{"type": "Pod", "value": 1, "periodSeconds": 15}]}}},
+    ),
+    demo(
+        "spec.autoscaling.behavior.scaleUp.policies[0].value",
+        autoscaling={"behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 0, "periodSeconds": 15}]}}},
+    ),
+    demo(
+        "spec.autoscaling.behavior.scaleDown.stabilizationWindowSeconds",
+        autoscaling={"behavior": {"scaleDown": {"stabilizationWindowSeconds": 3601}}},
+    ),
+    demo(
+        autoscaling={
+            "behavior": {
+                "scaleUp": {
+                    "tolerance": "0.05",
+                    "policies": [{"type": "Percent", "value": 100, "periodSeconds": 1800}],
+                },
+                "scaleDown": {"selectPolicy": "Disabled"},
+            }
+        }
+    ),
     demo("spec.communication.backend", communication={"backend": "mpi"}),
     demo("spec.communication.env.NCCL_DEBUG", communication={"env": {"NCCL_DEBUG": 1}}),
     demo("spec.communication.env.NCCL_DEBUG", communication={"env": {"NCCL_DEBUG": "x" * 4097}}),
@@ -229,6 +267,16 @@ RULES: list[Row] = [
     demo("spec.autoscaling.minReplicas", autoscaling={"minReplicas": 3, "maxReplicas": 2}),
     demo("spec.autoscaling.minReplicas", autoscaling={"minReplicas": 3}),
     demo(autoscaling={"minReplicas": 2, "maxReplicas": 2}),
+    demo("spec.autoscaling.keda", autoscaling={"keda": {}}),
+    demo(autoscaling={"backend": "keda", "keda": {}}),
+    demo(
+        "spec.autoscaling.keda.idleReplicaCount",
+        autoscaling={"backend": "keda", "minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 2}},
+    ),
+    demo(
+        autoscaling={"backend": "keda", "minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 1}},
+    ),
+    demo(autoscaling={"backend": "keda", "minReplicas": 0, "keda": {"idleReplicaCount": 0}}),
     demo("spec.rolloutStrategy.maxSurge", rolloutStrategy={"maxSurge": 0, "maxUnavailable": 0}),
     demo(rolloutStrategy={"maxSurge": 1, "maxUnavailable": 0}),
     demo(rolloutStrategy={"type": "Recreate", "maxSurge": 0}),

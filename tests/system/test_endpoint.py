@@ -104,7 +104,7 @@ def test_models_probes_and_metrics(client, served):
         assert value(metrics, name) == 0
     for name in ("stage_busy", "stage_bubble"):
         assert f'orca:{name}_seconds_total{{model_name="llama-gqa-tied",partition="1"' in metrics
-    assert "vllm:" not in metrics
+    assert 'vllm:generation_tokens_total{engine="0",model_name="llama-gqa-tied"}' in metrics
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Many clients with random requests, three rounds: nothing is wrong, held or leaked; and a fuzzer finds no 5xx."""
+"""Many clients with random requests, in rounds: nothing is wrong, held or leaked; and a fuzzer finds no 5xx."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from support.served import eventually, serve, value
 NAME = "qwen3-gqa-tied"
 REQUESTS = 200
 CLIENTS = 50
+MOST_ROUNDS = 8
+"""Requests that are kept would add 3 % to the memory in every round; the allocator varies by 1 % in both directions."""
 
 
 def random_body(dice: random.Random) -> dict:
@@ -67,8 +69,8 @@ def anonymous_memory(pid: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
-def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
-    """Every finished request equals its solo run; nothing is held; the third round needs no more memory."""
+def test_rounds_of_random_requests(checkpoint, tmp_path, admission):
+    """Every finished request equals its solo run; nothing is held; a round soon needs no more memory than the last."""
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     dice = random.Random(9)
     bodies = [random_body(dice) for _ in range(REQUESTS)]
@@ -79,17 +81,18 @@ def test_three_rounds_of_random_requests(checkpoint, tmp_path, admission):
     options = ["-pp", "2", "--admission", admission, "--max-batch-size", "12", "--kv-slots", slots]
     options += ["--token-budget", "96"]
     with serve(model, *options, "--disable-log-requests") as served:
-        memory, rounds = [], []
-        for _ in range(3):
-            rounds.append(asyncio.run(play_round(served.url, bodies, dropped)))
+        first, memory = None, []
+        while len(memory) < 3 or (memory[-1] > memory[-2] and len(memory) < MOST_ROUNDS):
+            answers = asyncio.run(play_round(served.url, bodies, dropped))
+            first = first or answers
+            assert answers == first
             assert eventually(lambda: nothing_held(served.url))
             memory.append(anonymous_memory(served.master))
-        assert rounds[0] == rounds[1] == rounds[2]
         kept = [number for number in range(REQUESTS) if number not in dropped]
         with httpx.Client(base_url=served.url, timeout=60) as client:
             for number in kept:
-                assert essence(client.post("/v1/completions", json=bodies[number])) == rounds[0][number]
-        assert memory[2] <= memory[1] * 1.02, memory
+                assert essence(client.post("/v1/completions", json=bodies[number])) == first[number]
+        assert memory[-1] <= memory[-2], memory
         if admission == "paged":
             assert value(httpx.get(f"{served.url}/metrics").text, "num_preemptions_total") > 0
 

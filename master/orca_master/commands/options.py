@@ -225,7 +225,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     add_http_limits(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
-    parser.add_argument("--vllm-metrics", action="store_true", help="export every metric also under vLLM's name")
+    parser.add_argument("--no-vllm-metrics", action="store_true", help="export no metrics under vLLM's names")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
@@ -294,7 +294,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         log_format=arguments.log_format,
         log_level=arguments.log_level,
         log_requests=not arguments.disable_log_requests,
-        vllm_metrics=arguments.vllm_metrics,
+        vllm_metrics=not arguments.no_vllm_metrics,
         num_processes=arguments.api_processes,
         http=http_limits(arguments),
     )

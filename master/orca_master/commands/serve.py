@@ -119,7 +119,12 @@ def main(argv: list[str]) -> int:
                 workers.addresses,
             )
             seconds = float(arguments.recovery_timeout)
-            config = replace(engine_config(arguments), worker_owner=WorkerOwner.PARENT, recovery_timeout=seconds)
+            config = replace(
+                engine_config(arguments),
+                worker_owner=WorkerOwner.PARENT,
+                recovery_timeout=seconds,
+                restarted=restarted,
+            )
             ports = Ports(listeners, restarted=restarted, parent=parent)
             return run_to_exit_code(parser.prog, topology, config, names, ports, journal)
 

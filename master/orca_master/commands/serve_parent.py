@@ -26,9 +26,6 @@ MAX_RESTARTS = 5
 """Maximum restarts of the master in a row, each of which served for less than STABLE_SECONDS."""
 STABLE_SECONDS = 2.0
 """Seconds of serving after which a master is restarted without a wait."""
-FAILED = 1
-"""Exit code of a master whose engine did not start or failed."""
-
 
 Start = Callable[[bool, Parent], int]
 """Forks a master and returns its process id. Arguments: True for a restart, and what the master writes to."""
@@ -57,10 +54,9 @@ class MasterProcess:
             return None
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         stable = self._has_served(now)
-        # A restarted master that met the loss of a worker is started again, too.
-        may_start = code < 0 or (code == FAILED and self._num_restarts > 0 and not stable)
         self._num_restarts = 0 if stable else self._num_restarts
-        if self.stopping or not may_start or self._num_restarts == MAX_RESTARTS:
+        # A master that ends by itself has tried again to form its pipelines (attempts.py).
+        if self.stopping or code >= 0 or self._num_restarts == MAX_RESTARTS:
             return code
         seconds = BACK_OFF_SECONDS[self._num_restarts]
         self._pid, self._restart_at = None, now + seconds

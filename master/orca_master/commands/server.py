@@ -112,6 +112,7 @@ async def run_server(
             await asyncio.gather(*tasks, return_exceptions=True)
             # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
+            endpoint.interrupt()
             # The end of the event loop would restore the default handlers: a second signal would kill this process.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 

@@ -39,7 +39,7 @@ class EndpointConfig:
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = True
-    vllm_metrics: bool = False
+    vllm_metrics: bool = True
     num_processes: int = 0
     log_format: str = "text"
     log_level: str = "info"

@@ -81,6 +81,11 @@ class Endpoint:
         """Tokenize a text, the field `name` of a request; raise RequestError or QueueFullError."""
         return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
 
+    def interrupt(self) -> None:
+        """End the streams that wait for requests of an earlier master."""
+        if self.resumable is not None:
+            self.resumable.interrupt()
+
     async def drain(self) -> None:
         """Wait for all running generations, at most `drain_timeout`."""
         with contextlib.suppress(TimeoutError):

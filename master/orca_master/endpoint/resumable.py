@@ -34,11 +34,15 @@ class ResumableRequests:
         self._requests: dict[str, ResumableRequest] = {}
         self._by_number: dict[int, ResumableRequest] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._unfinished: list[ResumableRequest] = []
+        """Unfinished requests of earlier masters, until `resume`; new requests may be accepted before."""
         for number, journalled in list(journal.requests.items()):
             request = ResumableRequest(journal, journalled.accepted, self._remember, self._forget_later, number)
             request.restore(journalled)
             self._remember(request)
-            if request.ended is not None:
+            if request.ended is None:
+                self._unfinished.append(request)
+            else:
                 self._forget_later(request)
         journal.requests.clear()
         journal.content_of = self._content_of
@@ -77,19 +81,26 @@ class ResumableRequests:
         return request if request is not None and request.accepted.owner == owner else None
 
     def resume(self) -> int:
-        """Continue the requests that have not ended; return their number.
+        """Continue the unfinished requests of earlier masters; return their number.
 
         A request that was continued MAX_RESUMES times without a token ends: it may crash the master.
         """
-        for request in [request for request in self._requests.values() if request.num_resumed >= MAX_RESUMES]:
-            request.end(f"{request.num_resumed} masters have ended since the request's last token")
-        waiting = [request for request in self._requests.values() if request.ended is None]
+        unfinished, self._unfinished = self._unfinished, []
+        for request in unfinished:
+            if request.num_resumed >= MAX_RESUMES:
+                request.end(f"{request.num_resumed} masters have ended since the request's last token")
+        waiting = [request for request in unfinished if request.ended is None]
         for request in waiting:
             request.num_resumed += 1
         if waiting:
             self._journal.resume([request.number for request in waiting if request.number is not None])
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
+
+    def interrupt(self) -> None:
+        """End the streams of requests that were not resumed, because the server stops."""
+        for request in self._unfinished:
+            request.interrupt()
 
     async def close(self) -> None:
         """Stop the resumed requests; what has not ended continues after the next start."""

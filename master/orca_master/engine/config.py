@@ -20,7 +20,7 @@ class WorkerOwner(enum.Enum):
     """The engine's process starts the workers and never restarts them; they end with the engine."""
     PARENT = "parent"
     """The parent process of `orca serve` restarts the workers: pipelines that have served recover, all others end the
-    engine. The workers end after the engine."""
+    engine, unless it was restarted. The workers end after the engine."""
     CLUSTER = "cluster"
     """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
@@ -41,7 +41,9 @@ class EngineConfig:
     (admission.py).
     `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
-    iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text.
+    iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
+    takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
+    pipeline that cannot be formed counts as lost.
     """
 
     max_batch_size: int = 32
@@ -64,6 +66,7 @@ class EngineConfig:
     max_recovery_wait: float = 60.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
+    restarted: bool = False
 
     @property
     def longest_seconds(self) -> float:

@@ -16,7 +16,7 @@ from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver
 from orca_master.engine.pipeline_set import PipelineSet
 from orca_master.engine.supervisor import PipelineSupervisor
-from orca_master.scheduling.batch import Proposal
+from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -68,8 +68,9 @@ class Dispatcher:
         try:
             proposal = select(supervisor)
             if proposal:
-                batch = self._scheduler.dispatch(supervisor.id, proposal)
-                self._expected_wait.note_sent(batch, time.monotonic())
+                batch, now = self._scheduler.dispatch(supervisor.id, proposal), time.monotonic()
+                _note_admissions(batch, now)
+                self._expected_wait.note_sent(batch, now)
                 self._observer.on_dispatch(supervisor.send(batch), batch)
             if proposal.preempted:
                 self._observer.on_preemption(len(proposal.preempted))
@@ -79,3 +80,10 @@ class Dispatcher:
             supervisor.give_up(WorkerLostError(f"internal error: {error!r}"))
             return False
         return bool(proposal)
+
+
+def _note_admissions(batch: Batch, now: float) -> None:
+    """Set the time of the first iteration of requests that are admitted for the first time."""
+    for scheduled in batch.requests:
+        if scheduled.admitted and scheduled.incarnation == 0:
+            scheduled.request.admitted_at = now

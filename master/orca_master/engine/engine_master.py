@@ -6,7 +6,7 @@ scheduler, so no lock is needed; other threads read `snapshot`.
 
 | state | meaning | next states |
 |---|---|---|
-| loading | the first pipeline is being formed; without WorkerOwner.CLUSTER all | serving, failed, stopped |
+| loading | the first pipeline is formed; at a first start all, unless WorkerOwner.CLUSTER | serving, failed, stopped |
 | serving | at least one pipeline serves | recovering, failed, stopped |
 | recovering | no pipeline serves; requests wait up to `recovery_timeout` without progress | serving, failed, stopped |
 | failed | no pipeline recovers, or an internal error occurred | stopped |
@@ -74,7 +74,7 @@ class EngineMaster:
         self.on_departure = self._pipelines.departures.note
         self.begin_drain = self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
-        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver)
+        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver, observer)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
@@ -95,8 +95,8 @@ class EngineMaster:
     async def start(self) -> None:
         """Form the pipelines and return when the engine serves.
 
-        All pipelines must form; ConfigurationError or WorkerLostError otherwise. With WorkerOwner.CLUSTER `start` waits
-        for the first pipeline without a time limit.
+        All pipelines must form; ConfigurationError or WorkerLostError otherwise. A restarted engine serves with the
+        first pipeline. With WorkerOwner.CLUSTER `start` waits for the first pipeline without a time limit.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._pipelines.begin(self._config)  # `apply` may have begun some
@@ -184,6 +184,7 @@ class EngineMaster:
             self._pipelines.stall_seconds,
             self._patience.recovery,
             self._admission.expected_wait.seconds(),
+            sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -194,7 +195,7 @@ class EngineMaster:
         assert self._started is not None
         # The start report covers the first pipelines.
         self._pipelines.add_serving(supervisor, logging.INFO if self._started.done() else logging.DEBUG)
-        complete = self._pipelines.all_serve or self._started.done()
+        complete = self._pipelines.all_serve or self._started.done() or self._config.restarted
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
             self.on_change()
@@ -245,7 +246,8 @@ class EngineMaster:
             return
         self._requests.refuse_misfits()
         if not self._started.done():
-            self._started.set_exception(error)
+            if not (expected and supervisor.has_served and self._pipelines.may_serve):
+                self._started.set_exception(error)
         elif not expected:
             logger.error("engine failed: internal error in the supervisor of %s", supervisor.id, exc_info=error)
             self._fail(f"internal error: {error!r}")

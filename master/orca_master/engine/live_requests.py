@@ -11,7 +11,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.admission import Admission
 from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.iteration_message import check_encodes
-from orca_master.engine.messages import Output, Submission
+from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import FinishReason, Request
@@ -24,8 +24,8 @@ CHOICES_SECONDS = 60.0
 class LiveRequests:
     """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests.
 
-    `admission` refuses new requests, and learns from those that end. `check` raises RequestError for a request that
-    fits no pipeline that serves or is expected back.
+    `admission` refuses new requests, and learns from those that end; `observer` learns of first tokens. `check` raises
+    RequestError for a request that fits no pipeline that serves or is expected back.
     """
 
     def __init__(
@@ -34,11 +34,13 @@ class LiveRequests:
         admission: Admission,
         check: Callable[[Request], None],
         deliver: Callable[[list[Output]], None],
+        observer: EngineObserver,
     ) -> None:
         self._scheduler = scheduler
         self._admission = admission
         self._check = check
         self._deliver = deliver
+        self._observer = observer
         self._requests: dict[str, Request] = {}
         self._incomplete = ChoiceGroups(scheduler.pool)
         self._num_arrived = 0
@@ -98,10 +100,13 @@ class LiveRequests:
 
     def commit(self, batch: Batch, result: pb.IterationResult) -> list[Output]:
         """Record the result of an iteration and return its tokens; remove the requests that end with it."""
-        self._admission.expected_wait.note_returned(batch, time.monotonic())
+        now = time.monotonic()
+        self._admission.expected_wait.note_returned(batch, now)
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
         for index, request in self._scheduler.commit(batch, list(result.token)):
+            if len(request.generated) == 1:
+                self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
             reason = request.finish_reason
             outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))
             if reason is not None:

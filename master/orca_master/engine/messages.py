@@ -62,6 +62,9 @@ class EngineObserver(Protocol):
     def on_preemption(self, count: int) -> None:
         """Record the number of requests preempted by an iteration."""
 
+    def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        """Record a request's time in the queue, and the time from its first iteration to its first token."""
+
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """Record the timings of an iteration on one partition."""
 
@@ -96,6 +99,11 @@ class Observers:
         """See EngineObserver."""
         for observer in self._observers:
             observer.on_preemption(count)
+
+    def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        """See EngineObserver."""
+        for observer in self._observers:
+            observer.on_first_token(queue_seconds, prefill_seconds)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """See EngineObserver."""

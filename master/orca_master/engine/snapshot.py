@@ -74,3 +74,5 @@ class EngineSnapshot(NamedTuple):
     """The current recovery, or the last one."""
     expected_wait: float = 0.0
     """Seconds in which all waiting requests are expected to have begun; 0 if none waits or nothing is measured."""
+    num_blocks: int = 0
+    """K/V blocks of all serving pipelines."""

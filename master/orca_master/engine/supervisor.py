@@ -68,7 +68,8 @@ class PipelineSupervisor:
         self._config = config
         self._make_workers = make_workers
         self._listener = listener
-        self.has_served = False
+        self.has_served = config.restarted
+        """True if a failure is the loss of workers that have served."""
         self._attempts = Attempts()
         self._num_blocks = 0
         """K/V blocks of the last formation."""

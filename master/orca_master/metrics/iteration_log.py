@@ -52,6 +52,9 @@ class IterationLog:
     def on_preemption(self, count: int) -> None:
         """See EngineObserver."""
 
+    def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        """See EngineObserver."""
+
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """See EngineObserver."""
         batch, stages = self._open[pipeline, timing.sequence]

@@ -1,8 +1,8 @@
 """Prometheus metrics of one master: vLLM's names and meanings under the prefix `orca:`.
 
-EngineThread updates the metrics of requests, the engine those of iterations and stages; gauges read the
-engine when they are scraped. `vllm_names` exports every metric a second time under vLLM's own prefix, for dashboards
-and routers that expect that prefix.
+EngineThread updates the metrics of requests, the engine those of iterations, phases and stages; gauges read the
+engine when they are scraped. With `vllm_names`, a scrape also has the metrics that vLLM has, under vLLM's own names
+(vllm_names.py).
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.journal.status import JournalStatus
+from orca_master.metrics.cache_config import CacheConfig
 from orca_master.metrics.stage_metrics import StageMetrics
+from orca_master.metrics.vllm_names import under_vllm_names
 from orca_master.scheduling.batch import Batch
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+FINISH_REASONS = ("stop", "length", "abort", "error")
+"""Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
 
 
 class Metrics:
     """One registry; an `EngineObserver`. Every metric has the label `model_name`."""
 
-    def __init__(self, model_name: str, vllm_names: bool = False) -> None:
+    def __init__(self, model_name: str, vllm_names: bool = True) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._vllm_names = vllm_names
@@ -39,11 +43,22 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        for reason in FINISH_REASONS:
+            self._finished.labels(model_name, reason)
         self._first_token = self._histogram("time_to_first_token_seconds", "Time to first token", LATENCIES)
         self._inter_token = self._histogram("inter_token_latency_seconds", "Time between consecutive tokens", LATENCIES)
         self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to last token", LATENCIES)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first", LATENCIES
+        )
+        self._queue_time = self._histogram(
+            "request_queue_time_seconds", "Time from arrival to the first iteration, per request", LATENCIES
+        )
+        self._prefill_time = self._histogram(
+            "request_prefill_time_seconds", "Time from the first iteration to the first token, per request", LATENCIES
+        )
+        self._decode_time = self._histogram(
+            "request_decode_time_seconds", "Time from the first to the last token, per request", LATENCIES
         )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens per request", TOKENS)
         self._request_output = self._histogram("request_generation_tokens", "Generated tokens per request", TOKENS)
@@ -66,6 +81,7 @@ class Metrics:
             lambda: 2 if (formed := engine.snapshot.formed) is not None and formed.exactness == "L2" else 1,
         )
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
+        self.registry.register(CacheConfig(self._model_name, lambda: engine.snapshot))
 
     def watch_journal(self, status: Callable[[], JournalStatus]) -> None:
         """Add the gauges of the journal."""
@@ -78,8 +94,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        text = generate_latest(self.registry)
-        return text + text.replace(b"orca:", b"vllm:") if self._vllm_names else text
+        text = generate_latest(self.registry).decode()
+        return (text + under_vllm_names(text) if self._vllm_names else text).encode()
 
     def on_token(self, prompt_tokens: int, generated: int, since_arrival: float, since_last: float) -> None:
         """See RequestMetrics."""
@@ -98,6 +114,8 @@ class Metrics:
         if reason not in ("stop", "length"):
             return
         self._latency.observe(seconds)
+        if generated:
+            self._decode_time.observe(since_first_token)
         self._request_prompt.observe(prompt_tokens)
         self._request_output.observe(generated)
         if generated > 1:
@@ -116,6 +134,11 @@ class Metrics:
     def on_preemption(self, count: int) -> None:
         """See EngineObserver."""
         self._preemptions.inc(count)
+
+    def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        """See EngineObserver."""
+        self._queue_time.observe(queue_seconds)
+        self._prefill_time.observe(prefill_seconds)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"orca:{name}", text, ["model_name"], registry=self.registry).labels(self._model_name)

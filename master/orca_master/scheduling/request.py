@@ -54,6 +54,8 @@ class Request:
     """Smaller is more urgent; only the policy `priority` reads it."""
     arrived_at: float = 0.0
     """Seconds of the monotonic clock."""
+    admitted_at: float = 0.0
+    """Time at which the first iteration was sent, in seconds of the monotonic clock."""
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0

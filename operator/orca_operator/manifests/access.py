@@ -99,6 +99,8 @@ def pod_monitor(context: Context) -> dict[str, Any] | None:
         "metadata": context.metadata(context.name, {**monitoring.labels, **names.labels(context.name)}),
         "spec": {
             "selector": {"matchLabels": {names.DEPLOYMENT_LABEL: context.name}},
+            # An adapter for custom metrics finds the OrcaDeployment of a series by this label (how-to/autoscale.md).
+            "podTargetLabels": [names.DEPLOYMENT_LABEL],
             "podMetricsEndpoints": [{"port": "probes", "path": routes.METRICS}],
         },
     }

@@ -65,7 +65,8 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "volumeMounts": mounts + tls.mounts,
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
-    template = pod_template(spec, settings, context.name, labels, {}, container, volumes, ["--without-weights"])
+    labelled = settings.model_copy(update={"labels": names.ENGINE_TYPE | settings.labels})
+    template = pod_template(spec, labelled, context.name, labels, {}, container, volumes, ["--without-weights"])
     if has_journal and journal.claim_name:
         template["spec"]["securityContext"]["fsGroup"] = CACHE_GROUP
     return {

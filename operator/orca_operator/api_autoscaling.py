@@ -1,0 +1,89 @@
+"""`spec.autoscaling`: the bounds and targets of an autoscaler, which then sets `spec.replicas`.
+
+manifests/hpa.py and manifests/scaled_object.py render the autoscaler, scaling.py reports on it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from orca_operator import pod_api
+from orca_operator.api_types import Part
+
+LONGEST_WINDOW = 3600
+"""Longest stabilization window of an HPA, in seconds."""
+
+
+class Fallback(Part):
+    """The number of pipelines while KEDA cannot read the metrics."""
+
+    failure_threshold: Annotated[int, Field(ge=0, le=1000)] = Field(
+        description="Number of consecutive failures after which the fallback applies."
+    )
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(description="Number of pipelines.")
+    behavior: Literal["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"] | None = Field(
+        None, description="How `replicas` and the current number are combined; static by default. Needs KEDA 2.17."
+    )
+
+
+class Keda(Part):
+    """Fields of the ScaledObject that an HPA does not have."""
+
+    polling_interval_seconds: Annotated[int, Field(ge=1, le=86400)] | None = Field(
+        None, description="Interval of KEDA's own checks, by default 30. KEDA's HPA reads the metrics every 15 s."
+    )
+    idle_replica_count: Annotated[int, Field(ge=0, le=999)] | None = Field(
+        None,
+        description="Number of pipelines without any load, less than minReplicas. 0, the only value that KEDA supports "
+        "fully, is not rendered yet: scaling to zero is not implemented.",
+    )
+    fallback: Fallback | None = Field(None, description="The number of pipelines while the metrics cannot be read.")
+
+
+class Autoscaling(Part):
+    """Bounds and targets of automatic scaling."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+        1, description="Minimum number of pipelines. 0 counts as 1: scaling to zero is not implemented yet."
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Maximum number of pipelines.")
+    backend: Literal["hpa", "keda"] = Field(
+        "hpa",
+        description="Kind of the autoscaler: hpa is a HorizontalPodAutoscaler (autoscaling/v2), which needs an adapter "
+        "for custom metrics; keda is a ScaledObject, which needs KEDA.",
+    )
+    target_queue_depth: Annotated[int, Field(ge=1)] = Field(
+        8, description="Target number of waiting requests per pipeline."
+    )
+    target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
+    )
+    scale_down_delay_seconds: Annotated[int, Field(ge=0, le=LONGEST_WINDOW)] = Field(
+        300, description="How long the load must stay low before a pipeline is removed."
+    )
+    behavior: pod_api.Behavior | None = Field(
+        None,
+        description="Scaling policies, see HorizontalPodAutoscalerBehavior of the API autoscaling/v2; "
+        "scaleDown.stabilizationWindowSeconds overrides scaleDownDelaySeconds.",
+    )
+    keda: Keda | None = Field(None, description="For backend keda: further fields of the ScaledObject.")
+
+    @property
+    def effective_min_replicas(self) -> int:
+        """The minimum in force: at least 1."""
+        return max(1, self.min_replicas)
+
+    @property
+    def idles_below_minimum(self) -> bool:
+        """Whether the number of pipelines without load is less than the minimum, as KEDA requires."""
+        idle = None if self.keda is None else self.keda.idle_replica_count
+        return not idle or idle < self.min_replicas
+
+    @property
+    def not_implemented(self) -> list[str]:
+        """The YAML paths and values that have no effect yet."""
+        idle = None if self.keda is None else self.keda.idle_replica_count
+        values = {"minReplicas": self.min_replicas, "keda.idleReplicaCount": idle}
+        return [f"autoscaling.{field}: 0" for field, value in values.items() if value == 0]

@@ -1,0 +1,143 @@
+"""KEDA's ScaledObject: golden YAML, valid for the schema that KEDA documents, with triggers that a master answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import yaml
+from orca_contract import routes
+from orca_master.metrics.prometheus import Metrics
+from orca_operator import names
+from orca_operator.manifests import hpa, scaled_object, services
+from orca_operator.scaling import wanted_autoscaler
+from prometheus_client.parser import text_string_to_metric_families
+from support.orcadeployments import MINIMAL, UID, context, merged
+
+GOLDEN = Path(__file__).parent / "golden" / "autoscaling-keda.yaml"
+SCHEMA = yaml.safe_load((Path(__file__).parent / "keda_scaledobject.yaml").read_text())
+KEDA = {
+    "pollingIntervalSeconds": 15,
+    "idleReplicaCount": 1,
+    "fallback": {"failureThreshold": 3, "replicas": 4, "behavior": "currentReplicasIfHigher"},
+}
+FULL = {
+    "minReplicas": 2,
+    "maxReplicas": 8,
+    "scaleDownDelaySeconds": 120,
+    "behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}},
+    "keda": KEDA,
+}
+
+
+def rendered(deployment: dict | None = None, **autoscaling) -> dict:
+    spec = merged(deployment or MINIMAL, autoscaling={"backend": "keda", **autoscaling})
+    (manifest,) = wanted_autoscaler(context(spec))
+    return manifest
+
+
+def test_golden(request):
+    text = yaml.safe_dump(rendered(**FULL), sort_keys=True, width=120)
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(text)
+    assert GOLDEN.read_text() == text, "if the change is meant: pytest tests/operator --update-golden"
+
+
+@pytest.mark.parametrize("autoscaling", [{}, FULL, {"keda": {}}], ids=["least", "all", "empty keda"])
+def test_valid_for_the_documented_schema(autoscaling):
+    jsonschema.validate(rendered(**autoscaling), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("pollingIntervalSeconds",), 15),
+        (("fallback", "failureTreshold"), 3),
+        (("triggers", 0, "metadata", "targetValue"), 8),
+        (("triggers", 0, "metadata", "metricName"), "queue"),
+        (("triggers", 0, "metricType"), "Utilization"),
+    ],
+)
+def test_the_schema_notices(path, value):
+    broken = rendered(**FULL)
+    *parents, last = path
+    place = broken["spec"]
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+
+
+def test_it_targets_the_orcadeployment_which_owns_it():
+    manifest = rendered()
+    target = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "demo"}
+    assert manifest["spec"]["scaleTargetRef"] == target
+    (owner,) = manifest["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (names.KIND, UID, True)
+    assert manifest["metadata"]["labels"][names.DEPLOYMENT_LABEL] == "demo"
+
+
+def test_the_fields_of_keda_are_passed_through():
+    spec = rendered(**FULL)["spec"]
+    assert {key: spec[key] for key in ("pollingInterval", "idleReplicaCount", "fallback", "cooldownPeriod")} == {
+        "pollingInterval": 15,
+        "idleReplicaCount": 1,
+        "fallback": KEDA["fallback"],
+        "cooldownPeriod": 120,
+    }
+    assert not {"pollingInterval", "idleReplicaCount", "fallback"} & rendered()["spec"].keys()
+
+
+def test_both_backends_have_the_same_bounds_and_policies():
+    (other,) = wanted_autoscaler(context(merged(MINIMAL, autoscaling={**FULL, "keda": None})))
+    spec = rendered(**FULL)["spec"]
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == other["spec"]["behavior"]
+    bounds = (spec["minReplicaCount"], spec["maxReplicaCount"])
+    assert bounds == (other["spec"]["minReplicas"], other["spec"]["maxReplicas"]) == (2, 8)
+
+
+def test_zero_is_not_rendered():
+    """Without a pod no master exists, whose metrics alone could scale the deployment up again."""
+    spec = rendered(minReplicas=0, keda={"idleReplicaCount": 0})["spec"]
+    assert spec["minReplicaCount"] == 1
+    assert "idleReplicaCount" not in spec
+
+
+def test_keda_pauses_while_the_deployment_is_suspended():
+    """Without pods the triggers fail; a fallback would then set `replicas`."""
+    assert "annotations" not in rendered()["metadata"]
+    paused = rendered(merged(MINIMAL, suspend=True))
+    assert paused["metadata"]["annotations"] == {"autoscaling.keda.sh/paused": "true"}
+
+
+@pytest.mark.parametrize(("percent", "target"), [(1, "0.01"), (80, "0.8"), (100, "1")])
+def test_a_master_answers_the_triggers(percent, target):
+    """A trigger finds the first sample of the family `valueLocation` at the URL."""
+    metrics = Metrics("demo")
+    snapshot = SimpleNamespace(num_waiting=7, cache_usage=0.25, num_running=1, expected_wait=0.0, formed=None)
+    metrics.watch(SimpleNamespace(snapshot=snapshot))
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
+    queue, cache = rendered(targetQueueDepth=5, targetKVCacheUsagePercent=percent)["spec"]["triggers"]
+    found = [families[trigger["metadata"]["valueLocation"]] for trigger in (queue, cache)]
+    assert [(family.type, [sample.value for sample in family.samples]) for family in found] == [
+        ("gauge", [7]),
+        ("gauge", [0.25]),
+    ]
+    assert (queue["metricType"], queue["metadata"]["targetValue"]) == ("AverageValue", "5")
+    assert (cache["metricType"], cache["metadata"]["targetValue"]) == ("Value", target)
+    service = services.client_service(context(MINIMAL))
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == 80
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    for trigger in (queue, cache):
+        assert trigger["metadata"]["url"] == f"http://{name}.{namespace}.svc{routes.METRICS}"
+        assert trigger["metadata"]["format"] == "prometheus"
+
+
+def test_the_names_for_the_adapter_are_those_of_the_master():
+    """docs/how-to/autoscale.md: the adapter replaces the colon."""
+    assert scaled_object.QUEUE_METRIC.replace(":", "_") == hpa.QUEUE_METRIC
+    assert scaled_object.CACHE_METRIC.replace(":", "_") == hpa.CACHE_METRIC
