@@ -117,7 +117,9 @@ def test_keda_pauses_while_the_deployment_is_suspended():
 def test_a_master_answers_the_triggers(percent, target):
     """A trigger finds the first sample of the family `valueLocation` at the URL."""
     metrics = Metrics("demo")
-    snapshot = SimpleNamespace(num_waiting=7, cache_usage=0.25, num_running=1, expected_wait=0.0, formed=None)
+    snapshot = SimpleNamespace(
+        num_waiting=7, cache_usage=0.25, num_running=1, expected_wait=0.0, formed=None, num_blocks=0
+    )
     metrics.watch(SimpleNamespace(snapshot=snapshot))
     families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
     queue, cache = rendered(targetQueueDepth=5, targetKVCacheUsagePercent=percent)["spec"]["triggers"]
