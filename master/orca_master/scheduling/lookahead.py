@@ -16,8 +16,8 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     """Propose the decode batch after `batch`, the newest in-flight batch of its pipeline; change nothing.
 
     The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
-    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, too few blocks are
-    free, or the batch exceeds a limit.
+    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, too few blocks
+    are free, or the batch exceeds a limit.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]
