@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -124,3 +125,27 @@ def test_the_policy_decides_who_is_next_and_whether_priorities_are_accepted():
         assert await made.collect(4) == {name: continuation(prompt, 4) for name, prompt in expected.items()}
 
     play(lambda: Engine(topology("a"), dataclasses.replace(START, max_batch_size=1)), scene)
+
+
+def test_a_pipeline_that_is_added_during_a_change_gets_the_new_timeouts():
+    """`apply` waits for the end of a removed pipeline; the change comes meanwhile."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        leaving = made.cluster.newest("a")
+        entered, may_end = asyncio.Event(), asyncio.Event()
+
+        async def close() -> None:
+            entered.set()
+            await may_end.wait()
+
+        leaving.close = close  # type: ignore[method-assign]
+        applying = asyncio.create_task(made.engine.apply(topology("b", "c")))
+        await entered.wait()
+        made.engine.reconfigure(dataclasses.replace(START, stall_timeout=0.05))
+        may_end.set()
+        await applying
+        await made.until(lambda: made.phase("c") is PipelinePhase.SERVING)
+        assert made.engine.snapshot.stall_seconds == 0.05
+
+    play(lambda: Engine(topology("a", "b"), START), scene)

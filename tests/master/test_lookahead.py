@@ -221,3 +221,19 @@ def test_nothing_is_sent_ahead_of_who_is_more_urgent_under_another_policy():
     batch, _ = run.sent[0]
     assert [scheduled.request.request_id for scheduled in batch.requests] == ["r1", "r2"]
     run.drain()
+
+
+def test_a_smaller_maximum_holds_from_the_next_iteration_on():
+    """The batch in flight has the size of the earlier maximum; nothing that large is sent after it."""
+    run = Run(requests_of([(5, 12), (9, 12), (3, 12)]), SchedulerConfig(3, 1, None, balanced=True), 20, "reserve")
+    for _ in run.requests:
+        run.arrive()
+    assert run.send()
+    run.scheduler.config = SchedulerConfig(1, 1, None, balanced=True)
+    assert not run.send(), "the next batch has one request"
+    run.compute()
+    run.commit()
+    assert run.send()
+    batch, _ = run.sent[0]
+    assert len(batch.requests) == 1
+    run.drain()

@@ -125,7 +125,8 @@ class EngineMaster:
         async with self._applying:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
-            await self._pipelines.replace(topology, self._config)
+            await self._pipelines.replace(topology)
+            self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
             self._requests.refuse_misfits()
             self.on_change()  # needed if pipelines were only removed
 

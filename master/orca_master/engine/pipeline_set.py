@@ -84,8 +84,8 @@ class PipelineSet:
                 supervisor.begin()
                 self._listener.on_change()
 
-    async def replace(self, topology: Topology, config: EngineConfig) -> None:
-        """End the pipelines that `topology` does not have in the same form, then begin its new pipelines."""
+    async def replace(self, topology: Topology) -> None:
+        """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""
         self.topology = topology
         specs = {spec.id: spec for spec in topology.pipelines}
         leaving = [
@@ -95,7 +95,6 @@ class PipelineSet:
         for supervisor in leaving:
             del self._supervisors[supervisor.id]
             await supervisor.workers.close()
-        self.begin(config)
 
     def add_serving(self, supervisor: PipelineSupervisor, level: int) -> None:
         """Note and log that a pipeline serves; requests of pipelines with departing workers move to it."""

@@ -16,8 +16,8 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     """Propose the decode batch after `batch`, the newest in-flight batch of its pipeline; change nothing.
 
     The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
-    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, or too few blocks
-    are free.
+    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, too few blocks
+    are free, or the batch exceeds a limit.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]
@@ -28,7 +28,9 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     free_blocks = ledger.num_free_blocks - sum(
         ledger.blocks_to_grow(request, request.num_scheduled + 1) for request in staying
     )
-    if free_blocks < 0 or (config.token_budget is not None and len(staying) > config.token_budget):
+    # The limits may have become smaller while `batch` was in flight.
+    largest = min(config.max_batch_size, config.token_budget or config.max_batch_size)
+    if free_blocks < 0 or len(staying) > largest:
         return Proposal()
     head = next(iter(scheduler.pool), None)
     if head is not None:
