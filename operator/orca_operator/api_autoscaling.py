@@ -61,9 +61,7 @@ class Autoscaling(Part):
         80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
     )
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        300,
-        description="How long the load must stay low before a pipeline is removed. More than 3600, the maximum of an "
-        "HPA, counts as 3600.",
+        300, description="Time of low load before a pipeline is removed; over 3600: 3600."
     )
     behavior: pod_api.Behavior | None = Field(
         None,
