@@ -60,8 +60,8 @@ class Autoscaling(Part):
     target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
         80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
     )
-    scale_down_delay_seconds: Annotated[int, Field(ge=0, le=LONGEST_WINDOW)] = Field(
-        300, description="How long the load must stay low before a pipeline is removed."
+    scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
+        300, description="Time of low load before a pipeline is removed; over 3600: 3600."
     )
     behavior: pod_api.Behavior | None = Field(
         None,
@@ -74,6 +74,11 @@ class Autoscaling(Part):
     def effective_min_replicas(self) -> int:
         """The minimum in force: at least 1."""
         return max(1, self.min_replicas)
+
+    @property
+    def scale_down_window(self) -> int:
+        """The delay in force, in seconds. Specs that are stored since the delay had no effect may have a longer one."""
+        return min(self.scale_down_delay_seconds, LONGEST_WINDOW)
 
     @property
     def idles_below_minimum(self) -> bool:

@@ -250,9 +250,9 @@ class Reconciler:
         written = await asyncio.to_thread(parts.status.write, resource, status, previous)
         if written is None:
             self.store.drop_deployment(key)
-        else:
+        elif written is not resource:
             self.store.update_deployment(written, deleted=False)
-        deployment.rests = reason in RESTING and not changes and status == previous
+        deployment.rests = reason in RESTING and not changes and written is resource
         return True
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
@@ -264,6 +264,7 @@ class Reconciler:
         if resource is not None:
             self.store.update_deployment(resource, deleted=False)
             if listing:
+                self.store.begin_listing(key)
                 self.store.replace(key, await asyncio.to_thread(self._list, key))
                 deployment.listed_at = time.monotonic()
         return resource

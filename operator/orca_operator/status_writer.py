@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.events import Announcer
 from orca_operator.observe import Object
 from orca_operator.status import merge_patch
+
+REPEAT_SECONDS = 600.0
+"""Interval of writes of a status of which the API server keeps only a part."""
 
 
 class StatusWriter:
@@ -19,6 +23,9 @@ class StatusWriter:
         self._cluster = cluster
         self._announcer = Announcer(cluster)
         self._refused_generation = 0
+        self._answered: tuple[Mapping[str, Any], Mapping[str, Any]] = {}, {}
+        """The last status that was written, and what the API server has stored of it."""
+        self._written_at = float("-inf")
 
     def announce_skipped(self, resource: Object, kinds: Sequence[str]) -> None:
         """Write an Event for each kind that is skipped from now on."""
@@ -31,12 +38,15 @@ class StatusWriter:
     def write(self, resource: Object, status: dict[str, Any], previous: Mapping[str, Any]) -> Object | None:
         """Patch the status if it changed, and write an Event if the reason of Ready changed.
 
-        Returns the OrcaDeployment with this status, None if it no longer exists. Raises ClusterError.
+        Returns the OrcaDeployment with this status (`resource` itself if nothing is written), None if it no longer
+        exists. Raises ClusterError.
 
+        A CRD that is older than the operator makes the API server drop newer fields: the status that it has stored then
+        differs for ever, and is written again after REPEAT_SECONDS only, because the CRD may have been replaced.
         Servers before 1.30 reject every status (422) while the stored spec is invalid under a newer CRD. Then only the
         Event has the reason; one Event per generation is written.
         """
-        if status == previous:
+        if status == previous or self._is_stored(status, previous):
             return resource
         metadata = resource["metadata"]
         patch = merge_patch(status, previous)
@@ -49,5 +59,10 @@ class StatusWriter:
                 self._refused_generation = metadata["generation"]
                 self._announcer.announce_change(resource, status, previous)
             raise
+        self._answered, self._written_at = (status, written.get("status") or {}), time.monotonic()
         self._announcer.announce_change(resource, status, previous)
         return written
+
+    def _is_stored(self, status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
+        """Whether the API server has stored as much of this status as it keeps."""
+        return self._answered == (status, previous) and time.monotonic() - self._written_at < REPEAT_SECONDS

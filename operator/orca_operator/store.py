@@ -20,6 +20,8 @@ WATCHED = (
 
 Key = tuple[str, str]
 """Namespace and name of an OrcaDeployment."""
+Place = tuple[str, str]
+"""Kind and name of a child."""
 
 
 class Store:
@@ -29,7 +31,9 @@ class Store:
         self._deployments: dict[Key, Object] = {}
         self._deleted: dict[Key, str] = {}
         """The uid of a deployment that was deleted: a slow read may return the deployment after its deletion."""
-        self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
+        self._objects: dict[Key, dict[Place, Object]] = {}
+        self._events: dict[Key, list[tuple[str, Object, bool]]] = {}
+        """The events (kind, object, whether it was deleted) since the start of a deployment's listing."""
 
     def update_deployment(self, body: Object, deleted: bool) -> Key:
         """Apply one watch event of an OrcaDeployment, or the result of a read or write; return its key."""
@@ -37,7 +41,8 @@ class Store:
         key = (metadata["namespace"], metadata["name"])
         if deleted:
             self._deleted[key] = metadata["uid"]
-            self._deployments.pop(key, None)
+            if (known := self._deployments.get(key)) is not None and _is_same(body, known):
+                self.drop_deployment(key)
         elif self._deleted.get(key) != metadata["uid"]:
             known = self._deployments.get(key)
             if known is None or _is_newer(body, known):
@@ -62,19 +67,27 @@ class Store:
         if deployment is None:
             return None
         key = (body["metadata"]["namespace"], deployment)
-        objects = self._objects.setdefault(key, {})
         if deleted:
-            objects.pop((kind, name_of(body)), None)
             self.drop_deployment(key)
-        else:
-            self._put(objects, {**body, "kind": kind})
+        _apply(self._objects.setdefault(key, {}), kind, body, deleted)
+        if key in self._events:
+            self._events[key].append((kind, body, deleted))
         return key
 
+    def begin_listing(self, key: Key) -> None:
+        """Keep the events of a deployment's children from now on, for `replace`."""
+        self._events[key] = []
+
     def replace(self, key: Key, listed: Iterable[Object]) -> None:
-        """Replace a deployment's children by a complete listing."""
-        objects: dict[tuple[str, str], Object] = {}
+        """Replace a deployment's children by a complete listing and the events since `begin_listing`.
+
+        Kinds are listed one after another: an event may be newer than the listing of its kind.
+        """
+        objects: dict[Place, Object] = {}
         for item in listed:
-            self._put(objects, item)
+            _apply(objects, str(item["kind"]), item, deleted=False)
+        for event in self._events.pop(key, []):
+            _apply(objects, *event)
         self._objects[key] = objects
 
     def children(self, key: Key) -> tuple[Object, ...]:
@@ -86,19 +99,28 @@ class Store:
         self._deployments.pop(key, None)
         self._deleted.pop(key, None)
         self._objects.pop(key, None)
+        self._events.pop(key, None)
 
-    @staticmethod
-    def _put(objects: dict[tuple[str, str], Object], body: Object) -> None:
-        """Keep the newer object: an event may be older than a listing."""
-        place = (str(body["kind"]), name_of(body))
-        known = objects.get(place)
-        if known is None or _is_newer(body, known):
-            objects[place] = _without_owners(body)
+
+def _apply(objects: dict[Place, Object], kind: str, body: Object, deleted: bool) -> None:
+    """Keep the newer object, as an event may be older than a listing; drop a deleted one, but not its successor."""
+    place = (kind, name_of(body))
+    known = objects.get(place)
+    if deleted:
+        if known is not None and _is_same(body, known):
+            del objects[place]
+    elif known is None or _is_newer(body, known):
+        objects[place] = _without_owners({**body, "kind": kind})
+
+
+def _is_same(body: Object, known: Object) -> bool:
+    """Whether two objects of one name are versions of one object, and not an object and its successor."""
+    return bool(known["metadata"]["uid"] == body["metadata"]["uid"])
 
 
 def _is_newer(body: Object, known: Object) -> bool:
     """Whether an object replaces the known one of its name: it is another object, or not older."""
-    return bool(known["metadata"]["uid"] != body["metadata"]["uid"] or _age(known) <= _age(body))
+    return not _is_same(body, known) or _age(known) <= _age(body)
 
 
 def _without_owners(body: Object) -> Object:

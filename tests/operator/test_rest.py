@@ -56,6 +56,28 @@ def test_passes_at_rest_write_nothing_and_read_no_orcadeployment():
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_crd_that_is_older_than_the_operator_causes_no_writes_at_rest(rests):
+    """The API server drops the fields of the status that its CRD lacks."""
+
+    async def run() -> None:
+        player = await serving()
+        patch = player.api.patch_status
+        player.api.patch_status = lambda namespace, name, status: patch(  # type: ignore[method-assign]
+            namespace, name, {**status, "recoveryPolicy": None}
+        )
+        player._edit({"scheduler": {"maxQueueDepth": 7}})
+        for _ in range(3):
+            await player.reconciler.run_pass(KEY)
+        statuses = len(player.api.statuses)
+        player.reconciler.enqueue(KEY)
+        await until(lambda: rests)
+        assert "recoveryPolicy" not in player.api.statuses[-1]
+        assert len(player.api.statuses) == statuses
+        await player.reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_restarted_operator_reads_and_lists_once(monkeypatch):
     async def run() -> None:
         player = await serving()
@@ -81,6 +103,27 @@ def test_a_deletion_that_the_watch_missed_is_seen_with_that_of_the_first_child()
         player.api.calls.clear()
         assert await player.reconciler.run_pass(KEY), "nothing tells of it yet"
         player.api.remove(*next(place for place in player.api.objects if place[0] == "Service"))
+        assert not await player.reconciler.run_pass(KEY)
+        assert player.api.calls == []
+        await player.masters.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_child_that_is_deleted_during_a_pass_makes_the_next_pass_read_the_orcadeployment():
+    async def run() -> None:
+        player = await serving()
+        service = next(place for place in player.api.objects if place[0] == "Service")
+        state = player.masters.state
+
+        async def deletes(door: Any) -> Any:
+            player.api.delete_unwatched()
+            player.api.remove(*service)
+            return await state(door)
+
+        player.masters.state = deletes  # type: ignore[method-assign]
+        player.api.calls.clear()
+        assert await player.reconciler.run_pass(KEY)
         assert not await player.reconciler.run_pass(KEY)
         assert player.api.calls == []
         await player.masters.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from orca_operator import status_writer
 from orca_operator.cluster import ClusterError
 from orca_operator.status_writer import StatusWriter
 
@@ -54,6 +55,21 @@ def test_a_changed_status_is_patched_and_returned_and_fields_that_are_gone_are_r
     assert server.patches == [status("Serving") | {"replicas": None}]
     assert written == {**RESOURCE, "status": server.patches[0]}
     assert server.events == [("Serving", "words")]
+
+
+def test_a_status_of_which_an_older_crd_drops_a_field_is_not_written_by_every_pass(server, writer, monkeypatch):
+    desired, stored = status("Serving", new="field"), status("Serving")
+    server.patch_status = lambda *_: server.patches.append(desired) or {**RESOURCE, "status": stored}
+    written = writer.write(RESOURCE, desired, {})
+    assert written["status"] == stored
+    for _ in range(3):
+        assert writer.write(written, desired, stored) is written
+    assert server.patches == [desired]
+    assert writer.write(written, status("Serving", new="value"), stored) is not written, "another status"
+    writer.write(written, desired, stored)
+    assert writer.write(written, desired, status("Serving", replicas=1)) is not written, "somebody has changed it"
+    monkeypatch.setattr(status_writer, "REPEAT_SECONDS", -1.0)
+    assert writer.write(written, desired, stored) is not written, "the CRD may be a newer one by now"
 
 
 def test_a_deployment_that_is_gone_has_no_status(server, writer):

@@ -52,6 +52,37 @@ def test_an_older_event_does_not_undo_a_listing():
     assert versions(store) == {"a": "4"}, "another object of the same name"
 
 
+def test_an_event_that_comes_during_a_listing_is_not_undone_by_it():
+    """The listing of a kind may be older than an event that arrives before all kinds are listed."""
+    store = Store()
+    for name in ("changed", "deleted", "replaced"):
+        store.update("Pod", body(name, 1), deleted=False)
+    listed = store.children(KEY)
+    store.begin_listing(KEY)
+    store.update("Pod", body("changed", 5), deleted=False)
+    store.update("Pod", body("created", 6), deleted=False)
+    store.update("Pod", body("deleted", 7), deleted=True)
+    store.update("Pod", body("replaced", 8), deleted=True)
+    store.update("Pod", body("replaced", 9, uid="successor"), deleted=False)
+    store.replace(KEY, listed)
+    assert versions(store) == {"changed": "5", "created": "6", "replaced": "9"}
+    store.replace(KEY, listed)
+    assert versions(store) == {"changed": "1", "deleted": "1", "replaced": "1"}, "events are used once"
+
+
+def test_the_late_deletion_of_an_object_leaves_its_successor():
+    """kopf handles the events of each object in a task of its own: two objects of one name may change their order."""
+    store = Store()
+    store.update("Pod", body("a", 1, "u"), deleted=False)
+    store.update("Pod", body("a", 3, "successor"), deleted=False)
+    store.update("Pod", body("a", 2, "u"), deleted=True)
+    assert versions(store) == {"a": "3"}
+    store.update_deployment(body("demo", 5, "u"), deleted=False)
+    store.update_deployment(body("demo", 7, "successor"), deleted=False)
+    store.update_deployment(body("demo", 6, "u"), deleted=True)
+    assert store.deployment(KEY) is not None
+
+
 def test_a_listing_drops_what_is_gone():
     store = Store()
     store.update("Pod", body("a"), deleted=False)

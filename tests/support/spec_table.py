@@ -46,7 +46,7 @@ FIELDS: list[Row] = [
     demo("spec.parallelism", parallelism=[]),
     demo("spec.scheduler.kvSlots", scheduler={"kvSlots": 15}),
     demo(scheduler={"kvSlots": 16}),
-    demo("spec.autoscaling.scaleDownDelaySeconds", autoscaling={"scaleDownDelaySeconds": 3601}),
+    demo("spec.autoscaling.scaleDownDelaySeconds", autoscaling={"scaleDownDelaySeconds": 86401}),
     demo(
         "spec.autoscaling.keda.fallback.replicas",
         autoscaling={"backend": "keda", "keda": {"fallback": {"failureThreshold": 3}}},

@@ -43,7 +43,7 @@ def scale_target(context: Context) -> dict[str, str]:
 def scaling_behavior(autoscaling: Autoscaling) -> dict[str, Any]:
     """Return the HPA's behavior: the user's policies, with scaleDownDelaySeconds where they set no window."""
     given = autoscaling.behavior or {}
-    window = {"stabilizationWindowSeconds": autoscaling.scale_down_delay_seconds}
+    window = {"stabilizationWindowSeconds": autoscaling.scale_down_window}
     return {**given, "scaleDown": {**window, **given.get("scaleDown", {})}}
 
 

@@ -27,7 +27,7 @@ def scaled_object(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
         "scaleTargetRef": scale_target(context),
         "minReplicaCount": autoscaling.effective_min_replicas,
         "maxReplicaCount": autoscaling.max_replicas,
-        "cooldownPeriod": autoscaling.scale_down_delay_seconds,
+        "cooldownPeriod": autoscaling.scale_down_window,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": scaling_behavior(autoscaling)}},
         "triggers": [
             # Waiting requests are a sum, hence per pipeline (AverageValue); the fraction of held slots is a mean.
