@@ -20,7 +20,7 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 VERSION_LABEL = "app.kubernetes.io/version"
 RELEASE = version("orca-serving").replace("+", "_")
-"""Value of VERSION_LABEL: the version of the operator that wrote the object. A label has no `+`, of local versions."""
+"""Value of VERSION_LABEL: the version of the operator that rendered the pod. A label has no `+`, of local versions."""
 DEPLOYMENT_LABEL = f"{GROUP}/deployment"
 ROLE_LABEL = f"{GROUP}/component"
 PARTITION_LABEL = f"{GROUP}/partition"
@@ -117,7 +117,6 @@ def labels(name: str, role: str | None = None) -> dict[str, str]:
         INSTANCE_LABEL: name,
         MANAGED_BY_LABEL: FIELD_MANAGER,
         PART_OF_LABEL: "orca",
-        VERSION_LABEL: RELEASE,
         DEPLOYMENT_LABEL: name,
     }
     if role is not None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from orca_contract import routes
 
+from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.manifests.model import fetch_container, model_source
-from orca_operator.names import PROBE_PORT
 from orca_operator.pod_settings import PodSettings
 
 SECURITY: dict[str, Any] = {
@@ -26,7 +26,7 @@ NODE_TOLERANCE_SECONDS = 30
 
 def probe(path: str, **settings: int) -> dict[str, Any]:
     """Return an HTTP probe on the probe port."""
-    return {"httpGet": {"path": path, "port": PROBE_PORT}, "timeoutSeconds": 5, **settings}
+    return {"httpGet": {"path": path, "port": names.PROBE_PORT}, "timeoutSeconds": 5, **settings}
 
 
 def probes() -> dict[str, Any]:
@@ -111,7 +111,12 @@ def pod_template(
         "imagePullSecrets": [{"name": secret.name} for secret in spec.image_pull_secrets],
     }
     pod |= {key: value for key, value in optional.items() if value}
-    metadata = {"labels": {**settings.labels, **labels}, "annotations": {**annotations, **settings.annotations}}
+    # Only pods: two operators of different versions would overwrite each other's label on all other objects.
+    version = {names.VERSION_LABEL: names.RELEASE}
+    metadata = {
+        "labels": {**version, **settings.labels, **labels},
+        "annotations": {**annotations, **settings.annotations},
+    }
     return {"metadata": metadata, "spec": pod}
 
 
