@@ -17,7 +17,7 @@ from orca_operator.manifests.context import Owner
 from orca_operator.manifests.tls import ROLES, own_secret
 from orca_operator.master_client import Credentials
 from orca_operator.rotation import CA, Data, plan, read
-from orca_operator.validation import InvalidSpecError
+from orca_operator.validation import RejectedError
 
 CHECK_INTERVAL = timedelta(seconds=60)
 """Time between checks of valid Secrets, which are read by name: the operator has no permission to list Secrets."""
@@ -52,7 +52,7 @@ class CertificateKeeper:
                 continue
             try:
                 settled = self._check(source, request, now)
-            except InvalidSpecError as error:  # the Secret of this name has another owner
+            except RejectedError as error:  # for example, the Secret of this name has another owner
                 settled, self.problems[source] = False, str(error)
             if settled:
                 self._checked[source] = now

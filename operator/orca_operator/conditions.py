@@ -53,8 +53,9 @@ HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGH
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The input of a status. `spec` and `revision` are None if the spec is invalid; `problem` is the reason.
+    """The input of a status. `spec` and `revision` are None if the spec is invalid.
 
+    `problem` tells why the spec is not carried out, None if it is;
     `autoscaler_refusal` tells why the autoscaler was not written ("" if it was);
     `certificates` is the Secret with the certificate of the desired revision's master, "" for plaintext;
     `certificate_problems` maps the name of a master's Secret to the reason why its certificates cannot be used.
@@ -66,7 +67,7 @@ class Situation:
     spec: Spec | None
     revision: str | None
     view: View
-    problem: str = ""
+    problem: Diagnosis | None = None
     skipped: Sequence[str] = ()
     not_applied: Sequence[str] = ()
     certificates: str = ""
@@ -105,8 +106,8 @@ def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[st
 
 def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     """Return the reason of `Ready`."""
-    if situation.problem:
-        return Diagnosis(Reason.INVALID_SPEC, situation.problem)
+    if situation.problem is not None:
+        return situation.problem
     assert situation.spec is not None
     assert situation.revision is not None
     if not rollout.desired:
@@ -189,10 +190,16 @@ def _moves_on(situation: Situation, rollout: Rollout, previous: Mapping[str, Any
     return moves_on(find_condition(previous, "Progressing"), situation.generation, rollout.ready, before)
 
 
+def _not_carried_out(situation: Situation) -> tuple[bool, str, str]:
+    """Return the state of a condition that cannot hold, because the spec is not carried out."""
+    assert situation.problem is not None
+    return False, situation.problem.reason.value, situation.problem.message
+
+
 def _model_ready(situation: Situation) -> tuple[bool, str, str]:
     spec = situation.spec
     if spec is None:
-        return False, Reason.INVALID_SPEC.value, situation.problem
+        return _not_carried_out(situation)
     if not is_supported(spec.model):
         return False, "NotSupported", not_supported(spec.model)
     fetching = (Reason.MODEL_DOWNLOADING, Reason.MODEL_DOWNLOAD_FAILED)
@@ -207,7 +214,7 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     """Return TLSReady from the pods, not from the spec: a revision keeps the pod templates of its start."""
     spec, secrets = situation.spec, situation.view.observed.certificate_secrets()
     if spec is None and revision not in secrets:
-        return False, Reason.INVALID_SPEC.value, situation.problem
+        return _not_carried_out(situation)
     secret = secrets.get(revision, situation.certificates)
     if lacking := situation.certificate_problems.get(secret):
         return False, Reason.CERTIFICATE_NOT_READY.value, lacking
@@ -220,8 +227,8 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
 
 
 def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
-    if situation.spec is None:
-        return False, Reason.INVALID_SPEC.value, situation.problem
+    if situation.spec is None or situation.problem is not None:
+        return _not_carried_out(situation)
     if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
         fields = ", ".join(f"spec.{field}" for field in inactive)
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"

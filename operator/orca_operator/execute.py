@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from orca_contract.reasons import Reason
+
 from orca_operator import names
 from orca_operator.actions import (
     Action,
@@ -29,10 +31,11 @@ from orca_operator.actions import (
     Scale,
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
+from orca_operator.diagnose import QUOTA
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
-from orca_operator.validation import InvalidSpecError
+from orca_operator.validation import InvalidSpecError, RejectedError
 
 NO_DRY_RUN = "does not support dry run"
 """In the answer to a dry run before a webhook that does not declare its side effects: it sees the write only."""
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED = (400, 403, 409, 422)
 """HTTP statuses of a rejected request: a retry is useless."""
+LACKS_RIGHT = 'is forbidden: User "'
+"""Part of the answer of Kubernetes' authorization (403)."""
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ class Executor:
     def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
 
-        Raises InvalidSpecError for a manifest that the API server rejects, ClusterError if it does not answer.
+        Raises RejectedError for a manifest that the API server rejects, ClusterError if it does not answer.
         """
         outcome = Outcome()
         for action in actions:
@@ -128,7 +133,7 @@ class Executor:
         return None if secret is None or not self._claim(secret, owner) else _content(secret)
 
     def write_secret(self, manifest: dict[str, Any]) -> None:
-        """Create or update one of the operator's Secrets; raise InvalidSpecError if the API server rejects it."""
+        """Create or update one of the operator's Secrets; raise RejectedError if the API server rejects it."""
         metadata = manifest["metadata"]
         try:
             self._cluster.apply(manifest)
@@ -139,7 +144,7 @@ class Executor:
     def _check(self, manifest: dict[str, Any], context: Context, observed: Observed) -> None:
         """Have the API server validate an object; an object that it has accepted before is not sent again.
 
-        Raises InvalidSpecError for a rejected manifest, and for an object of another owner with the same name.
+        Raises RejectedError for a rejected manifest, and for an object of another owner with the same name.
         """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
@@ -193,7 +198,7 @@ class Executor:
         """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
         try:
             self._apply(manifest, context, observed, outcome)
-        except InvalidSpecError as error:
+        except RejectedError as error:
             outcome.autoscaler_refusal = str(error)
         except ClusterError as error:  # also an admission webhook that does not answer
             outcome.autoscaler_refusal = f"{manifest['kind']} {manifest['metadata']['name']}: {error}"
@@ -245,7 +250,14 @@ def _is_own(live: Object, owner: Owner) -> bool:
 
 def _refused(kind: str, name: str, error: ClusterError) -> Exception:
     """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
-    return InvalidSpecError(f"{kind} {name}: {error}") if error.status in REFUSED else error
+    if error.status not in REFUSED:
+        return error
+    words = f"{kind} {name}: {error}"
+    if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:
+        return RejectedError(Reason.OPERATOR_FORBIDDEN, words)
+    if error.status == HTTPStatus.FORBIDDEN and QUOTA in words:
+        return RejectedError(Reason.QUOTA_EXCEEDED, words)
+    return InvalidSpecError(words)  # 403 is also the answer of admission webhooks
 
 
 def _content(secret: Object) -> dict[str, bytes]:

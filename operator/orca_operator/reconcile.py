@@ -24,7 +24,7 @@ from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.child_events import ChildEvents, silent_children
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation, find_condition
-from orca_operator.diagnose import View, look
+from orca_operator.diagnose import Diagnosis, View, look
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported, not_supported
@@ -37,7 +37,7 @@ from orca_operator.revision import certificate_source, spec_revision
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
 from orca_operator.store import WATCHED, Key, Store
-from orca_operator.validation import InvalidSpecError, parse
+from orca_operator.validation import RejectedError, parse
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,8 @@ class Reconciler:
         children, now = self.store.children(key), self._clock()
         spec: Spec | None = None
         context: Context | None = None
-        problem = source = refusal = ""
+        problem: Diagnosis | None = None
+        source = refusal = ""
         changes = 0
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
@@ -225,9 +226,9 @@ class Reconciler:
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:
-                problem = not_supported(spec.model)
-        except InvalidSpecError as error:
-            problem = str(error)
+                problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
+        except RejectedError as error:
+            problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
             view = await _look(parts.events, await masters.observe(key, children, None), namespace, now)
         situation = Situation(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_contract import rank_environment
+from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
@@ -30,8 +31,19 @@ RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-{KEY_NAME}|{DOMAIN}/{
 LONGEST_DOMAIN = 253
 
 
-class InvalidSpecError(Exception):
+class RejectedError(Exception):
+    """A spec that is not carried out, or not yet. `reason` is that of `Ready`."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class InvalidSpecError(RejectedError):
     """A spec that cannot be carried out; the message begins with the field."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.INVALID_SPEC, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ class Reason(enum.StrEnum):
     SERVING = "Serving"
     SUSPENDED = "Suspended"
     INVALID_SPEC = "InvalidSpec"
+    OPERATOR_FORBIDDEN = "OperatorForbidden"
     CERTIFICATE_NOT_READY = "CertificateNotReady"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
@@ -40,13 +41,15 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.SERVING: "Every desired pipeline serves.",
     Reason.SUSPENDED: "`spec.suspend` is set, or `spec.replicas` is 0: there are no pods.",
     Reason.INVALID_SPEC: "The spec cannot be applied; the running revision stays. The message names the field.",
+    Reason.OPERATOR_FORBIDDEN: "The operator lacks a right on an object that the spec needs; the running revision "
+    "stays. The message names the object and the right.",
     Reason.CERTIFICATE_NOT_READY: "A new revision has no usable certificate yet; the running revision stays. The "
     "message names the Secret and the problem.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker requests.",
     Reason.POD_UNSCHEDULABLE: "A pod cannot be scheduled, for another reason than GPUs.",
-    Reason.QUOTA_EXCEEDED: "A pod does not fit into a ResourceQuota of the namespace.",
+    Reason.QUOTA_EXCEEDED: "A pod or another object does not fit into a ResourceQuota of the namespace.",
     Reason.POD_CREATION_FAILED: "The API server rejects a pod: its admission, or an object that the pod names.",
     Reason.VOLUME_MOUNT_FAILED: "A volume of a pod cannot be mounted, for example because its Secret does not exist.",
     Reason.NODE_LOST: "A pod's node is unreachable.",

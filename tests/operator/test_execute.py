@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from orca_contract.reasons import Reason
 from orca_operator import names
 from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
@@ -17,7 +18,7 @@ from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.observe import Observed
 from orca_operator.plan import plan
 from orca_operator.scaling import wanted_autoscaler
-from orca_operator.validation import InvalidSpecError
+from orca_operator.validation import InvalidSpecError, RejectedError
 from support.orcadeployments import MINIMAL, UID, context, merged, view
 
 
@@ -132,6 +133,24 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
     server.refusal = ClusterError(status, "in its own words")
     with pytest.raises(error, match="in its own words"):
         run(Executor(server), server)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reason"),
+    [
+        (403, 'services "s" is forbidden: User "orca" cannot patch resource "services"', Reason.OPERATOR_FORBIDDEN),
+        (403, 'services "s" is forbidden: exceeded quota: small, requested: services=1', Reason.QUOTA_EXCEEDED),
+        (403, 'admission webhook "a.example.com" denied the request: exceptional', Reason.INVALID_SPEC),
+        (422, "spec.x: Invalid value: exceeded quota", Reason.INVALID_SPEC),
+    ],
+)
+def test_a_rejection_has_the_reason_of_its_cause(status, words, reason):
+    server = Server()
+    server.refusal = ClusterError(status, words)
+    with pytest.raises(RejectedError, match=r"^StatefulSet ") as rejected:
+        run(Executor(server), server)
+    assert rejected.value.reason is reason
+    assert words in str(rejected.value)
 
 
 def test_a_new_revision_is_checked_whole_before_anything_is_written():

@@ -10,6 +10,7 @@ from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
 from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition
+from orca_operator.diagnose import Diagnosis
 from orca_operator.observe import Observed
 from orca_operator.status import make_status, merge_patch
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
@@ -18,9 +19,10 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def status(found, observed, previous=None, now=NOW, problem="", skipped=(), generation=1) -> dict:
+    refused = Diagnosis(Reason.INVALID_SPEC, problem) if problem else None
     situation = Situation(
         found.name, found.namespace, generation, None if problem else found.spec, None if problem else found.revision,
-        view(observed, now), problem, skipped,
+        view(observed, now), refused, skipped,
     )  # fmt: skip
     return make_status(situation, previous or {})
 
