@@ -239,7 +239,7 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     notes = ["every field takes effect"]
     report = situation.view.observed.reports.get(situation.revision or "")
     if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:
-        notes.append(_old_master(situation.revision or ""))
+        notes = [_old_master(situation.revision or "")]
     if situation.spec.rollout_strategy.filled_in_by_old_schema:
         notes.append(_old_strategy(situation))
     return True, "Applied", "; ".join(notes)
@@ -248,8 +248,8 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
 def _old_master(revision: str) -> str:
     """Return a sentence about a master that gets some live settings only at its start."""
     return (
-        f"the master of revision {revision} has an older version: a change of recoveryPolicy or scheduler.admission "
-        "reaches it at its next start; a new value of spec.restart.id replaces it"
+        "every field takes effect, but a change of recoveryPolicy or scheduler.admission only at the next start of the "
+        f"master of revision {revision}, which has an older version; a new value of spec.restart.id replaces it"
     )
 
 
