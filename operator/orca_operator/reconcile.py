@@ -46,7 +46,7 @@ QUIET_SECONDS = 0.2
 POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
 REST_SECONDS = (15.0, 20.0)
-"""The same after a pass without an event that changed nothing while the deployment is in one of the RESTING reasons.
+"""The same after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING.
 
 Random in this range, so that the passes over many deployments spread."""
 RESTING = (Reason.SERVING, Reason.SUSPENDED)

@@ -202,7 +202,7 @@ def snapshot(namespace: Namespace) -> dict[str, str]:
 
 
 def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
-    """Twenty passes of an idle operator: the API server counts no mutating request of its own."""
+    """Thirty passes of an idle operator: the API server counts no mutating request of its own."""
     deployments = [f"idle-{index}" for index in range(10)]
     for name in deployments:
         namespace.deploy(demo_spec(suspend=True), name)
