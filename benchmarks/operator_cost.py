@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,10 +20,10 @@ from typing import Any
 
 import yaml
 from orca_bench.circumstances import circumstances
+from orca_bench.cpu_times import cpu_seconds
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "demo-cpu.yaml"
 BOUND_SECONDS = 120.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:
@@ -108,12 +107,6 @@ def measure_rest(count: int, seconds: int) -> dict[str, Any]:
         operator.wait(20)
         for name in names:
             kubectl("delete", "orca", name, "--wait=false")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return user and system time of a process (proc(5))."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def main() -> None:

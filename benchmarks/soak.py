@@ -8,7 +8,8 @@
    with the probability `--cancel`, after a random number of tokens. Every `--crash-every` seconds a rank or a
    controller is killed (SIGKILL), each in turn. The master lives for the whole run, because its memory is observed.
 3. Every 5 s a sample of the resources of all processes, by role (`orca_bench/resources.py`), of the queue and of the
-   files; every minute the latencies of the requests that ended in it, at the middle of the minute.
+   files; every minute the latencies of the requests that ended in it, at the middle of the minute, and the CPU time of
+   each role divided by their number. The time of a fixed computation shows how much of a change is the machine's.
 4. After the load: running and waiting requests, K/V slots, processes and descriptors must be back at the values before
    it, and after the end of the server no process and no temporary file may be left.
 
@@ -37,6 +38,7 @@ from pathlib import Path
 
 import aiohttp
 from orca_bench.circumstances import circumstances, line
+from orca_bench.cpu_times import CpuTimes, fixed_computation
 from orca_bench.latency import Interval
 from orca_bench.options import fraction, rate
 from orca_bench.plot import Panel, plot_panels
@@ -48,6 +50,7 @@ from orca_bench.time_series import TimeSeries, last_before, medians
 
 SAMPLE_SECONDS = 5.0
 INTERVAL_SECONDS = 60.0
+FIXED = "fixed computation (ms)"
 REST_SECONDS = 120.0
 """Bound of the time until an idle server holds nothing and has all its processes."""
 MOST_ERRORS = 5
@@ -71,6 +74,7 @@ class Soak:
         self.total = Interval()
         """Of the whole run."""
         self._interval = Interval()
+        self._cpu_times = CpuTimes()
         self._errors: list[str] = []
         self._begin = 0.0
 
@@ -79,6 +83,7 @@ class Soak:
         drawn = random.Random(settings.seed)
         before = await self._rest({})
         self._begin = time.monotonic()
+        self._cpu_times.since_last(self._processes() | {"client": os.getpid()})
         async with clients(self._url) as session, asyncio.TaskGroup() as group:
             observing = [
                 group.create_task(self._sample(session)),
@@ -131,7 +136,12 @@ class Soak:
 
     def _end_interval(self) -> None:
         interval, self._interval = self._interval, Interval()
-        self.series.add(max(0.0, self._now - INTERVAL_SECONDS / 2), interval.figures())
+        middle = max(0.0, self._now - INTERVAL_SECONDS / 2)
+        self.series.add(middle, interval.figures())
+        spent = self._cpu_times.since_last(self._processes() | {"client": os.getpid()})
+        if ended := interval.completed + interval.cancelled:
+            costs = {f"CPU time per request, {role} (ms)": 1000 * seconds / ended for role, seconds in spent.items()}
+            self.series.add(middle, costs)
         waiting = self.series.points.get(WAITING, [(0.0, 0.0)])[-1][1]
         print(f"{self._now / 60:.1f} min: {interval}; waiting {waiting:.0f}", flush=True)
 
@@ -159,7 +169,7 @@ class Soak:
         """Return a sample of all that the server holds."""
         resources = await asyncio.to_thread(lambda: {**held(self._processes()), **files(*self._folders)})
         async with session.get("/metrics") as answer:
-            return {**gauges(await answer.text()), **resources}
+            return {**gauges(await answer.text()), **resources, FIXED: fixed_computation()}
 
     async def _rest(self, least: dict[str, float]) -> dict[str, float]:
         """Wait until the server holds no requests, and no more descriptors than in `least`; return the last sample."""
@@ -204,6 +214,7 @@ def panels(series: TimeSeries) -> list[Panel]:
         Panel("open descriptors, sum of each role", roles("descriptors")),
         Panel("threads, sum of each role", roles("threads")),
         Panel("requests at the server", minutes((RUNNING, WAITING))),
+        Panel("CPU time per request (ms), and of a fixed computation", roles("CPU time") | minutes((FIXED,))),
         Panel("latency (ms)", minutes(latencies), "log"),
         Panel("processes, files, journal (MiB)", minutes(("processes", "temporary files", "journal (MiB)"))),
     ]

@@ -53,6 +53,8 @@ def plot_panels(panels: Sequence[Panel], title: str, path: Path) -> None:
         axes.grid(True, alpha=0.3)
         if panel.lines:
             axes.legend(fontsize=8)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
     for axes in grid[-1]:
         axes.set_xlabel("minute")
     figure.suptitle(title)
