@@ -4,9 +4,11 @@
 
 `orca serve` runs the demo model with 3 partitions of 2 ranks, in float32, with `--deterministic on` and a journal.
 Each fault is made while at least ten streams are under way, half of them while the engine recovers from another.
-Then every stream must have gone on. Exit code 1 if a stream failed or differs, a survivor was replaced, or K/V slots
-are held at the end. The table has, for every kind: the time until the log shows that the fault was noticed, the longest
-pause of a stream (median and 95th percentile over the streams), and the survivors that kept their process.
+Then every stream must have gone on. Exit code 1 if a stream failed or differs, a connection was lost or a request was
+refused while the master lived, a survivor was replaced, fewer than half of the faults met a recovery, or K/V slots are
+held at the end. The table has, for every kind, alone and with other faults during its recovery: the time until the log
+shows that the first fault was noticed, the longest pause of a stream (median and 95th percentile over the streams), the
+streams under way and those of them that lost their connection, and the controllers and ranks that kept their process.
 """
 
 from __future__ import annotations
@@ -15,16 +17,15 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import math
 import os
 import random
 import re
 import resource
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,8 +33,9 @@ import httpx
 from support.served import Served, eventually, serve, value
 
 from chaos.faults import FULL_DISK, KILLED_MASTER, Fault, combined, everywhere, limit_files
-from chaos.processes import Processes, memory_bytes, processes
+from chaos.processes import Processes, memory_bytes, processes, running
 from chaos.streams import Streams, Tally
+from chaos.table import Row, table
 
 Value = TypeVar("Value")
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -44,8 +46,6 @@ NOTICED = re.compile(
 STAMP = re.compile(r"^(\S+ \S+),(\d{3}) ")
 LEAST_STREAMS = 10
 """A fault is made while so many streams are under way."""
-RESTART_SECONDS = 60.0
-"""Connections may be lost for so long after the master was killed: those that wait at the port of a killed one."""
 SILENCE_SECONDS = 15.0
 """Bound of the time without a line on a stream, which has a comment every 5 s; generous, for a busy machine."""
 STEP_SECONDS = 180.0
@@ -53,17 +53,8 @@ STEP_SECONDS = 180.0
 POLL_SECONDS = 0.01
 FOLLOWER_SECONDS = 0.3
 """Longest wait from the notice of a fault to its first follower, and from there to the second."""
-
-
-@dataclass(slots=True)
-class Row:
-    """Measurements of one kind. Times in seconds."""
-
-    number: int = 0
-    noticed: list[float] = field(default_factory=list)
-    pauses: list[float] = field(default_factory=list)
-    survivors: int = 0
-    kept: int = 0
+MEMORY_SECONDS = 2.0
+"""Between two measurements of the memory, also during recoveries."""
 
 
 class Campaign:
@@ -74,11 +65,13 @@ class Campaign:
         self.tally = Tally()
         self.in_recovery = 0
         """Faults that were made while the engine recovered."""
-        self._kills: list[float] = []
-        """Times when the master was killed."""
+        self.number = 0
+        """Faults so far."""
+        self._restarts: list[tuple[float, float]] = []
+        """Of the master: the time of its end, and a time after the recovery."""
         self._peak_bytes = 0
         self._served = served
-        self._shape = (partitions, ranks)
+        self._partitions, self._ranks = partitions, ranks
 
     async def run(self, faults: list[Fault], num_streams: int, max_tokens: int, rng: random.Random) -> None:
         """Make the faults one after the other under `num_streams` streams, and let the streams end."""
@@ -87,24 +80,25 @@ class Campaign:
         self.tally = self._streams.tally
         await self._streams.record()
         self._streams.begin()
+        measuring = asyncio.create_task(self._measure_memory())
         for number, fault in enumerate(faults, 1):
             print(f"{number} of {len(faults)}: {fault}", flush=True)
             await self._make(fault, rng)
         await self._streams.end()
+        measuring.cancel()
 
     def failures(self) -> list[str]:
         """Return what must not be.
 
-        Streams that differ, a connection that was lost although the master lived, a stream without comments, survivors
-        that were replaced, or K/V slots that are held at the end.
+        Streams that differ, a connection that was lost or a request that was refused although the master lived, a
+        stream without comments, survivors that were replaced, or K/V slots that are held at the end.
         """
         tally = self.tally
         failures = [f"{name} differs" for name in tally.differing]
-        lost = [at for at in tally.losses if not any(kill <= at <= kill + RESTART_SECONDS for kill in self._kills)]
-        if lost:
-            failures.append(f"{len(lost)} connections were lost while the master lived")
-        if tally.refused and not self._kills:
-            failures.append(f"{tally.refused} requests were refused")
+        if lost := self._while_the_master_lived(tally.losses):
+            failures.append(f"{lost} connections were lost while the master lived")
+        if refused := self._while_the_master_lived(tally.refusals):
+            failures.append(f"{refused} requests were refused while the master lived")
         if tally.silence > SILENCE_SECONDS:
             failures.append(f"a stream was silent for {tally.silence:.1f} s")
         if replaced := sum(row.survivors - row.kept for row in self.rows.values()):
@@ -113,64 +107,70 @@ class Campaign:
             failures.append(f"at the end: {self._held()}")
         return failures
 
+    def _while_the_master_lived(self, times: list[float]) -> int:
+        return sum(not any(end <= at <= recovered for end, recovered in self._restarts) for at in times)
+
     def _held(self) -> dict[str, float]:
         metrics = httpx.get(f"{self._served.url}/metrics").text
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         return {name: left for name in names if (left := value(metrics, name))}
 
     def report(self) -> list[str]:
-        """Return the table of the kinds, times in seconds, and a line about the streams."""
-        lines = [
-            "| fault | number | noticed after (median, p95) | pause (median, p95) | survivors kept |",
-            "|---|---|---|---|---|",
-        ]
-        for name, row in sorted(self.rows.items()):
-            noticed, pause = (f"{statistics.median(part):.2f}, {_p95(part):.2f}" for part in (row.noticed, row.pauses))
-            lines.append(f"| {name} | {row.number} | {noticed} | {pause} | {row.kept} of {row.survivors} |")
+        """Return the table of the kinds, times in seconds, and a line about faults and streams."""
         tally = self.tally
-        lines.append(
-            f"{self.in_recovery} faults while the engine recovered; streams: {tally.undisturbed} without a lost "
-            f"connection, {tally.resumed} resumed, {len(tally.differing)} differ, {tally.refused} answers 503, "
-            f"longest silence {tally.silence:.1f} s; peak memory {self._peak_bytes / 2**20:.0f} MiB"
-        )
-        return lines
+        return [
+            *table(self.rows),
+            f"{self.number} faults, {self.in_recovery} while the engine recovered; peak memory "
+            f"{self._peak_bytes / 2**20:.0f} MiB; streams: {tally.undisturbed} without a lost connection, "
+            f"{tally.resumed} resumed, {len(tally.differing)} differ, longest silence {tally.silence:.1f} s; "
+            f"{len(tally.refusals)} requests refused, {self._while_the_master_lived(tally.refusals)} of them while the "
+            "master lived",
+        ]
 
     async def _make(self, fault: Fault, rng: random.Random) -> None:
         target = await self._settled()
-        self._peak_bytes = max(self._peak_bytes, memory_bytes(self._served.process.pid))
         streams = self._streams.under_way(0)
         if fault.kind is FULL_DISK:
             self._streams.pause()  # a request that begins without a journal has events without ids
         since, wall, line = time.monotonic(), time.time(), len(self._served.log)
+        restarts = len(self._restarts)
         ended = self._begin(fault, target, rng)
         noticed = await self._until(lambda: self._noticed(line))
-        name = fault.kind.name
         for follower in fault.followers:
             await asyncio.sleep(rng.uniform(0, FOLLOWER_SECONDS))
             ended |= await self._make_follower(follower, rng)
-            name = f"{fault.kind.name}, others in the recovery"
         if fault.kind is FULL_DISK:
             await self._replace_journal(target)
         after = await self._settled()
-        row = self.rows.setdefault(name, Row())
-        row.number += 1 + len(fault.followers)
+        now = time.monotonic()
+        self._restarts[restarts:] = [(end, now) for end, _ in self._restarts[restarts:]]
+        row = self.rows.setdefault(
+            f"{fault.kind.name}, others in the recovery" if fault.followers else fault.kind.name, Row()
+        )
+        row.number += 1
         row.noticed.append(max(0.0, noticed - wall))
-        row.pauses += [entry.pause(since, time.monotonic()) for entry in streams]
-        survivors = target.all_ranks - ended
+        row.pauses += [entry.pause(since, now) for entry in streams]
+        row.resumed += sum(any(since <= at <= now for at in entry.losses) for entry in streams)
+        survivors = target.workers - ended
         row.survivors += len(survivors)
-        row.kept += len(survivors & after.all_ranks)
+        row.kept += len(survivors & after.workers)
 
     async def _make_follower(self, fault: Fault, rng: random.Random) -> set[int]:
-        """Make a fault as soon as its processes run and are connected; count it if the engine recovers."""
+        """Make a fault as soon as its process runs and is connected, and enough streams are under way.
+
+        Count the fault if the engine recovers.
+        """
         deadline = time.monotonic() + STEP_SECONDS
         while True:
-            target = await self._until(self._processes)
             serves = await asyncio.to_thread(self._serves)
             try:
-                ended = self._begin(fault, target, rng)
+                if len(self._streams.under_way(0)) < self._least:
+                    raise ProcessLookupError("too few streams are under way")
+                ended = self._begin(fault, self._processes(), rng)
             except (ProcessLookupError, FileNotFoundError, PermissionError):  # a zombie's files are not ours
                 if time.monotonic() > deadline:
                     raise
+                self._streams.check()
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             self.in_recovery += not serves
@@ -178,27 +178,39 @@ class Campaign:
 
     def _begin(self, fault: Fault, target: Processes, rng: random.Random) -> set[int]:
         ended = fault.kind.make(target, fault.place, rng)
-        if fault.kind in (KILLED_MASTER, FULL_DISK):
-            self._kills.append(time.monotonic())
+        self.number += 1
+        if fault.kind is KILLED_MASTER:
+            self._restarts.append((time.monotonic(), math.inf))
         return ended
 
     async def _replace_journal(self, target: Processes) -> None:
         """Free the disk, and restart the master when all streams have ended: only then it has a journal again."""
         await self._until(lambda: self._streams.num_open == 0)
-        limit_files(target.master, resource.RLIM_INFINITY)
-        self._begin(Fault(KILLED_MASTER, 0), target, random.Random())
-        await self._until(lambda: (now := self._processes()) is not None and now.master != target.master)
+        limit_files(running(target.master), resource.RLIM_INFINITY)
+        KILLED_MASTER.make(target, 0, random.Random())
+        self._restarts.append((time.monotonic(), math.inf))
+        await self._until(lambda: self._complete() and self._processes().master != target.master)
         self._streams.resume()
+
+    async def _measure_memory(self) -> None:
+        while True:
+            now = await asyncio.to_thread(memory_bytes, self._served.process.pid)
+            self._peak_bytes = max(self._peak_bytes, now)
+            await asyncio.sleep(MEMORY_SECONDS)
 
     async def _settled(self) -> Processes:
         """Wait until the engine serves with all its processes, and enough streams have had an event since now."""
-        await self._until(lambda: self._processes() is not None and self._serves(), threaded=True)
+        await self._until(lambda: self._complete() and self._serves(), threaded=True)
         since = time.monotonic()
         await self._until(lambda: len(self._streams.under_way(since)) >= self._least)
-        return await self._until(self._processes)
+        await self._until(self._complete)
+        return self._processes()
 
-    def _processes(self) -> Processes | None:
-        return processes(self._served.process.pid, *self._shape)
+    def _processes(self) -> Processes:
+        return processes(self._served.process.pid, self._ranks)
+
+    def _complete(self) -> bool:
+        return self._processes().complete(self._partitions, self._ranks)
 
     def _serves(self) -> bool:
         try:
@@ -232,10 +244,6 @@ class Campaign:
             f"error: nothing for {STEP_SECONDS:.0f} s; events of the streams under way: {self._streams.num_events}; "
             f"{state}"
         )
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * 0.95))]
 
 
 @contextlib.contextmanager
@@ -275,7 +283,10 @@ def main() -> None:
             print(*campaign.report(), sep="\n")
             if settings.log is not None:
                 settings.log.write_text("\n".join(served.log), encoding="utf-8")
-        if failures := campaign.failures():
+        failures = campaign.failures()
+        if 2 * campaign.in_recovery < campaign.number:
+            failures.append(f"{campaign.in_recovery} of {campaign.number} faults met a recovery, not half of them")
+        if failures:
             sys.exit(f"error: {'; '.join(failures)}")
 
 

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.processes import Processes, control_sockets, cut, data_sockets
+from chaos.processes import Processes, control_sockets, cut, data_sockets, running
 
 Make = Callable[[Processes, int, random.Random], set[int]]
-"""Makes a fault at a partition; returns the ranks that may end with it."""
+"""Makes a fault at a partition and returns the processes that may end with it. Raises ProcessLookupError if its target
+is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +31,32 @@ class Kind:
 
 def _signal_rank(number: signal.Signals) -> Make:
     def make(target: Processes, place: int, rng: random.Random) -> set[int]:
-        victim = rng.choice(target.ranks[place])
-        os.kill(victim, number)
-        return {victim}
+        victim = rng.choice(target.ranks.get(place) or [None])
+        os.kill(running(victim), number)
+        return {running(victim)}
 
     return make
 
 
 def _signal_controller(number: signal.Signals) -> Make:
     def make(target: Processes, place: int, rng: random.Random) -> set[int]:
-        os.kill(target.controllers[place], number)
-        return set(target.ranks[place])  # a rank ends with its controller
+        controller = running(target.controllers.get(place))
+        os.kill(controller, number)
+        return {controller, *target.ranks[place]}  # a rank ends with its controller
 
     return make
 
 
 def _cut_control(target: Processes, place: int, rng: random.Random) -> set[int]:
     """Cut all connections that a controller has accepted: the master's, and other controllers'."""
-    controller = target.controllers[place]
+    controller = running(target.controllers.get(place))
     return _cut([(controller, descriptor) for descriptor in control_sockets(controller)])
 
 
 def _cut_data(target: Processes, place: int, rng: random.Random) -> set[int]:
     """Cut all connections between the ranks of two partitions."""
-    neighbours = target.ranks[place + 1]
-    return _cut([(rank, number) for rank in target.ranks[place] for number in data_sockets(rank, neighbours)])
+    ranks, neighbours = (target.ranks.get(partition, []) for partition in (place, place + 1))
+    return _cut([(rank, number) for rank in ranks for number in data_sockets(rank, neighbours)])
 
 
 def _cut(connections: list[tuple[int, int]]) -> set[int]:
@@ -65,13 +67,13 @@ def _cut(connections: list[tuple[int, int]]) -> set[int]:
 
 
 def _kill_master(target: Processes, place: int, rng: random.Random) -> set[int]:
-    os.kill(target.master, signal.SIGKILL)
+    os.kill(running(target.master), signal.SIGKILL)
     return set()
 
 
 def _fill_disk(target: Processes, place: int, rng: random.Random) -> set[int]:
     """Make every further write of the master to a file fail, of its log and of its journal."""
-    limit_files(target.master, 0)
+    limit_files(running(target.master), 0)
     return set()
 
 
@@ -103,6 +105,9 @@ KINDS = (
 
 
 FOLLOWERS = 2
+"""Faults that follow on one."""
+SHARE_OF_FOLLOWERS = 0.6
+"""More than half, because an engine may have recovered before its follower is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +130,9 @@ def everywhere(partitions: int, repetitions: int) -> list[Fault]:
 
 
 def combined(faults: list[Fault], rng: random.Random) -> list[Fault]:
-    """Return the faults in a random order, half of them as followers, two of a fault; the other quarter is alone."""
+    """Return the faults in a random order, SHARE_OF_FOLLOWERS of them as followers, two of a fault."""
     rng.shuffle(faults)
-    followers = [fault for fault in faults if fault.kind.in_recovery][: len(faults) // 2]
+    followers = [fault for fault in faults if fault.kind.in_recovery][: round(len(faults) * SHARE_OF_FOLLOWERS)]
     chosen = {id(fault) for fault in followers}
     combined = []
     for fault in faults:

@@ -21,20 +21,35 @@ _CONNECTED = "03"
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Process ids; `controllers` and `ranks` by partition. A spare rank is not among the ranks."""
+    """Process ids; `controllers` and `ranks` by partition. A spare rank is not among the ranks.
 
-    master: int
-    controllers: list[int]
-    ranks: list[list[int]]
+    A process that has ended and does not run again yet is missing.
+    """
+
+    master: int | None
+    controllers: dict[int, int]
+    ranks: dict[int, list[int]]
+
+    def complete(self, partitions: int, ranks_per_worker: int) -> bool:
+        """Return True if no process is missing."""
+        ranks = [pids for pids in self.ranks.values() if len(pids) == ranks_per_worker]
+        return self.master is not None and len(self.controllers) == len(ranks) == partitions
 
     @property
-    def all_ranks(self) -> set[int]:
-        """The ranks of all partitions."""
-        return {pid for ranks in self.ranks for pid in ranks}
+    def workers(self) -> set[int]:
+        """The controllers and ranks of all partitions."""
+        return {*self.controllers.values(), *(pid for ranks in self.ranks.values() for pid in ranks)}
 
 
-def processes(server: int, partitions: int, ranks_per_worker: int) -> Processes | None:
-    """Return the processes below `orca serve`, or None while one of them is missing."""
+def running(pid: int | None) -> int:
+    """Return a process id that is not missing; raise ProcessLookupError otherwise."""
+    if pid is None:
+        raise ProcessLookupError("the process does not run")
+    return pid
+
+
+def processes(server: int, ranks_per_worker: int) -> Processes:
+    """Return the processes below `orca serve` that run now."""
     masters, controllers = [], {}
     for child in _children(server):
         command = _command(child)
@@ -42,15 +57,11 @@ def processes(server: int, partitions: int, ranks_per_worker: int) -> Processes 
             controllers[int(worker[1])] = child
         elif command == _command(server):
             masters.append(child)
-    if len(masters) != 1 or len(controllers) != partitions:
-        return None
-    ranks = []
-    for _, controller in sorted(controllers.items()):
+    ranks = {}
+    for partition, controller in controllers.items():
         own = [child for child in _children(controller) if "orca_worker.rank" in _command(child)]
-        if len(own) < ranks_per_worker:
-            return None
-        ranks.append(sorted(own, key=_start)[:ranks_per_worker])  # the youngest is the spare
-    return Processes(masters[0], [pid for _, pid in sorted(controllers.items())], ranks)
+        ranks[partition] = sorted(own, key=_start)[:ranks_per_worker]  # the youngest is the spare
+    return Processes(masters[0] if len(masters) == 1 else None, controllers, ranks)
 
 
 def memory_bytes(server: int) -> int:

@@ -24,6 +24,8 @@ class TimedTranscript(Transcript):
     times: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     """Times of lost connections."""
+    refusals: list[float] = field(default_factory=list)
+    """Times of answers with status 503."""
     silence: float = 0.0
     """Longest time on a connection without a line, comments included."""
     _last_line: float = 0.0
@@ -44,6 +46,11 @@ class TimedTranscript(Transcript):
         self.losses.append(time.monotonic())
         self._last_line = 0.0
 
+    def refuse(self) -> None:
+        """See Transcript."""
+        super().refuse()
+        self.refusals.append(time.monotonic())
+
     def pause(self, since: float, until: float) -> float:
         """Return the longest time without an event that lies in part between `since` and `until`."""
         times = [at for at in self.times if at <= until] + [until] * (not self.complete)
@@ -59,10 +66,10 @@ class Tally:
     """Without a lost connection."""
     resumed: int = 0
     """After one or more lost connections."""
-    refused: int = 0
-    """Answers with status 503."""
     losses: list[float] = field(default_factory=list)
     """Times of all lost connections."""
+    refusals: list[float] = field(default_factory=list)
+    """Times of all answers with status 503."""
     silence: float = 0.0
     """Longest time without a line on a stream."""
     differing: list[str] = field(default_factory=list)
@@ -156,8 +163,8 @@ class Streams:
         tally = self.tally
         tally.resumed += transcript.num_losses > 0
         tally.undisturbed += transcript.num_losses == 0
-        tally.refused += transcript.num_refusals
         tally.losses += transcript.losses
+        tally.refusals += transcript.refusals
         tally.silence = max(tally.silence, transcript.silence)
         if by_choice(transcript) != self._expected[transcript.name]:
             tally.differing.append(f"{transcript.name} ({transcript.request_id})")

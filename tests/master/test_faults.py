@@ -33,7 +33,7 @@ def test_the_cause_among_the_reports_of_streams(order, monkeypatch):
     monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
 
     async def run() -> None:
-        collector = FaultCollector()
+        collector = FaultCollector(num_ranks=6)
         stream = asyncio.create_task(asyncio.Event().wait())  # it never ends
         settled = asyncio.create_task(collector.settle([stream]))
         for fault in order:
@@ -73,10 +73,33 @@ def test_without_a_cause_the_wait_is_bounded(monkeypatch):
         calls = [fail(error_of(LOST), now, asyncio.Event()), fail(error_of(CAUSE), never, asyncio.Event())]
         with pytest.raises(WorkerLostError, match="worker a:1: lost its neighbour"):
             await asyncio.wait_for(all_workers(calls), 60)
-        collector = FaultCollector()
+        collector = FaultCollector(num_ranks=6)
         collector.report(error_of(LOST))
         stream = asyncio.create_task(asyncio.Event().wait())
         await asyncio.wait_for(collector.settle([stream]), 60)
+        stream.cancel()
+
+    asyncio.run(run())
+
+
+def test_no_cause_is_waited_for_when_every_rank_lives_and_has_lost_another(monkeypatch):
+    """As when data connections are cut. A rank that reports twice is one rank."""
+    monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
+    reports = [
+        pb.Fault(message="lost", kind=pb.FAULT_KIND_CONSEQUENCE, partition=partition, tensor_rank=rank)
+        for partition, rank in itertools.product(range(3), range(2))
+    ]
+
+    async def run() -> None:
+        collector = FaultCollector(num_ranks=6)
+        stream = asyncio.create_task(asyncio.Event().wait())
+        settled = asyncio.create_task(collector.settle([stream]))
+        for fault in [GONE, *reports[:5], *reports[:5]]:
+            collector.report(error_of(fault))
+            await asyncio.sleep(0)
+        assert not settled.done()
+        collector.report(error_of(reports[5]))
+        await asyncio.wait_for(settled, 60)
         stream.cancel()
 
     asyncio.run(run())

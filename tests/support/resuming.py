@@ -57,6 +57,10 @@ class Transcript:
         """Note that a connection has ended before the stream."""
         self.num_losses += 1
 
+    def refuse(self) -> None:
+        """Note an answer with status 503."""
+        self.num_refusals += 1
+
     @property
     def complete(self) -> bool:
         return self.events[-1:] == ["data: [DONE]"]
@@ -82,7 +86,7 @@ async def stream(
                 async with client.stream(method, url, json=content, headers=headers) as answer:
                     if answer.status_code != 200:
                         assert answer.status_code == 503, (answer.status_code, await answer.aread())
-                        transcript.num_refusals += 1
+                        transcript.refuse()
                         await asyncio.sleep(0.05)
                         continue
                     async for line in answer.aiter_lines():

@@ -57,9 +57,10 @@ def test_the_spare_is_the_youngest_rank_also_where_its_process_id_is_the_lowest(
     monkeypatch.setattr(tree, "_command", commands.__getitem__)
     monkeypatch.setattr(tree, "_children", lambda pid: {1: [2, 3], 3: [30, 31]}.get(pid, []))
     monkeypatch.setattr(tree, "_start", list(commands).index)
-    found = processes(1, partitions=1, ranks_per_worker=1)
-    assert found is not None
-    assert found.ranks == [[31]]
+    found = processes(1, ranks_per_worker=1)
+    assert found.ranks == {0: [31]}
+    assert found.complete(partitions=1, ranks_per_worker=1)
+    assert not found.complete(partitions=2, ranks_per_worker=1)
 
 
 def test_processes_are_ordered_by_the_time_of_their_start():

@@ -2,7 +2,8 @@
 
 A lost worker breaks several streams and calls, and the first error to arrive is rarely the cause. Workers mark each
 fault as a cause or a consequence (protos/engine.proto, Fault). A cause is reported immediately; if only consequences
-are known, the master waits up to FAULTS_SECONDS for the cause.
+are known, the master waits up to FAULTS_SECONDS for the cause, but no longer once every rank has reported a
+consequence: then all ranks live, and only connections between them have failed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class WorkerLostError(EngineUnavailableError):
     """A worker did not answer, or a rank or controller failed.
 
     `reason` is set if the cause is known, `worker` is the address. `outside`: no computation can be the cause.
+    `bereaved`: the rank of the worker that lives and has lost the connection to another rank.
     """
 
     def __init__(
@@ -44,21 +46,25 @@ class WorkerLostError(EngineUnavailableError):
         worker: str = "",
         evidence: Evidence = Evidence.CAUSE,
         outside: bool = False,
+        bereaved: int | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.worker = worker
         self.evidence = evidence
+        self.bereaved = bereaved
         self.outside = outside or evidence is not Evidence.CAUSE  # cut connections, silence
 
 
 def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     """Return the error for a fault whose origin is the worker at `address`."""
-    evidence = Evidence.CAUSE
+    evidence, bereaved = Evidence.CAUSE, None
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
-        evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
+        evidence = Evidence.GONE
+        if fault.HasField("tensor_rank"):
+            evidence, bereaved = Evidence.CONSEQUENCE, fault.tensor_rank
     reason = Reason.WORKER_OOM_KILLED if fault.out_of_memory else None
-    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside)
+    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside, bereaved)
 
 
 def departing(worker: str) -> WorkerLostError:
@@ -99,10 +105,12 @@ async def all_workers(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 class FaultCollector:
-    """Errors reported on the streams `Run` and `Results` of one pipeline."""
+    """Errors reported on the streams `Run` and `Results` of one pipeline with `num_ranks` ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
         self.errors: list[WorkerLostError] = []
+        self._num_ranks = num_ranks
+        self._bereaved = set[tuple[str, int]]()
         self.broken = asyncio.Event()
         """Set by the first report."""
         self._conclusive = asyncio.Event()
@@ -111,11 +119,16 @@ class FaultCollector:
         """Record an error."""
         self.errors.append(error)
         self.broken.set()
-        if is_conclusive(error):
+        if error.bereaved is not None:
+            self._bereaved.add((error.worker, error.bereaved))
+        if is_conclusive(error) or len(self._bereaved) == self._num_ranks:
             self._conclusive.set()
 
     async def settle(self, streams: Collection[asyncio.Task[None]]) -> None:
-        """Wait until the cause is known or all `streams` have ended, at most FAULTS_SECONDS."""
+        """Wait until the cause is known, all ranks have lost another, or all `streams` have ended.
+
+        At most FAULTS_SECONDS.
+        """
         waits = [asyncio.ensure_future(self._conclusive.wait()), asyncio.ensure_future(_ended(streams))]
         try:
             await asyncio.wait(waits, timeout=FAULTS_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -61,7 +61,7 @@ class Pipeline:
         self._run: Any = None
         self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._faults = FaultCollector()
+        self._faults = FaultCollector(len(spec.workers) * topology.tensor_parallel_size)
         self._over = False
 
     async def form(self, enter: Callable[[PipelinePhase], None], previous_num_blocks: int = 0) -> None:
