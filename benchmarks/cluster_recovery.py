@@ -4,11 +4,12 @@
 
 Run it as root on the node of a cluster with one node, the operator and the images. It deploys the demo model on two
 partitions in float32, with the journal on a PersistentVolume in DIR. In each round it kills the container of each
-worker and of the master, deletes each pod by force, and deletes all pods by force (a whole restart). Meanwhile every
-client reads one seeded stream after the other through the Service, and continues a lost one by request id and
-Last-Event-ID; one more client sends requests of one token, one after the other. The result is a table: the longest
-pause between two events of each client, the longest time between two answers to requests of one token, and how many
-streams had the tokens of the undisturbed run. The clients share the machine with the cluster.
+worker and of the master, deletes each pod with its grace period and by force, and deletes all pods by force (a whole
+restart). Meanwhile every client reads one seeded stream after the other through the Service, and continues a lost one
+by request id and Last-Event-ID; one more client sends requests of one token, one after the other. The result is a
+table: the longest pause between two events of each client, the longest time between two answers to requests of one
+token, how many of these requests failed (status other than 200, or no connection), and how many streams had the tokens
+of the undisturbed run. The clients share the machine with the cluster.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,56 +32,18 @@ from typing import Any
 
 import httpx
 import yaml
+from cluster_victims import NAME, end_and_wait, pods, victims
 from operator_cost import EXAMPLE, kubectl, until
 from orca_bench.circumstances import circumstances, line
 from orca_bench.options import positive
 from recovery import TOKENS_BEFORE, Transcript
 
-NAME = "recovery"
 POD_USER = 10001
 RETRY_SECONDS = 0.05
 ROUND_SECONDS = 300.0
 SETTLE_SECONDS = 10.0
 """From the recovery to the next victim: the workers start their spare ranks meanwhile."""
 TIMEOUT = httpx.Timeout(60.0, connect=1.0)
-KILL = "kill -9 $(cat /proc/1/task/1/children)"
-"""Ends the container's main process, the child of its init process."""
-
-Pods = dict[str, tuple[str, bool]]
-"""Identity of the container (pod uid and restarts) and readiness, by the name of the pod."""
-
-
-def pods() -> Pods:
-    """Return the pods of the OrcaDeployment that are not being deleted."""
-    found: Pods = {}
-    for pod in json.loads(kubectl("get", "pods", "-l", f"orca-serving.io/deployment={NAME}", "-o", "json"))["items"]:
-        status = pod["status"]
-        restarts = sum(entry["restartCount"] for entry in status.get("containerStatuses", []))
-        ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", []))
-        if "deletionTimestamp" not in pod["metadata"]:
-            found[pod["metadata"]["name"]] = (f"{pod['metadata']['uid']} {restarts}", ready)
-    return found
-
-
-def victims() -> dict[str, tuple[Callable[[Pods], list[str]], bool]]:
-    """Return for each victim the function that chooses its pods, and whether they are deleted or killed inside."""
-    parts: dict[str, Callable[[Pods], list[str]]] = {
-        "worker of partition 0": lambda found: [name for name in found if "-p0-" in name],
-        "worker of partition 1": lambda found: [name for name in found if "-p1-" in name],
-        "master": lambda found: [name for name in found if "-master-" in name],
-    }
-    chosen = {f"container killed: {part}": (choose, False) for part, choose in parts.items()}
-    chosen |= {f"pod deleted by force: {part}": (choose, True) for part, choose in parts.items()}
-    return chosen | {"all pods deleted by force (whole restart)": (list, True)}
-
-
-def end(names: list[str], delete: bool) -> None:
-    """Delete pods by force, or kill the main processes of their containers."""
-    if delete:
-        kubectl("delete", "pod", *names, "--force", "--grace-period=0")
-        return
-    for name in names:  # the shell ends with its container, so kubectl fails
-        subprocess.run(["kubectl", "exec", name, "--", "sh", "-c", KILL], capture_output=True, check=False)
 
 
 class LostRequestError(Exception):
@@ -129,16 +92,26 @@ class Client:
         self.streams.append(transcript.tokens)
 
 
-async def ask_again_and_again(http: httpx.AsyncClient, times: list[float]) -> None:
-    """Send requests of one token, one after the other; note the time of each answer."""
-    while True:
-        try:
-            answer = await http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
-            if answer.status_code == 200:
-                times.append(time.monotonic())
-        except httpx.TransportError:
-            pass
-        await asyncio.sleep(RETRY_SECONDS)
+@dataclass(slots=True)
+class Prober:
+    """Sends requests of one token, one after the other. `times`: of the answers, `failures`: one reason each."""
+
+    http: httpx.AsyncClient
+    times: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Send requests until cancelled."""
+        while True:
+            try:
+                answer = await self.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
+                if answer.status_code == 200:
+                    self.times.append(time.monotonic())
+                else:
+                    self.failures.append(f"HTTP {answer.status_code}")
+            except httpx.TransportError as error:
+                self.failures.append(type(error).__name__)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def longest_gap(times: list[float], since: float) -> float:
@@ -147,46 +120,35 @@ def longest_gap(times: list[float], since: float) -> float:
     return max((later - earlier for earlier, later in pairs if later > since), default=float("nan"))
 
 
-async def play(url: str, settings: argparse.Namespace, victim: Callable[[], None]) -> tuple[list[Client], float, float]:
+async def play(
+    url: str, settings: argparse.Namespace, victim: Callable[[], None]
+) -> tuple[list[Client], float, Prober]:
     """Run the clients, call `victim` in another thread, and end the clients when all of them have had events after it.
 
-    Returns the clients, the time at which `victim` was called, and the longest time without an answer to a request of
-    one token. `victim` returns when all pods are ready again.
+    Returns the clients, the time at which `victim` was called, and the prober. `victim` returns when all pods are ready
+    again.
     """
-    stop, answered = asyncio.Event(), list[float]()
+    stop = asyncio.Event()
     async with (
         asyncio.timeout(ROUND_SECONDS),
         httpx.AsyncClient(base_url=url, timeout=TIMEOUT, trust_env=False) as http,
         asyncio.TaskGroup() as tasks,
     ):
         clients = [Client(http, seed, settings.tokens) for seed in range(settings.streams)]
-        prober = tasks.create_task(ask_again_and_again(http, answered))
+        prober = Prober(http)
+        probing = tasks.create_task(prober.run())
         reading = [tasks.create_task(client.run(stop)) for client in clients]
-        while any(len(client.times) < TOKENS_BEFORE for client in clients) or not answered:
+        while any(len(client.times) < TOKENS_BEFORE for client in clients) or not prober.times:
             await asyncio.sleep(0.01)
         ended_at = time.monotonic()
         await asyncio.to_thread(victim)
         recovered_at = time.monotonic()
-        while any(client.times[-1] < recovered_at for client in clients) or answered[-1] < recovered_at:
+        while any(client.times[-1] < recovered_at for client in clients) or prober.times[-1] < recovered_at:
             await asyncio.sleep(0.01)
         stop.set()
         await asyncio.gather(*reading)
-        prober.cancel()
-    return clients, ended_at, longest_gap(answered, ended_at)
-
-
-def end_and_wait(choose: Callable[[Pods], list[str]], delete: bool) -> None:
-    """End the chosen pods or containers, and wait until others have taken their place and all are ready."""
-    before = pods()
-    names = choose(before)
-    gone = {before[name][0] for name in names}
-    end(names, delete)
-
-    def replaced() -> bool:
-        now = pods().values()
-        return len(now) == len(before) and all(ready and identity not in gone for identity, ready in now)
-
-    until(replaced, 0.2)
+        probing.cancel()
+    return clients, ended_at, prober
 
 
 @contextmanager
@@ -220,17 +182,24 @@ def deployed(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Measured:
-    """All rounds of one victim: a pause and `resumed` per client, an `equal` per stream, a gap per round."""
+    """All rounds of one victim: a pause and `resumed` per client, an `equal` per stream, a gap per round.
+
+    `answered`: number of requests of one token with an answer, `failures`: reasons of the others.
+    """
 
     pauses: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     resumed: list[bool] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
+    answered: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
-    def add(self, clients: list[Client], since: float, gap: float, expected: list[list[int]]) -> None:
+    def add(self, clients: list[Client], since: float, prober: Prober, expected: list[list[int]]) -> None:
         """Add a round whose victim ended after `since`; `expected` are the tokens of each client's stream."""
         self.pauses += [longest_gap(client.times, since) for client in clients]
-        self.gaps.append(gap)
+        self.gaps.append(longest_gap(prober.times, since))
+        self.answered += len(prober.times)
+        self.failures.update(prober.failures)
         self.resumed += [client.num_resumed > 0 for client in clients]
         self.equal += [tokens == expected[client.seed] for client in clients for tokens in client.streams]
 
@@ -238,12 +207,14 @@ class Measured:
         """Return the cells of COLUMNS."""
         two = [f"{statistics.median(seconds):.1f}, {max(seconds):.1f} s" for seconds in (self.pauses, self.gaps)]
         shares = [f"{sum(found)} of {len(found)}" for found in (self.resumed, self.equal)]
-        return [*two, *shares]
+        reasons = "".join(f", {number} {reason}" for reason, number in self.failures.items())
+        return [*two, f"{self.failures.total()} of {self.answered + self.failures.total()}{reasons}", *shares]
 
 
 COLUMNS = (
     "longest pause of a client's streams: median, maximum",
     "longest time without an answer to a new request: median, maximum",
+    "new requests that failed",
     "clients that resumed a stream by id",
     "streams with the tokens of the undisturbed run",
 )
@@ -274,8 +245,8 @@ def main() -> None:
                 played = asyncio.run(play(url, settings, functools.partial(end_and_wait, *chosen[name])))
             except* LostRequestError as lost:
                 raise SystemExit(f"error: {name}: {lost.exceptions[0]}") from None
-            clients, ended_at, gap = played
-            measured[name].add(clients, ended_at, gap, expected)
+            clients, ended_at, prober = played
+            measured[name].add(clients, ended_at, prober, expected)
             print(f"{name}: {', '.join(measured[name].cells())}", flush=True)
     rows = [("victim", *COLUMNS), ("---",) * (1 + len(COLUMNS)), *((name, *measured[name].cells()) for name in chosen)]
     print("", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")

@@ -132,6 +132,7 @@ class Campaign:
         streams = self._streams.under_way(0)
         if fault.kind is FULL_DISK:
             self._streams.pause()  # a request that begins without a journal has events without ids
+            await self._until(lambda: all(self._streams.num_events))
         since, wall, line = time.monotonic(), time.time(), len(self._served.log)
         restarts = len(self._restarts)
         ended = self._begin(fault, target, rng)

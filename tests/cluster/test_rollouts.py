@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from support.kubernetes import Namespace, demo_spec, eventually
-from support.pod_streams import BODIES, STOP, run_streams
+from support.pod_streams import streams_go_on
 
 SECONDS = 120
 """From an edit to its effect or its cause in the status."""
@@ -20,6 +19,7 @@ BROKEN = {
 """Edits by the reason that the status has to name; the second one is rejected by the API server only."""
 GOOD: list[dict[str, Any]] = [
     {"parallelism": {"pipelineParallelSize": 2}},
+    {"parallelism": {"tensorParallelSize": 2}},
     {"worker": {"env": [{"name": "OF_THE_TEST", "value": "1"}]}},
 ]
 
@@ -29,11 +29,6 @@ def test_edits_under_load_lose_nothing(namespace: Namespace):
     settings = demo_spec()["worker"]
     namespace.deploy(demo_spec(model={"uri": "file:///models/demo", "dtype": "float32"}))
     namespace.wait_ready()
-    namespace.ask("demo", [{"prompt": [1], "max_tokens": 1}])  # the client is there
-    inside = ("exec", "client", "--")
-    namespace.kubectl(*inside, "touch", STOP)
-    undisturbed = [transcript for (transcript,) in run_streams(namespace)]
-    namespace.kubectl(*inside, "rm", STOP)
     available: list[int] = []
 
     def holds(condition: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
@@ -44,36 +39,29 @@ def test_edits_under_load_lose_nothing(namespace: Namespace):
 
         return now
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_streams, namespace)
-        try:
-            serving = pods(namespace)
-            for reason, edit in BROKEN.items():
-                patch(namespace, edit)
-                named = holds(lambda status, reason=reason: ready(status)["reason"] == reason)
-                assert eventually(named, SECONDS), (reason, ready(namespace.get("orca", "demo")["status"]))
-                assert ready(namespace.get("orca", "demo")["status"])["status"] == "False"
-                assert serving <= pods(namespace), "nothing that serves is deleted"
-                patch(namespace, {"worker": {**dict.fromkeys(edit["worker"]), **settings}})
-                assert eventually(holds(lambda status: ready(status)["status"] == "True"), SECONDS)
-                assert eventually(lambda: pods(namespace) == serving, SECONDS), "the edit back restarts nothing"
-            for edit in GOOD:
-                before = pods(namespace)
-                revision = namespace.get("orca", "demo")["status"]["currentRevision"]
-                patch(namespace, edit)
-                assert eventually(
-                    holds(lambda status, revision=revision: ready(status)["status"] == "True"
-                          and status["currentRevision"] != revision), SECONDS
-                )  # fmt: skip
-                assert eventually(lambda before=before: not before & pods(namespace), SECONDS), "all are replaced"
-        finally:
-            namespace.kubectl(*inside, "touch", STOP)
-        transcripts = running.result(120)
-    assert all(len(repeated) > len(BROKEN) + len(GOOD) for repeated in transcripts)
-    for expected, repeated in zip(undisturbed, transcripts, strict=True):
-        assert [transcript for transcript in repeated if transcript != expected] == []
+    with streams_go_on(namespace) as numbers:
+        serving = pods(namespace)
+        for reason, edit in BROKEN.items():
+            patch(namespace, edit)
+            named = holds(lambda status, reason=reason: ready(status)["reason"] == reason)
+            assert eventually(named, SECONDS), (reason, ready(namespace.get("orca", "demo")["status"]))
+            assert ready(namespace.get("orca", "demo")["status"])["status"] == "False"
+            assert serving <= pods(namespace), "nothing that serves is deleted"
+            patch(namespace, {"worker": {**dict.fromkeys(edit["worker"]), **settings}})
+            assert eventually(holds(lambda status: ready(status)["status"] == "True"), SECONDS)
+            assert eventually(lambda: pods(namespace) == serving, SECONDS), "the edit back restarts nothing"
+        for edit in GOOD:
+            before = pods(namespace)
+            revision = namespace.get("orca", "demo")["status"]["currentRevision"]
+            patch(namespace, edit)
+            assert eventually(
+                holds(lambda status, revision=revision: ready(status)["status"] == "True"
+                      and status["currentRevision"] != revision), SECONDS
+            )  # fmt: skip
+            assert eventually(lambda before=before: not before & pods(namespace), SECONDS), "all are replaced"
+    assert min(numbers) > len(BROKEN) + len(GOOD)
     assert min(available) >= 1
-    print(f"{sum(map(len, transcripts))} streams of {len(BODIES)} bodies, {len(available)} polls")
+    print(f"{sum(numbers)} streams of {len(numbers)} bodies, {len(available)} polls")
 
 
 def ready(status: dict[str, Any]) -> dict[str, Any]:

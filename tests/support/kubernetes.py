@@ -68,10 +68,10 @@ def images() -> list[str]:
 class Kubernetes:
     """The cluster that KUBECONFIG names."""
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl and return its output; with `check`, an error fails the test."""
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 300) -> str:
+        """Run kubectl for at most `seconds` and return its output; with `check`, an error fails the test."""
         done = subprocess.run(
-            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=300, check=False
+            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=seconds, check=False
         )
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
@@ -119,9 +119,9 @@ class Namespace:
         self.name = name
         self._client = False
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 300) -> str:
         """See Kubernetes.kubectl."""
-        return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin, check=check)
+        return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin, check=check, seconds=seconds)
 
     def apply(self, resource: dict[str, Any], check: bool = True) -> str:
         """Run kubectl apply."""
@@ -176,8 +176,12 @@ class Namespace:
 
     def unfinished(self, service: str) -> int:
         """Return the number of running and waiting requests in a master's metrics."""
-        metrics = self._from_client(READER, f"http://{service}/metrics")
-        return sum(int(float(count)) for count in re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", metrics, re.M))
+        counts = re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", self.metrics(service), re.M)
+        return sum(int(float(count)) for count in counts)
+
+    def metrics(self, service: str) -> str:
+        """Return a master's metrics."""
+        return self._from_client(READER, f"http://{service}/metrics")
 
     def _from_client(self, program: str, url: str, stdin: str = "") -> str:
         if not self._client:
