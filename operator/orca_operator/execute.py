@@ -25,6 +25,7 @@ from orca_operator.actions import (
     ApplyAutoscaler,
     Check,
     Delete,
+    ForceDelete,
     Put,
     PutScheduler,
     PutTopology,
@@ -52,13 +53,16 @@ LACKS_RIGHT = 'is forbidden: User "'
 class Outcome:
     """Result of one pass.
 
-    `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "".
+    `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
+    `forced`: pods that were deleted by force; `not_deleted`: why others were not.
     """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
+    forced: list[ForceDelete] = field(default_factory=list)
+    not_deleted: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -88,6 +92,8 @@ class Executor:
                     self._scale(child, replicas, context.namespace, outcome)
                 case Delete(child):
                     self._delete(child, context.namespace, outcome)
+                case ForceDelete():
+                    self._force_delete(action, context.namespace, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         return outcome
@@ -219,6 +225,21 @@ class Executor:
         self._written.pop((child["kind"], name_of(child)), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
+
+    def _force_delete(self, deletion: ForceDelete, namespace: str, outcome: Outcome) -> None:
+        """Delete a pod by force; a refused deletion does not end the pass."""
+        name = name_of(deletion.pod)
+        try:
+            if not self._cluster.force_delete(namespace, name, deletion.pod["metadata"]["uid"]):
+                return
+        except ClusterError as error:
+            if error.status not in REFUSED:
+                raise
+            outcome.not_deleted.append(f"{name} on the lost node {deletion.node}: {error}")
+            return
+        outcome.writes += 1
+        outcome.forced.append(deletion)
+        logger.info("%s: deleted Pod %s of the lost node %s by force", namespace, name, deletion.node)
 
 
 def version(live: Mapping[str, Any]) -> str:
