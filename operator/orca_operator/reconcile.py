@@ -223,7 +223,6 @@ class Reconciler:
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
                 refusal, not_deleted = outcome.autoscaler_refusal, outcome.not_deleted
-                await asyncio.to_thread(parts.status.announce_forced, resource, outcome.forced)
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:

@@ -6,11 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_operator.actions import ForceDelete
 from orca_operator.cluster import Cluster, ClusterError
-from orca_operator.conditions import rfc3339
 from orca_operator.events import Announcer
-from orca_operator.observe import Object, name_of
+from orca_operator.observe import Object
 from orca_operator.status import merge_patch
 
 REPEAT_SECONDS = 600.0
@@ -36,12 +34,6 @@ class StatusWriter:
             message = f"this cluster does not serve {kind}, which is skipped"
             self._announcer.announce(resource, "Warning", "KindNotServed", message)
         self.skipped = skipped
-
-    def announce_forced(self, resource: Object, deletions: Sequence[ForceDelete]) -> None:
-        """Write an Event for each pod that was deleted by force."""
-        for deletion in deletions:
-            message = f"{name_of(deletion.pod)}: node {deletion.node} is lost since {rfc3339(deletion.since)}"
-            self._announcer.announce(resource, "Warning", "PodForceDeleted", message)
 
     def write(self, resource: Object, status: dict[str, Any], previous: Mapping[str, Any]) -> Object | None:
         """Patch the status if it changed, and write an Event if the reason of Ready changed.

@@ -30,6 +30,7 @@ class Server:
         self.missing = missing
         self.writes = 0
         self.checks = 0
+        self.events: list[tuple[str, str]] = []
         self.refusal: ClusterError | None = None
         self.refused_kind = "StatefulSet"
 
@@ -65,12 +66,15 @@ class Server:
             del self.objects[kind, name]
 
     def force_delete(self, namespace: str, pod: str, uid: str) -> bool:
-        if self.refusal is not None:
+        if self.refusal is not None and self.refused_kind == "Pod":
             raise self.refusal
         self.writes += 1
         return self.objects.pop(("Pod", pod), {"metadata": {"uid": ""}})["metadata"]["uid"] == uid
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] == "Event":
+            self.events.append((manifest["reason"], manifest["message"]))
+            return manifest
         assert (manifest["kind"], manifest["metadata"]["name"]) not in self.objects
         data = {"token": "dG9rZW4="}
         metadata = {**manifest["metadata"], "uid": "secret", "resourceVersion": "1"}
@@ -363,18 +367,28 @@ def test_a_forced_deletion_is_reported_once():
     server, deletion = forced()
     executor = Executor(server)
     outcome = executor.run([deletion], FULL, Observed())
-    assert (outcome.forced, outcome.writes, outcome.not_deleted) == ([deletion], 1, [])
+    assert (outcome.writes, outcome.not_deleted) == (1, [])
     late = executor.run([deletion], FULL, Observed())  # the watch has not told of the deletion yet
-    assert (late.forced, late.writes, late.not_deleted) == ([], 0, [])
+    assert (late.writes, late.not_deleted) == (0, [])
+    name = deletion.pod["metadata"]["name"]
+    assert server.events == [("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T12:00:00Z")]
+
+
+def test_a_forced_deletion_is_reported_although_the_pass_fails_later():
+    server, deletion = forced()
+    server.refusal, server.refused_kind = ClusterError(422, "wrong"), "Service"
+    with pytest.raises(InvalidSpecError, match="wrong"):
+        Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
+    assert [reason for reason, _ in server.events] == ["PodForceDeleted"]
 
 
 def test_a_refused_deletion_is_named_and_ends_no_pass():
     server, deletion = forced()
-    server.refusal = ClusterError(403, 'pods "x" is forbidden')
+    server.refusal, server.refused_kind = ClusterError(403, 'pods "x" is forbidden'), "Pod"
     outcome = Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
     name = deletion.pod["metadata"]["name"]
     assert outcome.not_deleted == [f'{name} on the lost node n1: pods "x" is forbidden']
-    assert outcome.forced == []
+    assert server.events == []
     assert outcome.writes == 1, "the Service"
     server.refusal = ClusterError(500, "later")
     with pytest.raises(ClusterError, match="later"):

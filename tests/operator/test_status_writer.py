@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from orca_operator import status_writer
-from orca_operator.actions import ForceDelete
 from orca_operator.cluster import ClusterError
 from orca_operator.status_writer import StatusWriter
 
@@ -94,11 +92,3 @@ def test_a_kind_that_is_skipped_is_announced_once_until_it_is_served_again(serve
         writer.announce_skipped(RESOURCE, kinds)
         assert writer.skipped == tuple(kinds)
     assert server.events == [("KindNotServed", "this cluster does not serve PodMonitor, which is skipped")] * 2
-
-
-def test_every_forced_deletion_has_an_event_with_pod_node_and_time(server, writer):
-    pods = [{"metadata": {"name": name}} for name in ("demo-0", "demo-1")]
-    writer.announce_forced(RESOURCE, [ForceDelete(pod, "n1", datetime(2026, 1, 1, tzinfo=UTC)) for pod in pods])
-    assert server.events == [
-        ("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T00:00:00Z") for name in ("demo-0", "demo-1")
-    ]
