@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar
 
 from orca_contract import routes
@@ -50,6 +51,15 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class ForceDelete:
+    """Deletion of a pod without its kubelet, because `node` has been lost since `since`."""
+
+    pod: Object
+    node: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PutTopology:
     """`PUT /topology` to a revision's master."""
 
@@ -84,4 +94,4 @@ class PutScheduler:
 
 
 Put = PutTopology | PutScheduler
-Action = Check | Apply | ApplyAutoscaler | Scale | Delete | Put
+Action = Check | Apply | ApplyAutoscaler | Scale | Delete | ForceDelete | Put

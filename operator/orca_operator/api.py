@@ -112,8 +112,8 @@ class RecoveryPolicy(Part):
     recovery_timeout_seconds: Annotated[Seconds, Effect.LIVE] = Field(
         600, description="How long requests wait, without progress, for a lost pipeline to recover."
     )
-    node_failure_grace_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
-        60, description="Time after which pods of a failed node are replaced."
+    node_failure_grace_seconds: Annotated[Seconds, Effect.LIVE] = Field(
+        60, description="Time after which pods of a lost node are replaced."
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.NOT_YET] = Field(
         10, description="Maximum number of pipeline restarts per window."

@@ -35,6 +35,7 @@ API_VERSIONS = {
     "PodMonitor": "monitoring.coreos.com/v1",
     "Certificate": "cert-manager.io/v1",
     "Event": "v1",
+    "Node": "v1",
     KIND: API_VERSION,
 }
 """Every kind that the operator handles."""
@@ -79,7 +80,7 @@ class Cluster:
         self._discovered_at: dict[str, float] = {}
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """Return one object, None if it does not exist."""
+        """Return one object, None if it does not exist; `namespace` is "" for a kind without namespaces."""
         try:
             return self._call(self._resource(kind).get, name=name, namespace=namespace)
         except ClusterError as error:
@@ -125,14 +126,11 @@ class Cluster:
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Delete an object if it still has this uid; a missing or replaced object is no error."""
-        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        resource = self._resource(kind)
-        self._on_write("delete", kind)
-        try:
-            self._call(resource.delete, name=name, namespace=namespace, body=options)
-        except ClusterError as error:
-            if error.status not in (404, 409):
-                raise
+        self._delete(kind, namespace, name, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+
+    def force_delete(self, namespace: str, pod: str, uid: str) -> bool:
+        """Remove a pod without its kubelet if it still has this uid; return False if it is missing or replaced."""
+        return self._delete("Pod", namespace, pod, {"preconditions": {"uid": uid}, "gracePeriodSeconds": 0})
 
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
         """Merge `status` into the status of an OrcaDeployment, None removes a field; return the OrcaDeployment."""
@@ -158,6 +156,17 @@ class Cluster:
         resource = self._resource(manifest["kind"])
         self._on_write("create", manifest["kind"])
         return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
+
+    def _delete(self, kind: str, namespace: str, name: str, options: dict[str, Any]) -> bool:
+        resource = self._resource(kind)
+        self._on_write("delete", kind)
+        try:
+            self._call(resource.delete, name=name, namespace=namespace, body=options)
+        except ClusterError as error:
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
 
     def _resource(self, kind: str) -> Any:
         """Return the resource of a kind from a cache (a missing kind for MISSING_SECONDS): discovery is slow, and not

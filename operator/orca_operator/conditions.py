@@ -234,7 +234,8 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
-    if lacking := [*situation.not_applied, *filter(None, [situation.autoscaler_refusal])]:
+    refusals = [situation.autoscaler_refusal, situation.view.nodes.refusal]
+    if lacking := [*situation.not_applied, *filter(None, refusals)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
     notes = ["every field takes effect"]
     report = situation.view.observed.reports.get(situation.revision or "")

@@ -13,6 +13,7 @@ from datetime import datetime
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, StateReport
 
+from orca_operator.lost_nodes import NO_NODES, Nodes, describe
 from orca_operator.names import MASTER, REVISION_LABEL, ROLE_LABEL, WORKER
 from orca_operator.observe import (
     Object,
@@ -78,19 +79,26 @@ class View:
     observed: Observed
     diagnoses: Mapping[str, Diagnosis]
     now: datetime
+    nodes: Nodes = NO_NODES
 
 
-def look(observed: Observed, now: datetime, told: Mapping[str, Diagnosis] | None = None) -> View:
+def look(
+    observed: Observed, now: datetime, told: Mapping[str, Diagnosis] | None = None, nodes: Nodes = NO_NODES
+) -> View:
     """Return the view of a pass that begins at `now`.
 
-    `told`: causes from Events, by the name of the child. The cause in a pod's status is more recent.
+    `told`: causes from Events, by the name of the child. The cause in a pod's status is more recent; that of a pod on a
+    lost node is outdated.
     """
     children = observed.pods() + observed.of_kind("Deployment")
     found = {name_of(child): cause for child in children if (cause := _diagnose_child(child)) is not None}
     for name, cause in (told or {}).items():
         if name not in found or found[name].reason is Reason.LOADING_WEIGHTS:
             found[name] = cause
-    return View(observed, found, now)
+    for pod in observed.pods():
+        if loss := describe(pod, nodes, now):
+            found[name_of(pod)] = _of(Reason.NODE_LOST, name_of(pod), loss)
+    return View(observed, found, now, nodes)
 
 
 def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:

@@ -1,5 +1,5 @@
-"""Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, a journal that cannot be written, or kinds that the
-cluster does not serve.
+"""Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, a journal that cannot be written, kinds that the
+cluster does not serve, or a pod that was deleted by force.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 from orca_contract.reasons import Reason
 
+from orca_operator.actions import ForceDelete
 from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.conditions import find_condition, rfc3339
 from orca_operator.journal_condition import JOURNAL_OFF
+from orca_operator.manifests.context import Owner
 from orca_operator.names import API_VERSION, FIELD_MANAGER, KIND
-from orca_operator.observe import Object
+from orca_operator.observe import Object, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,12 @@ class Announcer:
         journal, before = find_condition(status, "JournalReady"), find_condition(previous, "JournalReady")
         if journal.get("reason") == JOURNAL_OFF != before.get("reason"):
             self.announce(resource, "Warning", JOURNAL_OFF, journal["message"])
+
+    def announce_forced(self, owner: Owner, deletion: ForceDelete) -> None:
+        """Write an Event about a pod that was deleted by force."""
+        message = f"{name_of(deletion.pod)}: node {deletion.node} is lost since {rfc3339(deletion.since)}"
+        about = {"metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid}}
+        self.announce(about, "Warning", "PodForceDeleted", message)
 
     def announce(self, resource: Object, kind: str, reason: str, message: str) -> None:
         """Write one Event about an OrcaDeployment; `kind` is Normal or Warning."""

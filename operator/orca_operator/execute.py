@@ -25,6 +25,7 @@ from orca_operator.actions import (
     ApplyAutoscaler,
     Check,
     Delete,
+    ForceDelete,
     Put,
     PutScheduler,
     PutTopology,
@@ -32,6 +33,7 @@ from orca_operator.actions import (
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.diagnose import QUOTA
+from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
@@ -52,13 +54,15 @@ LACKS_RIGHT = 'is forbidden: User "'
 class Outcome:
     """Result of one pass.
 
-    `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "".
+    `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
+    `not_deleted`: why pods of lost nodes were not deleted.
     """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
+    not_deleted: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -66,6 +70,7 @@ class Executor:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._announcer = Announcer(cluster)
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
         self._token = ""
@@ -88,6 +93,8 @@ class Executor:
                     self._scale(child, replicas, context.namespace, outcome)
                 case Delete(child):
                     self._delete(child, context.namespace, outcome)
+                case ForceDelete():
+                    self._force_delete(action, context, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         return outcome
@@ -219,6 +226,24 @@ class Executor:
         self._written.pop((child["kind"], name_of(child)), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
+
+    def _force_delete(self, deletion: ForceDelete, context: Context, outcome: Outcome) -> None:
+        """Delete a pod by force; a refused deletion does not end the pass.
+
+        The Event is written at once: a later action of the pass may fail.
+        """
+        name = name_of(deletion.pod)
+        try:
+            if not self._cluster.force_delete(context.namespace, name, deletion.pod["metadata"]["uid"]):
+                return
+        except ClusterError as error:
+            if error.status not in REFUSED:
+                raise
+            outcome.not_deleted.append(f"{name} on the lost node {deletion.node}: {error}")
+            return
+        outcome.writes += 1
+        logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
+        self._announcer.announce_forced(context, deletion)
 
 
 def version(live: Mapping[str, Any]) -> str:

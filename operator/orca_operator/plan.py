@@ -2,6 +2,7 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
+0. delete pods on lost nodes by force (lost_nodes.py): what the API server thinks of an edit must not stop that;
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
@@ -16,11 +17,13 @@ pipelines first.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
+from orca_operator.lost_nodes import forced_deletions
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
@@ -57,7 +60,9 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     is_new = context.revision not in observed.revisions()
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
-    actions = _checks(surroundings + workloads, stale) if is_new else []
+    grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
+    actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now)]
+    actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
     if is_new and context.spec.num_pipelines and not has_certificates:

@@ -21,10 +21,9 @@ from orca_contract.reasons import Reason
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
-from orca_operator.child_events import ChildEvents, silent_children
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation, find_condition
-from orca_operator.diagnose import Diagnosis, View, look
+from orca_operator.diagnose import Diagnosis
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Images, Owner
 from orca_operator.manifests.model import is_supported, not_supported
@@ -38,6 +37,7 @@ from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.validation import RejectedError, parse
+from orca_operator.viewer import Viewer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class _Parts:
     executor: Executor
     keeper: CertificateKeeper
     masters: Masters
-    events: ChildEvents
+    viewer: Viewer
     status: StatusWriter
 
 
@@ -149,8 +149,8 @@ class Reconciler:
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
-            events, status = ChildEvents(self._cluster), StatusWriter(self._cluster)
-            deployment.parts = _Parts(owner.uid, executor, keeper, masters, events, status)
+            viewer, status = Viewer(self._cluster), StatusWriter(self._cluster)
+            deployment.parts = _Parts(owner.uid, executor, keeper, masters, viewer, status)
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
@@ -208,7 +208,7 @@ class Reconciler:
         context: Context | None = None
         problem: Diagnosis | None = None
         source = refusal = ""
-        changes = 0
+        changes, not_deleted = 0, list[str]()
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -216,13 +216,13 @@ class Reconciler:
             context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
-            view = await _look(parts.events, await masters.observe(key, children, context), namespace, now)
+            view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
             if is_supported(spec.model):
                 serving = str(previous.get("currentRevision", ""))
                 actions = plan(context, view, not keeper.problems.get(source), serving)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-                refusal = outcome.autoscaler_refusal
+                refusal, not_deleted = outcome.autoscaler_refusal, outcome.not_deleted
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:
@@ -230,7 +230,7 @@ class Reconciler:
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
-            view = await _look(parts.events, await masters.observe(key, children, None), namespace, now)
+            view = await parts.viewer.view(await masters.observe(key, children, None), namespace, now)
         situation = Situation(
             name,
             namespace,
@@ -240,7 +240,7 @@ class Reconciler:
             view,
             problem,
             parts.status.skipped,
-            masters.not_applied,
+            [*masters.not_applied, *not_deleted],
             source,
             keeper.problems,
             refusal,
@@ -284,10 +284,3 @@ class Reconciler:
         """Check and renew the certificates of the desired revision and of running revisions."""
         sources = {source, *Observed(children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(keeper.refresh, sources, request, now)
-
-
-async def _look(events: ChildEvents, observed: Observed, namespace: str, now: datetime) -> View:
-    """Return the view of a pass, with what Events say of children that do not come up."""
-    silent = silent_children(observed, now)
-    told = await asyncio.to_thread(events.causes, namespace, silent, now) if silent else {}
-    return look(observed, now, told)

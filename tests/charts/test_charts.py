@@ -27,6 +27,7 @@ MODEL = str(ROOT / "charts" / "orca-model")
 SWITCHES: dict[str, list[dict[str, Any]]] = {
     "scope": [{}, {"clusterWide": True}, {"namespaces": ["team-a", "team-b"]}],
     "crds": [{}, {"crds": {"install": False}}, {"crds": {"celRules": False}}],
+    "nodes": [{}, {"readNodes": False}],
     "account": [
         {}, {"serviceAccount": {"create": False, "name": "mine"}}, {"serviceAccount": {"annotations": {"a": "b"}}},
     ],
@@ -71,7 +72,7 @@ def test_lint():
 @pytest.mark.long
 @pytest.mark.parametrize("scope", SWITCHES["scope"], ids=["own", "all", "some"])
 def test_every_combination_of_switches(scope, tmp_path):
-    for others in itertools.product(*(SWITCHES[name] for name in ("crds", "account", "pod"))):
+    for others in itertools.product(*(SWITCHES[name] for name in ("crds", "nodes", "account", "pod"))):
         values: dict[str, Any] = dict(scope)
         for part in others:
             values |= part
@@ -86,7 +87,8 @@ def test_every_combination_of_switches(scope, tmp_path):
                 assert violations(manifest["spec"]) == []
         kinds = [manifest["kind"] for manifest in manifests]
         assert kinds.count("Deployment") == 1
-        assert kinds.count("ClusterRole") == (1 if values.get("clusterWide") else 0)
+        cluster_roles = bool(values.get("clusterWide")) + values.get("readNodes", True)
+        assert kinds.count("ClusterRole") == kinds.count("ClusterRoleBinding") == cluster_roles
         roles = 0 if values.get("clusterWide") else 1 + len(values.get("namespaces", []))
         assert kinds.count("Role") == kinds.count("RoleBinding") == roles
         account = values.get("serviceAccount", {}).get("create", True)
@@ -110,9 +112,22 @@ def test_the_roles_rights_are_bounded(tmp_path):
     secrets = [rule["verbs"] for rule in role["rules"] if "secrets" in rule["resources"]]
     assert secrets == [["get", "create", "patch", "delete"]]
     pods = [rule["verbs"] for rule in role["rules"] if "pods" in rule["resources"]]
-    assert pods == [["get", "list", "watch"]]
+    assert pods == [["get", "list", "watch", "delete"]], "pods of lost nodes are deleted"
     statuses = [rule["verbs"] for rule in role["rules"] if "orcadeployments/status" in rule["resources"]]
     assert statuses == [["patch"]], "the operator reads a status with its OrcaDeployment"
+
+
+def test_the_only_right_beyond_the_namespaces_is_to_get_nodes(tmp_path):
+    """Releases of one name in several namespaces do not share the ClusterRole."""
+    (role,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert "orca-system" in role["metadata"]["name"]
+    (binding,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (account,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "ServiceAccount")
+    assert [subject["name"] for subject in binding["subjects"]] == [account["metadata"]["name"]]
+    without = {manifest["kind"] for manifest in render(ORCA, {"readNodes": False}, tmp_path)}
+    assert not without & {"ClusterRole", "ClusterRoleBinding"}
 
 
 def test_the_metrics_have_a_port_and_a_monitor_on_request(tmp_path):

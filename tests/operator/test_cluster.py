@@ -12,7 +12,7 @@ from orca_operator.cluster import Cluster, ClusterError, KindNotServedError, con
 from orca_operator.names import KIND
 from support.kubernetes_api import KubernetesApi
 
-KINDS = ("Service", "Pod", "StatefulSet", "Event", KIND)
+KINDS = ("Service", "Pod", "StatefulSet", "Event", "Node", KIND)
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
@@ -89,6 +89,26 @@ def test_deletion_is_of_this_object_alone(api, cluster):
     cluster.delete("Service", "default", "demo", "uid-1")
     assert api.writes() == [("DELETE", f"{PATH}/demo")]
     assert api.bodies[-1] == {"preconditions": {"uid": "uid-1"}, "propagationPolicy": "Background"}
+
+
+def test_a_forced_deletion_waits_for_no_kubelet_and_is_of_this_pod_alone(api, cluster):
+    pods = PATH.replace("services", "pods")
+    assert cluster.force_delete("default", "demo-0", "uid-1")
+    assert api.writes() == [("DELETE", f"{pods}/demo-0")]
+    assert api.bodies[-1] == {"preconditions": {"uid": "uid-1"}, "gracePeriodSeconds": 0}
+    for status in (404, 409):
+        api.answers[f"{pods}/demo-0"] = (status, {"message": "gone"})
+        assert not cluster.force_delete("default", "demo-0", "uid-1")
+    api.answers[f"{pods}/demo-0"] = (403, {"message": "forbidden"})
+    with pytest.raises(ClusterError, match="forbidden"):
+        cluster.force_delete("default", "demo-0", "uid-1")
+
+
+def test_a_node_has_no_namespace(api, cluster):
+    api.answers["/api/v1/nodes/n1"] = (200, {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}})
+    node = cluster.get("Node", "", "n1")
+    assert node is not None
+    assert node["metadata"]["name"] == "n1"
 
 
 @pytest.mark.parametrize("status", [404, 409])

@@ -9,6 +9,7 @@ import pytest
 from orca_operator import names
 from orca_operator.conditions import CONDITIONS, Rollout, Situation, find_condition, make_conditions, rfc3339
 from orca_operator.diagnose import LONGEST_MESSAGE
+from orca_operator.lost_nodes import Nodes
 from orca_operator.observe import Observed
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, view
 
@@ -46,6 +47,13 @@ def test_every_condition_speaks_of_the_generation():
 def test_what_is_not_applied_is_named(changes, reason, words):
     entry = conditions(situation(**changes))["FullyApplied"]
     assert (entry["status"], entry["reason"], entry["message"]) == ("False", reason, words)
+
+
+def test_a_missing_right_to_read_nodes_is_named():
+    demo = context(MINIMAL)
+    seen = replace(view(everything(demo)), nodes=Nodes(refusal="no right"))
+    entry = conditions(situation(view=seen))["FullyApplied"]
+    assert (entry["status"], entry["reason"], entry["message"]) == ("False", "NotApplied", "no right")
 
 
 def test_a_worker_without_a_node_is_counted():

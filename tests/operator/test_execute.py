@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from orca_contract.reasons import Reason
 from orca_operator import names
-from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor, version
 from orca_operator.manifests import services
@@ -19,7 +19,7 @@ from orca_operator.observe import Observed
 from orca_operator.plan import plan
 from orca_operator.scaling import wanted_autoscaler
 from orca_operator.validation import InvalidSpecError, RejectedError
-from support.orcadeployments import MINIMAL, UID, context, merged, view
+from support.orcadeployments import MINIMAL, NOW, UID, context, merged, pod, view
 
 
 class Server:
@@ -30,6 +30,7 @@ class Server:
         self.missing = missing
         self.writes = 0
         self.checks = 0
+        self.events: list[tuple[str, str]] = []
         self.refusal: ClusterError | None = None
         self.refused_kind = "StatefulSet"
 
@@ -64,7 +65,16 @@ class Server:
         if self.objects[kind, name]["metadata"]["uid"] == uid:
             del self.objects[kind, name]
 
+    def force_delete(self, namespace: str, pod: str, uid: str) -> bool:
+        if self.refusal is not None and self.refused_kind == "Pod":
+            raise self.refusal
+        self.writes += 1
+        return self.objects.pop(("Pod", pod), {"metadata": {"uid": ""}})["metadata"]["uid"] == uid
+
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] == "Event":
+            self.events.append((manifest["reason"], manifest["message"]))
+            return manifest
         assert (manifest["kind"], manifest["metadata"]["name"]) not in self.objects
         data = {"token": "dG9rZW4="}
         metadata = {**manifest["metadata"], "uid": "secret", "resourceVersion": "1"}
@@ -342,3 +352,44 @@ def test_the_status_of_an_hpa_is_no_change_of_it():
     edited = {**second, "spec": {**second["spec"], "maxReplicas": 9}}
     relabelled = {**second, "metadata": {**second["metadata"], "labels": {}}}
     assert len({version(second), version(edited), version(relabelled)}) == 3
+
+
+# -- pods on lost nodes ------------------------------------------------------------------------------------------------
+
+
+def forced() -> tuple[Server, ForceDelete]:
+    server, lost = Server(), pod(FULL)
+    server.objects["Pod", lost["metadata"]["name"]] = lost
+    return server, ForceDelete(lost, "n1", NOW)
+
+
+def test_a_forced_deletion_is_reported_once():
+    server, deletion = forced()
+    executor = Executor(server)
+    outcome = executor.run([deletion], FULL, Observed())
+    assert (outcome.writes, outcome.not_deleted) == (1, [])
+    late = executor.run([deletion], FULL, Observed())  # the watch has not told of the deletion yet
+    assert (late.writes, late.not_deleted) == (0, [])
+    name = deletion.pod["metadata"]["name"]
+    assert server.events == [("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T12:00:00Z")]
+
+
+def test_a_forced_deletion_is_reported_although_the_pass_fails_later():
+    server, deletion = forced()
+    server.refusal, server.refused_kind = ClusterError(422, "wrong"), "Service"
+    with pytest.raises(InvalidSpecError, match="wrong"):
+        Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
+    assert [reason for reason, _ in server.events] == ["PodForceDeleted"]
+
+
+def test_a_refused_deletion_is_named_and_ends_no_pass():
+    server, deletion = forced()
+    server.refusal, server.refused_kind = ClusterError(403, 'pods "x" is forbidden'), "Pod"
+    outcome = Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
+    name = deletion.pod["metadata"]["name"]
+    assert outcome.not_deleted == [f'{name} on the lost node n1: pods "x" is forbidden']
+    assert server.events == []
+    assert outcome.writes == 1, "the Service"
+    server.refusal = ClusterError(500, "later")
+    with pytest.raises(ClusterError, match="later"):
+        Executor(server).run([deletion], FULL, Observed())

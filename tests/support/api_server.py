@@ -111,6 +111,14 @@ class Api:
             self.calls.append(f"delete {kind} {name}")
             self.remove(kind, name)
 
+    def force_delete(self, namespace: str, pod: str, uid: str) -> bool:
+        self._admit("delete", "Pod")
+        if self.objects.get(("Pod", pod), {}).get("metadata", {}).get("uid") != uid:
+            return False
+        self.calls.append(f"delete Pod {pod} by force")
+        self.remove("Pod", pod)
+        return True
+
     def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
         """Apply a merge patch: None removes a field."""
         self._admit("patch_status", KIND)

@@ -70,6 +70,12 @@ def set_state(api: Api, name: str, state: str) -> None:
         api.put({**pod, "status": _status(pod, **STATES[state]), "state": state})
 
 
+def set_node(api: Api, name: str, lost: bool, now: datetime) -> None:
+    """Set the condition of a node, as the node life-cycle controller or the kubelet would."""
+    ready = {"type": "Ready", "status": "Unknown" if lost else "True", "lastTransitionTime": now.isoformat()}
+    api.put({"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}})
+
+
 def _status(
     pod: dict[str, Any],
     container: dict[str, Any] | None = None,

@@ -11,6 +11,7 @@ A scenario is a YAML file:
       edit: {replicas: 2}               JSON merge patch of the spec
       pods: {all: Running, p0-1: Ready} Kubernetes creates and deletes pods, then sets states (support/pods.py);
                                         `new p0-1`: of revisions that are not the first
+      nodes: {n2: lost}                 a node's kubelet reports no longer, or (`ready`) reports
       masters: {silent: true}           attributes of support/masters.py
       refuse: {apply Service: [403, x]} calls that the API server refuses from now on
       events: {StatefulSet p0: [FailedCreate, x]}  Kubernetes writes Events about children, the
@@ -169,6 +170,10 @@ class Player:
             for name in matching:
                 pods.set_state(self.api, name, state)
 
+    def _nodes(self, states: dict[str, str]) -> None:
+        for name, state in states.items():
+            pods.set_node(self.api, name, state == "lost", self.now)
+
     def _masters(self, attributes: dict[str, Any]) -> None:
         for name, value in attributes.items():
             assert hasattr(self.masters, name), name
@@ -295,6 +300,8 @@ def _summary(kind: str, child: dict[str, Any]) -> str:
             text = f"type {child['spec'].get('type', 'ClusterIP')}, port {child['spec']['ports'][0]['port']}"
         case "Pod":
             text = pods.state_of(child)
+        case "Node":
+            text = f"Ready {child['status']['conditions'][0]['status']}"
         case "HorizontalPodAutoscaler":
             text = "{minReplicas} to {maxReplicas} pipelines".format(**child["spec"])
         case "ScaledObject":

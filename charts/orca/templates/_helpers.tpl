@@ -6,6 +6,11 @@
 {{ .Values.serviceAccount.name | default (include "orca.name" .) }}
 {{- end }}
 
+{{/* The namespace is in the name: releases of one name in several namespaces have a ClusterRole each. */}}
+{{- define "orca.nodesRole" -}}
+{{ include "orca.name" . }}-{{ .Release.Namespace }}-nodes
+{{- end }}
+
 {{- define "orca.selector" -}}
 app.kubernetes.io/name: orca-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -50,7 +55,7 @@ OrcaDeployments.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch, delete]
