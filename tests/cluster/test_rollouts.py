@@ -19,7 +19,6 @@ BROKEN = {
 """Edits by the reason that the status has to name; the second one is rejected by the API server only."""
 GOOD: list[dict[str, Any]] = [
     {"parallelism": {"pipelineParallelSize": 2}},
-    {"parallelism": {"tensorParallelSize": 2}},
     {"worker": {"env": [{"name": "OF_THE_TEST", "value": "1"}]}},
 ]
 
