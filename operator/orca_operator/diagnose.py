@@ -38,8 +38,7 @@ FEW_RESTARTS = 3
 """A running container with fewer restarts counts as recovering, not as crash-looping."""
 
 
-NO_FAILURES = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
-SEVERITY = {reason: rank for rank, reason in enumerate(reason for reason in Reason if reason not in NO_FAILURES)}
+SEVERITY = {reason: rank for rank, reason in enumerate(list(Reason)[2:])}
 """Most severe first, in the order of the enum."""
 
 PULL_REASONS = {
