@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
 from orca_operator.cluster import Cluster, ClusterError
-from orca_operator.lost_nodes import LostNode, Nodes, lost_since, node_of, suspect_nodes
+from orca_operator.lost_nodes import OUT_OF_SERVICE, LostNode, Nodes, has_taint, lost_since, node_of, suspect_nodes
 from orca_operator.observe import Observed
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,11 @@ REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """`since`: when the node was marked as lost, None if its kubelet reports or the node does not exist."""
+    """`since`: when the node was marked as lost, None if it is not lost or does not exist. `is_off`: see LostNode."""
 
     since: datetime | None
     read_at: datetime
+    is_off: bool
 
 
 class NodeReader:
@@ -63,9 +64,13 @@ class NodeReader:
                 break
             self._refusal = ""
             # The garbage collector of Kubernetes deletes the pods of a node that does not exist.
-            self._readings[name] = _Reading(None if node is None else lost_since(node), now)
+            self._readings[name] = (
+                _Reading(None, now, False)
+                if node is None
+                else _Reading(lost_since(node), now, has_taint(node, OUT_OF_SERVICE))
+            )
         lost = {
-            name: LostNode(reading.since, reading.read_at)
+            name: LostNode(reading.since, reading.read_at, reading.is_off)
             for name, reading in self._readings.items()
             if reading.since is not None
         }

@@ -82,7 +82,7 @@ def test_without_a_cause_the_wait_is_bounded(monkeypatch):
     asyncio.run(run())
 
 
-def test_no_cause_is_waited_for_when_every_rank_lives_and_has_lost_another(monkeypatch):
+def test_no_cause_is_waited_for_when_every_rank_has_lost_another(monkeypatch):
     """As when data connections are cut. A rank that reports twice is one rank."""
     monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
     reports = [

@@ -13,7 +13,7 @@ from orca_operator import names
 from orca_operator.actions import Check, ForceDelete
 from orca_operator.cluster import ClusterError
 from orca_operator.diagnose import diagnose, look
-from orca_operator.lost_nodes import LostNode, Nodes, forced_deletions, lost_since
+from orca_operator.lost_nodes import OUT_OF_SERVICE, UNREACHABLE, LostNode, Nodes, forced_deletions, lost_since
 from orca_operator.node_reader import REFUSED, NodeReader
 from orca_operator.observe import Observed
 from orca_operator.plan import plan
@@ -115,18 +115,53 @@ def test_without_the_right_to_read_nodes_the_status_says_what_may_be(found, name
     assert (REFUSED in cause.message) == named
 
 
+TAINT = {"key": UNREACHABLE, "effect": "NoExecute"}
+SILENT = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T12:00:00Z"}
+
+
 @pytest.mark.parametrize(
-    ("conditions", "since"),
+    ("conditions", "taints", "since"),
     [
-        ([{"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T12:00:00Z"}], NOW),
-        ([{"type": "Ready", "status": "Unknown", "lastTransitionTime": None}], None),
-        ([{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T12:00:00Z"}], None),
-        ([], None),
+        ([SILENT], [TAINT], NOW),
+        ([SILENT | {"lastTransitionTime": None}], [TAINT], None),
+        ([SILENT | {"status": "False"}], [TAINT], None),
+        ([SILENT], [TAINT | {"effect": "NoSchedule"}], None),
+        ([SILENT], None, None),
+        ([], [TAINT], None),
     ],
+    ids=["lost", "no time", "reports", "evictions are withheld", "no taint", "no condition"],
 )
-def test_a_node_is_lost_since_its_kubelet_is_not_heard_of(conditions, since):
-    assert lost_since({"metadata": {}, "status": {"conditions": conditions}}) == since
+def test_a_node_is_lost_since_its_kubelet_is_silent_unless_kubernetes_withholds_evictions(conditions, taints, since):
+    """It does while most nodes of a zone are silent, or all."""
+    assert lost_since({"metadata": {}, "spec": {"taints": taints}, "status": {"conditions": conditions}}) == since
     assert lost_since({"metadata": {}}) is None
+
+
+def test_a_successor_that_was_scheduled_to_the_lost_node_has_a_grace_of_its_own():
+    """Its tolerations may allow that; deleted at once, pods would come and go without an end."""
+    for age, is_forced in ((GRACE - 1, False), (GRACE, True)):
+        successor = on("n1")
+        successor["metadata"]["creationTimestamp"] = ago(age).isoformat()
+        assert bool(forced(plan(DEMO, look(Observed((successor,)), NOW, nodes=lost(9999))))) == is_forced
+
+
+@pytest.mark.parametrize(
+    ("claim", "mount", "is_off", "is_forced"),
+    [
+        ({}, {}, False, False),
+        ({}, {}, True, True),
+        ({}, {"readOnly": True}, False, True),
+        ({"readOnly": True}, {}, False, True),
+    ],
+    ids=["writes", "writes, node switched off", "read-only mount", "read-only volume"],
+)
+def test_a_pod_that_writes_to_a_volume_stays_until_its_node_is_known_to_be_off(claim, mount, is_off, is_forced):
+    found = on("n1", role=names.MASTER)
+    found["spec"]["volumes"] = [{"name": "tmp", "emptyDir": {}}, {"name": "v", "persistentVolumeClaim": claim}]
+    found["spec"]["containers"][0]["volumeMounts"] = [{"name": "tmp"}, {"name": "v", **mount}]
+    view = look(Observed((found,)), NOW, nodes=Nodes({"n1": LostNode(ago(GRACE), NOW, is_off)}))
+    assert bool(forced(plan(DEMO, view))) == is_forced
+    assert (OUT_OF_SERVICE in diagnose(view, DEMO.revision).message) == (not is_forced)
 
 
 # -- whatever the order of events --------------------------------------------------------------------------------------
@@ -148,7 +183,8 @@ class Nodelike:
         if self.refusal:
             raise ClusterError(self.refusal, "no")
         ready = {"type": "Ready", "status": self.status[name], "lastTransitionTime": self.since[name].isoformat()}
-        return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
+        taints = [TAINT] * (self.status[name] == "Unknown")
+        return {"metadata": {"name": name}, "spec": {"taints": taints}, "status": {"conditions": [ready]}}
 
 
 nodes = st.sampled_from(["n1", "n2"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from orca_operator.cluster import ClusterError
+from orca_operator.lost_nodes import UNREACHABLE
 from orca_operator.node_reader import MOST_READS, PAUSE_SECONDS, READ_SECONDS, REFUSED, NodeReader
 from orca_operator.observe import Observed
 from support.orcadeployments import NOW, context, pod
@@ -30,7 +31,8 @@ class Server:
         if found is None:
             return None
         ready = {"type": "Ready", "status": found, "lastTransitionTime": NOW.isoformat()}
-        return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
+        taints = [{"key": UNREACHABLE, "effect": "NoExecute"}] * (found == "Unknown")
+        return {"metadata": {"name": name}, "spec": {"taints": taints}, "status": {"conditions": [ready]}}
 
 
 def pods(*nodes: str, ready: bool = False) -> Observed:

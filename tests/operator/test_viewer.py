@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from orca_contract.reasons import Reason
 from orca_operator.cluster import ClusterError
+from orca_operator.lost_nodes import UNREACHABLE
 from orca_operator.observe import Observed
 from orca_operator.viewer import Viewer
 from support.orcadeployments import NOW, context, pod
@@ -23,7 +24,8 @@ class Server:
         if self.failure is not None:
             raise self.failure
         ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": NOW.isoformat()}
-        return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
+        taints = [{"key": UNREACHABLE, "effect": "NoExecute"}]
+        return {"metadata": {"name": name}, "spec": {"taints": taints}, "status": {"conditions": [ready]}}
 
     def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
         if self.failure is not None:

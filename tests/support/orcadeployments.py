@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ def pod(
     running = [{"name": role, "image": "image", "restartCount": 0, "state": {"running": {}}}]
     return {
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": deployment.namespace, "labels": labels, "uid": f"uid-{name}"},
+        "metadata": {
+            "name": name, "namespace": deployment.namespace, "labels": labels, "uid": f"uid-{name}",
+            "creationTimestamp": (NOW - timedelta(days=1)).isoformat(),
+        },
         "spec": {"containers": [{"name": role, "resources": {"limits": {"memory": "64Mi"}}}]},
         "status": {
             "phase": "Running", "podIP": "10.0.0.1", "conditions": conditions, "containerStatuses": running, **status,

@@ -73,7 +73,9 @@ def set_state(api: Api, name: str, state: str) -> None:
 def set_node(api: Api, name: str, lost: bool, now: datetime) -> None:
     """Set the condition of a node, as the node life-cycle controller or the kubelet would."""
     ready = {"type": "Ready", "status": "Unknown" if lost else "True", "lastTransitionTime": now.isoformat()}
-    api.put({"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}})
+    taints = [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}] if lost else []
+    node = {"kind": "Node", "metadata": {"name": name}, "spec": {"taints": taints}, "status": {"conditions": [ready]}}
+    api.put(node)
 
 
 def _status(

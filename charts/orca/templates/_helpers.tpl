@@ -6,9 +6,9 @@
 {{ .Values.serviceAccount.name | default (include "orca.name" .) }}
 {{- end }}
 
-{{/* The namespace is in the name: releases of one name in several namespaces have a ClusterRole each. */}}
+{{/* Releases of one name in several namespaces have a ClusterRole each; no name of either contains a colon. */}}
 {{- define "orca.nodesRole" -}}
-{{ include "orca.name" . }}-{{ .Release.Namespace }}-nodes
+{{ .Release.Namespace }}:{{ include "orca.name" . }}:nodes
 {{- end }}
 
 {{- define "orca.selector" -}}

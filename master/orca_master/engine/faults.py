@@ -3,7 +3,7 @@
 A lost worker breaks several streams and calls, and the first error to arrive is rarely the cause. Workers mark each
 fault as a cause or a consequence (protos/engine.proto, Fault). A cause is reported immediately; if only consequences
 are known, the master waits up to FAULTS_SECONDS for the cause, but no longer once every rank has reported a
-consequence: then all ranks live, and only connections between them have failed.
+consequence: no rank is left that can be the cause, and probably only connections between ranks have failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WorkerLostError(EngineUnavailableError):
     """A worker did not answer, or a rank or controller failed.
 
     `reason` is set if the cause is known, `worker` is the address. `outside`: no computation can be the cause.
-    `bereaved`: the rank of the worker that lives and has lost the connection to another rank.
+    `bereaved`: the rank of the worker that has reported the loss of another rank.
     """
 
     def __init__(
