@@ -83,7 +83,7 @@ class Soak:
         drawn = random.Random(settings.seed)
         before = await self._rest({})
         self._begin = time.monotonic()
-        self._cpu_times.since_last(self._processes() | {"client": os.getpid()})
+        self._spent()
         async with clients(self._url) as session, asyncio.TaskGroup() as group:
             observing = [
                 group.create_task(self._sample(session)),
@@ -138,12 +138,16 @@ class Soak:
         interval, self._interval = self._interval, Interval()
         middle = max(0.0, self._now - INTERVAL_SECONDS / 2)
         self.series.add(middle, interval.figures())
-        spent = self._cpu_times.since_last(self._processes() | {"client": os.getpid()})
+        spent = self._spent()
         if ended := interval.completed + interval.cancelled:
             costs = {f"CPU time per request, {role} (ms)": 1000 * seconds / ended for role, seconds in spent.items()}
             self.series.add(middle, costs)
         waiting = self.series.points.get(WAITING, [(0.0, 0.0)])[-1][1]
         print(f"{self._now / 60:.1f} min: {interval}; waiting {waiting:.0f}", flush=True)
+
+    def _spent(self) -> dict[str, float]:
+        """Return the CPU seconds of each role, the client included, since the last call."""
+        return self._cpu_times.since_last(self._processes() | {"client": os.getpid()})
 
     async def _kill(self, every: float, seconds: float) -> None:
         """Kill the workers' processes in turn; one that is not running is waited for."""

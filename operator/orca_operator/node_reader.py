@@ -55,7 +55,7 @@ class NodeReader:
         due = sorted((name for name in suspects if self._is_due(name, now)), key=self._read_at)
         for name in due[:MOST_READS] if self._paused_until <= now else []:
             try:
-                node = self._cluster.get("Node", "", name)
+                node = self._cluster.get("Node", "", name) or {}
             except ClusterError as error:
                 logger.warning("cannot read node %s: %s", name, error)
                 if error.status == HTTPStatus.FORBIDDEN:
@@ -64,11 +64,7 @@ class NodeReader:
                 break
             self._refusal = ""
             # The garbage collector of Kubernetes deletes the pods of a node that does not exist.
-            self._readings[name] = (
-                _Reading(None, now, False)
-                if node is None
-                else _Reading(lost_since(node), now, has_taint(node, OUT_OF_SERVICE))
-            )
+            self._readings[name] = _Reading(lost_since(node), now, has_taint(node, OUT_OF_SERVICE))
         lost = {
             name: LostNode(reading.since, reading.read_at, reading.is_off)
             for name, reading in self._readings.items()
