@@ -288,7 +288,7 @@ class StageTiming(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
-    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside")
+    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside", "lost_rank")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class Fault(_message.Message):
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    LOST_RANK_FIELD_NUMBER: _ClassVar[int]
     message: str
     kind: FaultKind
     epoch: int
@@ -303,7 +304,8 @@ class Fault(_message.Message):
     tensor_rank: int
     out_of_memory: bool
     outside: bool
-    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ...) -> None: ...
+    lost_rank: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ..., lost_rank: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Departure(_message.Message):
     __slots__ = ("partition",)

@@ -33,13 +33,13 @@ def test_the_cause_among_the_reports_of_streams(order, monkeypatch):
     monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
 
     async def run() -> None:
-        collector = FaultCollector(num_ranks=6)
+        collector = FaultCollector(ranks_per_worker=2)
         stream = asyncio.create_task(asyncio.Event().wait())  # it never ends
         settled = asyncio.create_task(collector.settle([stream]))
         for fault in order:
             await asyncio.sleep(0)
             assert not settled.done() or CAUSE in order[: order.index(fault)]
-            collector.report(error_of(fault))
+            collector.report(error_of(fault), fault)
         await asyncio.wait_for(settled, 60)
         lost = closest(collector.errors)
         assert (str(lost), lost.reason, lost.worker) == ("worker b:1: killed", "WorkerOOMKilled", "b:1")
@@ -73,8 +73,8 @@ def test_without_a_cause_the_wait_is_bounded(monkeypatch):
         calls = [fail(error_of(LOST), now, asyncio.Event()), fail(error_of(CAUSE), never, asyncio.Event())]
         with pytest.raises(WorkerLostError, match="worker a:1: lost its neighbour"):
             await asyncio.wait_for(all_workers(calls), 60)
-        collector = FaultCollector(num_ranks=6)
-        collector.report(error_of(LOST))
+        collector = FaultCollector(ranks_per_worker=2)
+        collector.report(error_of(LOST), LOST)
         stream = asyncio.create_task(asyncio.Event().wait())
         await asyncio.wait_for(collector.settle([stream]), 60)
         stream.cancel()
@@ -82,24 +82,64 @@ def test_without_a_cause_the_wait_is_bounded(monkeypatch):
     asyncio.run(run())
 
 
-def test_no_cause_is_waited_for_when_every_rank_has_lost_another(monkeypatch):
-    """As when data connections are cut. A rank that reports twice is one rank."""
+def lost(rank: int, *others: int) -> pb.Fault:
+    """Return the report of rank `rank` of three partitions with two ranks each that it has lost one of `others`."""
+    partition, tensor_rank = divmod(rank, 2)
+    kind = pb.FAULT_KIND_CONSEQUENCE
+    return pb.Fault(message="lost", kind=kind, partition=partition, tensor_rank=tensor_rank, lost_rank=others)
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [lost(2, 4), lost(3, 2), lost(5, 3), lost(4, 2)],
+        [lost(2, 3), lost(3, 2)],
+        [GONE, *[lost(rank, (rank + 2) % 6) for rank in range(6)]],
+    ],
+    ids=["between-two-partitions", "in-a-partition", "everywhere"],
+)
+def test_no_cause_is_waited_for_once_every_lost_rank_has_lost_another(reports, monkeypatch):
+    """As when data connections are cut. Ranks that computed nothing, and notice nothing, are not waited for."""
     monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
-    reports = [
-        pb.Fault(message="lost", kind=pb.FAULT_KIND_CONSEQUENCE, partition=partition, tensor_rank=rank)
-        for partition, rank in itertools.product(range(3), range(2))
-    ]
 
     async def run() -> None:
-        collector = FaultCollector(num_ranks=6)
+        collector = FaultCollector(ranks_per_worker=2)
         stream = asyncio.create_task(asyncio.Event().wait())
         settled = asyncio.create_task(collector.settle([stream]))
-        for fault in [GONE, *reports[:5], *reports[:5]]:
-            collector.report(error_of(fault))
+        for fault in [*reports[:-1], *reports[:-1]]:
+            collector.report(error_of(fault), fault)
             await asyncio.sleep(0)
         assert not settled.done()
-        collector.report(error_of(reports[5]))
+        collector.report(error_of(reports[-1]), reports[-1])
         await asyncio.wait_for(settled, 60)
+        stream.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [lost(0, 2), lost(3, 2), lost(4, 2), lost(5, 3)],
+        [lost(3, 2), lost(2, 1), lost(1, 0)],
+        [lost(2), lost(3)],
+        [lost(2, 3), lost(3)],
+    ],
+    ids=["a-dead-rank", "a-chain", "unknown", "one-unknown"],
+)
+def test_the_cause_is_waited_for_while_a_lost_rank_is_silent(reports, monkeypatch):
+    """Whichever report comes first; a worker of an older version does not name the lost rank."""
+    monkeypatch.setattr(faults_module, "FAULTS_SECONDS", 1000.0)
+
+    async def run() -> None:
+        collector = FaultCollector(ranks_per_worker=2)
+        stream = asyncio.create_task(asyncio.Event().wait())
+        settled = asyncio.create_task(collector.settle([stream]))
+        for fault in reports:
+            collector.report(error_of(fault), fault)
+            await asyncio.sleep(0)
+        assert not settled.done()
+        settled.cancel()
         stream.cancel()
 
     asyncio.run(run())

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from orca_kernels.cpu.library import load
-from orca_worker.errors import NeighbourError, RankError
 from orca_worker.shared_sum import CAPACITY, LINE, SharedSum, num_bytes
 
 
@@ -49,14 +48,14 @@ def test_a_rank_that_is_gone_is_noticed(tmp_path):
     ended.wait()
     ctypes.c_int64.from_address(one._address + LINE).value = ended.pid
     begin = time.monotonic()
-    with pytest.raises(RankError, match="lost another rank: its process has exited"):
+    with pytest.raises(RuntimeError, match="its process has exited"):
         one.sum(torch.ones(4))
     assert time.monotonic() - begin < 20, "long before the timeout"
 
 
 def test_nobody_waits_without_a_bound(tmp_path):
     one, _ = meet(tmp_path / "memory", 2, timeout=0.2)
-    with pytest.raises(RankError, match="lost another rank: timeout"):
+    with pytest.raises(RuntimeError, match="timeout"):
         one.sum(torch.ones(4))
 
 
@@ -67,5 +66,5 @@ def test_a_rank_that_leaves_ends_the_wait(tmp_path, leaver):
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(ranks[0].sum, torch.ones(4))
         ranks[leaver].leave()
-        with pytest.raises(NeighbourError, match="lost another rank: it has left the epoch"):
+        with pytest.raises(RuntimeError, match="it has left the epoch"):
             wait.result(20)

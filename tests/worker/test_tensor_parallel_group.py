@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from orca_kernels.cpu.library import load
+from orca_worker.errors import NeighbourError
 from orca_worker.shared_sum import SharedSum, num_bytes
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
@@ -49,6 +50,18 @@ def test_tokens_through_gloo(tmp_path):
         for rank in range(3)
     ]
     assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == [str(TOKENS)] * 3
+
+
+def test_a_failed_sum_names_the_ranks_one_of_which_is_lost(tmp_path):
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(num_bytes(2)))
+    group = TensorParallelGroup(1, 2)
+    group.others = [4]
+    group.shared = SharedSum(load(), path, 1, 2, 30.0)
+    group.shared.leave()
+    with pytest.raises(NeighbourError, match="rank 1 of this worker lost another rank: it has left") as error:
+        group.from_first(torch.zeros(1, dtype=torch.int64))
+    assert error.value.lost_ranks == [4]
 
 
 def test_one_rank_keeps_its_tokens():

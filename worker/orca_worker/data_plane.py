@@ -39,8 +39,8 @@ class DataPlane:
     ) -> None:
         self._rank = rank
         self._max_in_flight = max_in_flight
-        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self._receives: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sends: deque[tuple[dist.Work, torch.Tensor, int]] = deque()
+        self._receives: deque[tuple[dist.Work, torch.Tensor, int]] = deque()
         self.posts_ahead = backend == "gloo"
         """Post receives early? gloo transfers nothing before the receive is posted; NCCL would occupy the device."""
         self._timeout = datetime.timedelta(seconds=timeout)
@@ -52,6 +52,8 @@ class DataPlane:
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=connect)
             group.process_group = self._new_group(world_size, connect)
+            first = rank - group.rank
+            group.others = [other for other in range(first, first + group.size) if other != rank]
             if group.size > 1 and backend == "gloo":
                 group.shared = share_memory(group.process_group, group.rank, group.size, timeout)
                 dist.distributed_c10d._set_pg_timeout(self._timeout, group.process_group)
@@ -72,33 +74,34 @@ class DataPlane:
         """Start sending `hidden` to the rank `distance` after this one."""
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
+        receiver = self._rank + distance
         try:
-            work = dist.isend(hidden, self._rank + distance)
+            work = dist.isend(hidden, receiver)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(receiver, error) from error
         assert work is not None
-        self._sends.append((work, hidden))
+        self._sends.append((work, hidden, receiver))
 
     def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
         """Start receiving activations of `shape` from the rank `distance` before this one; from any thread.
 
         Does nothing after `close`.
         """
-        hidden = torch.empty(shape, dtype=dtype, device=device)
+        hidden, sender = torch.empty(shape, dtype=dtype, device=device), self._rank - distance
         with self._closing:
             if self._closed:
                 return
             try:
-                work = dist.irecv(hidden, self._rank - distance)
+                work = dist.irecv(hidden, sender)
             except RuntimeError as error:
-                raise self._lost(error) from error
+                raise self._lost(sender, error) from error
             assert work is not None
-            self._receives.append((work, hidden))
+            self._receives.append((work, hidden, sender))
 
     def receive(self) -> torch.Tensor:
         """Wait for the receive that was posted first, and return its activations."""
-        work, hidden = self._receives.popleft()
-        self._wait(work, hidden)
+        work, hidden, sender = self._receives.popleft()
+        self._wait(work, hidden, sender)
         return hidden
 
     def close(self) -> None:
@@ -115,14 +118,14 @@ class DataPlane:
             # A failed start has counted a group, and the count is a part of the next group's keys in the rendezvous.
             dist.distributed_c10d._world.group_count = 0
 
-    def _wait(self, work: dist.Work, _buffer: torch.Tensor) -> None:
+    def _wait(self, work: dist.Work, _buffer: torch.Tensor, other: int) -> None:
         # NCCL orders streams and returns at once; gloo waits for the data.
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(other, error) from error
 
-    def _lost(self, error: RuntimeError) -> NeighbourError:
+    def _lost(self, other: int, error: RuntimeError) -> NeighbourError:
         # Without gloo's prefix, its source file, and its suffix, general advice.
         summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
-        return NeighbourError(f"rank {self._rank} lost a rank of an adjacent partition: {summary}")
+        return NeighbourError(f"rank {self._rank} lost rank {other} of an adjacent partition: {summary}", [other])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orca_protos import engine_pb2 as pb
 
 
@@ -14,7 +16,14 @@ class RankError(Exception):
 
 
 class NeighbourError(RankError):
-    """Another rank was lost: an exchange of tensors with it failed (FAULT_KIND_CONSEQUENCE)."""
+    """Another rank was lost: an exchange of tensors with it failed (FAULT_KIND_CONSEQUENCE).
+
+    `lost_ranks`: the ranks of the pipeline that took part in the exchange, without this one; empty if unknown.
+    """
+
+    def __init__(self, message: str, lost_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.lost_ranks = lost_ranks
 
 
 class EpochError(Exception):

@@ -227,6 +227,7 @@ class Rank:
             kind=kind_of(error),
             epoch=self._epoch,
             partition=self._partition,
+            lost_rank=error.lost_ranks if isinstance(error, NeighbourError) else (),
         )
 
     def _reply(self, reply: pb.RankReply) -> None:

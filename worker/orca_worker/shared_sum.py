@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from orca_kernels.cpu.library import BuildError, load
 
-from orca_worker.errors import NeighbourError
-
 CAPACITY = 1 << 20
 """Bytes of a buffer; longer tensors take several rounds."""
 PATH_BYTES = 256
@@ -62,12 +60,12 @@ class SharedSum:
         return x.dtype in self._functions and x.is_contiguous()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """All-reduce x in place and return the sum; raise NeighbourError if another rank is lost."""
+        """All-reduce x in place and return the sum; raise RuntimeError, as gloo does, if another rank is lost."""
         completed = self._functions[x.dtype](
             x.data_ptr(), x.numel(), self._address, self._rank, self._size, CAPACITY, self._round, self._timeout
         )
         if completed < 0:
-            raise NeighbourError(f"rank {self._rank} of this worker lost another rank: {LOST[completed]}")
+            raise RuntimeError(LOST[completed])
         self._round = completed
         return x
 

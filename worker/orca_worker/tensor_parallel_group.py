@@ -6,8 +6,7 @@ of sampled tokens, gather of the logits' columns to rank 0. With one rank each c
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -18,13 +17,18 @@ from orca_worker.shared_sum import SharedSum
 
 
 class TensorParallelGroup:
-    """Rank `rank` of `size`. Each formation sets `process_group` and `shared` if `size` is above 1."""
+    """Rank `rank` of `size`.
+
+    Each formation sets `process_group`, `shared` and `others` (the other ranks' numbers in the pipeline) if `size` is
+    above 1.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
         self.process_group: dist.ProcessGroup | None = None
         self.shared: SharedSum | None = None
+        self.others: Sequence[int] = ()
 
     def part(self, total: int) -> slice:
         """Return this rank's slice of `total` entries; sizes differ by at most one."""
@@ -39,21 +43,25 @@ class TensorParallelGroup:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """All-reduce x in place and return the sum."""
-        if self.shared is not None and self.shared.takes(x):
-            return self.shared.sum(x)
-        if self.size > 1:
-            with self._raise_neighbour_error():
+        try:
+            if self.shared is not None and self.shared.takes(x):
+                return self.shared.sum(x)
+            if self.size > 1:
                 dist.all_reduce(x, group=self.process_group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         return x
 
     def from_first(self, tokens: torch.Tensor) -> torch.Tensor:
         """Broadcast rank 0's token ids (int64) to every rank; the other ranks pass zeros of the same shape."""
         if self.shared is not None:
             # Exact: token ids are integers below 2**24, which float32 represents, and the other addends are zeros.
-            return self.shared.sum(tokens.float()).long()
+            return self.sum(tokens.float()).long()
         if self.size > 1:
-            with self._raise_neighbour_error():
+            try:
                 dist.broadcast(tokens, group=self.process_group, group_src=0)
+            except RuntimeError as error:
+                raise self._lost(error) from error
         return tokens
 
     def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor:
@@ -63,19 +71,17 @@ class TensorParallelGroup:
         widest = -(-total // self.size)
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-        with self._raise_neighbour_error():
+        try:
             dist.gather(padded, parts, group=self.process_group, group_dst=0)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         if parts is None:
             return x
         starts = [total * rank // self.size for rank in range(self.size + 1)]
         widths = [end - start for start, end in pairwise(starts)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
-    @contextlib.contextmanager
-    def _raise_neighbour_error(self) -> Iterator[None]:
-        """Convert the RuntimeError of a failed gloo or NCCL collective to NeighbourError."""
-        try:
-            yield
-        except RuntimeError as error:
-            summary = str(error).splitlines()[0]
-            raise NeighbourError(f"rank {self.rank} of this worker lost another rank: {summary}") from error
+    def _lost(self, error: RuntimeError) -> NeighbourError:
+        """Convert the error of a failed collective of gloo or NCCL, or of a failed shared sum."""
+        summary = str(error).splitlines()[0]
+        return NeighbourError(f"rank {self.rank} of this worker lost another rank: {summary}", self.others)

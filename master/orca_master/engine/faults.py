@@ -2,8 +2,8 @@
 
 A lost worker breaks several streams and calls, and the first error to arrive is rarely the cause. Workers mark each
 fault as a cause or a consequence (protos/engine.proto, Fault). A cause is reported immediately; if only consequences
-are known, the master waits up to FAULTS_SECONDS for the cause, but no longer once every rank has reported a
-consequence: no rank is left that can be the cause, and probably only connections between ranks have failed.
+are known, the master waits up to FAULTS_SECONDS for the cause, but no longer once every rank that another has lost has
+itself reported the loss of a rank: all of them live, and probably only connections between ranks have failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class WorkerLostError(EngineUnavailableError):
     """A worker did not answer, or a rank or controller failed.
 
     `reason` is set if the cause is known, `worker` is the address. `outside`: no computation can be the cause.
-    `bereaved`: the rank of the worker that has reported the loss of another rank.
     """
 
     def __init__(
@@ -46,25 +45,21 @@ class WorkerLostError(EngineUnavailableError):
         worker: str = "",
         evidence: Evidence = Evidence.CAUSE,
         outside: bool = False,
-        bereaved: int | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.worker = worker
         self.evidence = evidence
-        self.bereaved = bereaved
         self.outside = outside or evidence is not Evidence.CAUSE  # cut connections, silence
 
 
 def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     """Return the error for a fault whose origin is the worker at `address`."""
-    evidence, bereaved = Evidence.CAUSE, None
+    evidence = Evidence.CAUSE
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
-        evidence = Evidence.GONE
-        if fault.HasField("tensor_rank"):
-            evidence, bereaved = Evidence.CONSEQUENCE, fault.tensor_rank
+        evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
     reason = Reason.WORKER_OOM_KILLED if fault.out_of_memory else None
-    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside, bereaved)
+    return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside)
 
 
 def departing(worker: str) -> WorkerLostError:
@@ -105,27 +100,33 @@ async def all_workers(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 class FaultCollector:
-    """Errors reported on the streams `Run` and `Results` of one pipeline with `num_ranks` ranks."""
+    """Errors reported on the streams `Run` and `Results` of one pipeline."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, ranks_per_worker: int) -> None:
         self.errors: list[WorkerLostError] = []
-        self._num_ranks = num_ranks
-        self._bereaved = set[tuple[str, int]]()
+        self._ranks_per_worker = ranks_per_worker
+        self._losses: dict[int, Sequence[int]] = {}
+        """By rank that has reported a loss: the ranks one of which it has lost."""
         self.broken = asyncio.Event()
         """Set by the first report."""
         self._conclusive = asyncio.Event()
 
-    def report(self, error: WorkerLostError) -> None:
-        """Record an error."""
+    def report(self, error: WorkerLostError, fault: pb.Fault | None = None) -> None:
+        """Record an error, and the fault that a worker reported."""
         self.errors.append(error)
         self.broken.set()
-        if error.bereaved is not None:
-            self._bereaved.add((error.worker, error.bereaved))
-        if is_conclusive(error) or len(self._bereaved) == self._num_ranks:
+        if fault is not None and error.evidence is Evidence.CONSEQUENCE:
+            self._losses[fault.partition * self._ranks_per_worker + fault.tensor_rank] = fault.lost_rank
+        if is_conclusive(error) or self._all_lost_ranks_live():
             self._conclusive.set()
 
+    def _all_lost_ranks_live(self) -> bool:
+        """Return True if ranks have lost others, each named, and each of these has reported a loss itself."""
+        named = all(self._losses.values())
+        return bool(self._losses) and named and self._losses.keys() >= set().union(*self._losses.values())
+
     async def settle(self, streams: Collection[asyncio.Task[None]]) -> None:
-        """Wait until the cause is known, all ranks have lost another, or all `streams` have ended.
+        """Wait until the cause is known, all lost ranks have lost others, or all `streams` have ended.
 
         At most FAULTS_SECONDS.
         """

@@ -61,7 +61,7 @@ class Pipeline:
         self._run: Any = None
         self._outgoing: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._faults = FaultCollector(len(spec.workers) * topology.tensor_parallel_size)
+        self._faults = FaultCollector(topology.tensor_parallel_size)
         self._over = False
 
     async def form(self, enter: Callable[[PipelinePhase], None], previous_num_blocks: int = 0) -> None:
@@ -266,7 +266,7 @@ class Pipeline:
                 if not message.HasField("fault"):
                     yield message
                 elif message.fault.epoch >= self.epoch:  # faults of older epochs are stale
-                    self._faults.report(self._lost(message.fault))
+                    self._faults.report(self._lost(message.fault), message.fault)
         except grpc.aio.AioRpcError as error:
             fault = faults.from_error(error)
             current = fault is not None and fault.epoch >= self.epoch
