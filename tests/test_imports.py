@@ -41,6 +41,7 @@ def test_packages_import_only_downward(package):
 
 ROOMS = {
     "errors": set(),
+    "garbage": set(),
     "scheduling": {"errors"},
     "journal": {"errors"},
     "bodies": {"errors", "scheduling"},
@@ -48,8 +49,8 @@ ROOMS = {
     "engine": {"errors", "scheduling"},
     "metrics": {"errors", "scheduling", "engine", "journal"},
     "endpoint": {"errors", "scheduling", "bodies", "text", "engine", "journal"},
-    "api_processes": {"errors", "scheduling", "text", "engine", "endpoint"},
-    "commands": {"errors", "text", "engine", "metrics", "journal", "endpoint", "api_processes"},
+    "api_processes": {"errors", "garbage", "scheduling", "text", "engine", "endpoint"},
+    "commands": {"errors", "garbage", "text", "engine", "metrics", "journal", "endpoint", "api_processes"},
     "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"},
     "cli": {"errors"},
 }

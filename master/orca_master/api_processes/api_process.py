@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from orca_master.api_processes.remote_engine import connect
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.errors import EngineUnavailableError
+from orca_master.garbage import freeze_and_bound
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
@@ -43,7 +43,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
-    gc.freeze()
+    freeze_and_bound()
     try:
         async with endpoint.template, serving(create_app(endpoint), listener, config.http) as server:
             await asyncio.wait({listening, server, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import sys
@@ -36,6 +35,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
+from orca_master.garbage import freeze_and_bound
 from orca_master.journal.config import JournalConfig, model_identity
 from orca_master.journal.journal import Journal
 from orca_master.journal.status import JournalStatus, no_journal, status_of
@@ -178,7 +178,7 @@ def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> No
     """Resume the journalled requests and log that the server is ready."""
     if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
         logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)
-    gc.freeze()  # the objects so far are permanent, and a full collection over them takes 100 ms
+    freeze_and_bound()
     address = ports.api[0].getsockname()
     for line in start_report(engine.engine.snapshot):
         logger.info("%s", line)
