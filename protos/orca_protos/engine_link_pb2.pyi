@@ -211,7 +211,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class EngineStatus(_message.Message):
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -234,7 +235,8 @@ class EngineStatus(_message.Message):
     max_queued_tokens: int
     recovery: Recovery
     expected_wait: float
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ...) -> None: ...
+    max_expected_wait: float
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("since", "usual", "longest_wait")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 
 import pytest
@@ -24,6 +25,16 @@ def make_engine(starts: bool = True) -> EngineThread:
     if starts:
         engine._thread.start()
     return engine
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fcfs", 7.0), ("priority", math.inf)])
+def test_the_bound_of_the_expected_wait_holds_for_every_new_request_unless_one_can_come_before_others(policy, bound):
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        engine.config = EngineConfig(max_expected_wait=7.0, scheduling_policy=policy)
+        assert engine.status.max_expected_wait == bound
+
+    asyncio.run(play())
 
 
 def test_a_drain_reaches_the_endpoint_at_once_and_the_engine_on_its_thread():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -31,9 +32,11 @@ DEPTH, TOKENS = 256, 100_000
 class Queue(EngineClient):
     """Accepts up to `room` requests; one token ends each when `finish` is called."""
 
-    def __init__(self, room: int = DEPTH, waiting: int = 0, expected_wait: float = 0.0) -> None:
+    def __init__(
+        self, room: int = DEPTH, waiting: int = 0, expected_wait: float = 0.0, max_expected_wait: float = math.inf
+    ) -> None:
         self.room = room
-        self.expected_wait = expected_wait
+        self.waits = expected_wait, max_expected_wait
         self.waiting = waiting
         self.accepted: dict[str, Submission] = {}
         self.receivers: dict[str, Callable[[Output], object]] = {}
@@ -44,8 +47,8 @@ class Queue(EngineClient):
     @property
     def status(self) -> EngineStatus:
         progress = Progress(num_waiting=self.waiting)
-        wait = self.expected_wait
-        return EngineStatus(EngineState.SERVING, "", False, 100, 64, 64, progress, DEPTH, TOKENS, Recovery(), wait)
+        limits = 100, 64, 64, progress, DEPTH, TOKENS
+        return EngineStatus(EngineState.SERVING, "", False, *limits, Recovery(), *self.waits)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         loop = asyncio.get_running_loop()
@@ -243,6 +246,26 @@ def test_a_refusal_says_when_the_waiting_requests_will_have_begun(tmp_path, body
         assert (answer.status_code, answer.headers["retry-after"]) == (429, seconds)
         assert answer.json()["error"]["code"] == "queue_full"
         assert engine.receivers == {}
+
+    asyncio.run(run())
+
+
+def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is_read(tmp_path):
+    """Whatever the body is; requests that generate nothing are answered."""
+
+    async def run() -> None:
+        engine = Queue(expected_wait=41.2, max_expected_wait=41.0)
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        json_type = {"Content-Type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=json_type) as client:
+            for path in ("/v1/completions", "/v1/chat/completions"):
+                answer = await client.post(path, content=b"{")
+                assert (answer.status_code, answer.headers["retry-after"]) == (429, "42")
+                assert "expected to wait 41.2 s, the limit is 41 s" in answer.json()["error"]["message"]
+            assert (await client.post("/tokenize", content=b"{")).status_code == 400
+            engine.waits = 40.0, 41.0
+            assert (await client.post("/v1/completions", content=b"{")).status_code == 400
 
     asyncio.run(run())
 

@@ -136,6 +136,7 @@ statuses = build(
     max_queued_tokens=uint64,
     recovery=build(Recovery, since=floats, usual=floats, longest_wait=floats),
     expected_wait=floats,
+    max_expected_wait=floats,
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

@@ -226,6 +226,7 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.recovery.usual = status.recovery.usual
     message.recovery.longest_wait = status.recovery.longest_wait
     message.expected_wait = status.expected_wait
+    message.max_expected_wait = status.max_expected_wait
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -250,4 +251,5 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
         message.max_queued_tokens,
         Recovery(message.recovery.since, message.recovery.usual, message.recovery.longest_wait),
         message.expected_wait,
+        message.max_expected_wait,
     )

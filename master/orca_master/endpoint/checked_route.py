@@ -21,6 +21,7 @@ KIND_OF_PATH = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
+GENERATIONS = ("completion", "chat")
 
 
 class _CheckedRequest(Request):
@@ -53,6 +54,8 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                 return handle
 
             async def check_and_handle(request: Request) -> Response:
+                if kind in GENERATIONS:
+                    endpoint.check_wait()
                 if not _is_json(request.headers.get("content-type", "")):
                     raise RequestError("the body must be JSON, with Content-Type: application/json")
                 body = bytearray()

@@ -19,6 +19,7 @@ from orca_master.endpoint.openai_answers import ModelCard
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.engine_client import EngineClient
+from orca_master.engine.request_limits import check_wait
 from orca_master.errors import EngineUnavailableError, ModelNotFoundError
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.encoder import Encoder
@@ -58,6 +59,14 @@ class Endpoint:
         if model is not None and model not in self.config.model_names:
             served = ", ".join(map(repr, self.config.model_names))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
+
+    def check_wait(self) -> None:
+        """Raise QueueFullError if the engine would refuse any new request because of its expected wait.
+
+        Under an overload most requests are refused: this costs a fraction of reading them and asking the engine.
+        """
+        status = self.engine.status
+        check_wait(status.expected_wait, status.max_expected_wait)
 
     def recorder(
         self, route: str, body: GenerationRequest, generation: Generation, request: Request

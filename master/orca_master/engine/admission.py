@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.expected_wait import ExpectedWait
-from orca_master.errors import QueueFullError
+from orca_master.engine.request_limits import check_wait
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -28,9 +28,4 @@ class Admission:
 
         An empty queue accepts any request, and so does a server that has measured nothing yet.
         """
-        seconds = self.expected_wait.seconds(request)
-        if seconds > self._longest_wait:
-            raise QueueFullError(
-                f"the request is expected to wait {seconds:.3g} s, the limit is {self._longest_wait:g} s "
-                "(--max-expected-wait): try again later"
-            )
+        check_wait(self.expected_wait.seconds(request), self._longest_wait)

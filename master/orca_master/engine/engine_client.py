@@ -31,6 +31,8 @@ class EngineStatus:
     recovery: Recovery
     expected_wait: float = 0.0
     """See EngineSnapshot."""
+    max_expected_wait: float = math.inf
+    """Bound of `expected_wait` beyond which every new request is refused; infinite if one can come before others."""
 
     @property
     def unavailable(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -88,6 +89,7 @@ class EngineThread(EngineClient):
             self.config.max_queued_tokens,
             engine.recovery,
             engine.expected_wait,
+            self.config.max_expected_wait if self.config.scheduling_policy == "fcfs" else math.inf,
         )
 
     @property

@@ -55,6 +55,15 @@ def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatu
         raise QueueFullError(f"{waiting} requests are waiting, the limit is {status.max_queued_requests}: {choices}")
 
 
+def check_wait(seconds: float, longest: float) -> None:
+    """Raise QueueFullError if a new request is expected to wait longer than the bound."""
+    if seconds > longest:
+        raise QueueFullError(
+            f"the request is expected to wait {seconds:.3g} s, the limit is {longest:g} s "
+            "(--max-expected-wait): try again later"
+        )
+
+
 def check_values(request: Request, vocabulary_size: int) -> None:
     """Raise RequestError for values out of range.
 
