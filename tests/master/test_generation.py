@@ -37,6 +37,7 @@ class Queue(EngineClient):
     ) -> None:
         self.room = room
         self.waits = expected_wait, max_expected_wait
+        self.draining = False
         self.waiting = waiting
         self.accepted: dict[str, Submission] = {}
         self.receivers: dict[str, Callable[[Output], object]] = {}
@@ -48,7 +49,7 @@ class Queue(EngineClient):
     def status(self) -> EngineStatus:
         progress = Progress(num_waiting=self.waiting)
         limits = 100, 64, 64, progress, DEPTH, TOKENS
-        return EngineStatus(EngineState.SERVING, "", False, *limits, Recovery(), *self.waits)
+        return EngineStatus(EngineState.SERVING, "", self.draining, *limits, Recovery(), *self.waits)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         loop = asyncio.get_running_loop()
@@ -266,6 +267,8 @@ def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is
             assert (await client.post("/tokenize", content=b"{")).status_code == 400
             engine.waits = 40.0, 41.0
             assert (await client.post("/v1/completions", content=b"{")).status_code == 400
+            engine.waits, engine.draining = (41.2, 41.0), True
+            assert (await client.post("/v1/completions", json={"prompt": [1]})).status_code == 503
 
     asyncio.run(run())
 

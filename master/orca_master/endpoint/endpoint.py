@@ -66,7 +66,8 @@ class Endpoint:
         Under an overload most requests are refused: this costs a fraction of reading them and asking the engine.
         """
         status = self.engine.status
-        check_wait(status.expected_wait, status.max_expected_wait)
+        if not status.unavailable:  # `check` has the reason
+            check_wait(status.expected_wait, status.max_expected_wait)
 
     def recorder(
         self, route: str, body: GenerationRequest, generation: Generation, request: Request
