@@ -114,13 +114,10 @@ def pod_specs(spec: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_golden(name, request):
+def test_golden(name, golden):
     resource = example(name)
-    text = yaml.safe_dump_all(manifests(resource["spec"], resource["metadata"]["name"]), sort_keys=True, width=120)
-    path = GOLDEN / f"{name}.yaml"
-    if request.config.getoption("--update-golden"):
-        path.write_text(text)
-    assert path.read_text() == text, "if the change is meant: pytest tests/operator --update-golden"
+    objects = manifests(resource["spec"], resource["metadata"]["name"])
+    golden(GOLDEN / f"{name}.yaml", yaml.safe_dump_all(objects, sort_keys=True, width=120))
 
 
 @pytest.mark.parametrize("spec", [*(example(name)["spec"] for name in EXAMPLES), EVERYTHING], ids=[*EXAMPLES, "all"])

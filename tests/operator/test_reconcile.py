@@ -41,14 +41,10 @@ OWN = names.own_secret("demo", names.MASTER)
 
 
 @pytest.mark.parametrize("folder", SCENARIOS, ids=lambda folder: folder.name)
-def test_scenario(folder, request):
+def test_scenario(folder, golden):
     scenario = Scenario.read(folder)
     played = f"# {scenario.about}{HEADER}{asyncio.run(asyncio.wait_for(Player(scenario).play(), 60))}"
-    path = folder / "expected.yaml"
-    if request.config.getoption("--update-golden"):
-        path.write_text(played)
-    assert path.exists(), f"{path} is missing: pytest tests/operator --update-golden writes it"
-    assert path.read_text() == played, "if the change is meant: pytest tests/operator --update-golden"
+    golden(folder / "expected.yaml", played)
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------

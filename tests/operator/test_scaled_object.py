@@ -38,11 +38,8 @@ def rendered(deployment: dict | None = None, **autoscaling) -> dict:
     return manifest
 
 
-def test_golden(request):
-    text = yaml.safe_dump(rendered(**FULL), sort_keys=True, width=120)
-    if request.config.getoption("--update-golden"):
-        GOLDEN.write_text(text)
-    assert GOLDEN.read_text() == text, "if the change is meant: pytest tests/operator --update-golden"
+def test_golden(golden):
+    golden(GOLDEN, yaml.safe_dump(rendered(**FULL), sort_keys=True, width=120))
 
 
 @pytest.mark.parametrize("autoscaling", [{}, FULL, {"keda": {}}], ids=["least", "all", "empty keda"])
