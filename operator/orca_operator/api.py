@@ -115,10 +115,11 @@ class RecoveryPolicy(Part):
     node_failure_grace_seconds: Annotated[Seconds, Effect.LIVE] = Field(
         60, description="Time after which pods of a lost node are replaced."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.NOT_YET] = Field(
-        10, description="Maximum number of pipeline restarts per window."
+    max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
+        10,
+        description="Maximum number of restarts of a pipeline's pods per window; beyond it, it is stopped.",
     )
-    restart_window_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(3600, description="Length of the window.")
+    restart_window_seconds: Annotated[Seconds, Effect.LIVE] = Field(3600, description="Length of the window.")
 
 
 class Communication(Part):

@@ -34,6 +34,10 @@ class PipelineStatus(Part):
     epoch: int = Field(0, description="How often the pipeline's communicators were created.")
     ready_workers: str = Field(description="Ready pods out of all, such as 3/4.")
     last_failure: LastFailure | None = Field(None, description="The latest failure of the pipeline.")
+    restarts: int = Field(0, description="Restarts of the pods in this window of recoveryPolicy.")
+    restarts_since: str = Field("", description="Begin of the window, RFC 3339.")
+    restart_cause: str = Field("", description="Cause of the last one.")
+    pod_starts: dict[str, str] = Field({}, description="The last counted start of a pod, by partition.")
 
 
 class SchedulerStatus(Part):

@@ -97,10 +97,11 @@ def derive() -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a description without its full stop: one line of `kubectl explain`."""
+    """Return the first sentence of a description for `kubectl explain`, without full stop, links, `Optional`."""
     paragraph = text.strip().partition("\n")[0]
     sentence = re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z\"'(])", paragraph, maxsplit=1)[0]
-    return sentence.strip().removesuffix(".")
+    sentence = re.sub(r"\s+\(see https?://[^)]*\)", "", sentence)
+    return sentence.strip().removeprefix("Optional: ").removesuffix(".")
 
 
 def _published() -> dict[str, dict[str, Any]]:

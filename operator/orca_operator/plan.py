@@ -5,7 +5,8 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 0. delete pods on lost nodes by force (lost_nodes.py): what the API server thinks of an edit must not stop that;
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
-3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
+3. apply StatefulSets and Deployment of the desired revision, without pipelines that have exceeded their restart budget
+   (restart_budget.py), and the live settings of the running master;
 4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
    `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
 5. delete children that are no longer desired;
@@ -17,6 +18,7 @@ pipelines first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +30,7 @@ from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
+from orca_operator.restart_budget import Budget, without_stopped
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
@@ -48,15 +51,22 @@ PRUNED = (
 )
 
 
-def plan(context: Context, view: View, has_certificates: bool = True, serving_revision: str = "") -> list[Action]:
+def plan(
+    context: Context,
+    view: View,
+    has_certificates: bool = True,
+    serving_revision: str = "",
+    budgets: Mapping[str, Budget] | None = None,
+) -> list[Action]:
     """Return the actions of one pass, in order.
 
     A new revision waits for its certificates; the previous revision runs meanwhile. `serving_revision` is the revision
-    that served last, "" if none has served yet.
+    that served last, "" if none has served yet; `budgets` has the restart budgets of pipelines by id.
     """
     observed, outdated = view.observed, outdated_revisions(context, view.observed)
     steps = _steps(context, view, outdated, serving_revision)
-    surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
+    kept = without_stopped(budgets or {}, context.revision, steps.new)
+    surroundings, workloads = _surroundings(context, observed, kept), _workloads(context, observed, steps.new, kept)
     is_new = context.revision not in observed.revisions()
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
@@ -69,7 +79,7 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
         return actions
     if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
-    actions += _live(context, observed, steps.new)
+    actions += _live(context, observed, kept)
     for revision, kept in steps.old.items():
         actions += shrink(context, view, revision, kept)
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
@@ -139,9 +149,10 @@ def _others_exist(context: Context, observed: Observed) -> bool:
     )
 
 
-def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+def _workloads(context: Context, observed: Observed, pipelines: int, kept: int) -> list[dict[str, Any]]:
+    """Return the workloads of `pipelines`, of which `kept` have pods; the master stays without any of them."""
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines else 0
+    pods = max(kept, used_pipelines(observed, context.revision)) if kept else 0
     deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}

@@ -32,6 +32,7 @@ from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
 from orca_operator.observe import Object, Observed
 from orca_operator.plan import plan
+from orca_operator.restart_budget import Budget, restart_budgets, stored_budgets
 from orca_operator.revision import certificate_source, spec_revision
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
@@ -209,6 +210,7 @@ class Reconciler:
         problem: Diagnosis | None = None
         source = refusal = ""
         changes, not_deleted = 0, list[str]()
+        budgets: Mapping[str, Budget] = stored_budgets(previous)
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -219,12 +221,13 @@ class Reconciler:
             view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
             if is_supported(spec.model):
                 serving = str(previous.get("currentRevision", ""))
-                actions = plan(context, view, not keeper.problems.get(source), serving)
+                counted = restart_budgets(view, spec.recovery_policy, revision, previous)
+                actions = plan(context, view, not keeper.problems.get(source), serving, counted)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
                 refusal, not_deleted = outcome.autoscaler_refusal, outcome.not_deleted
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
-                changes = outcome.writes + len(outcome.puts)
+                changes, budgets = outcome.writes + len(outcome.puts), counted
             else:
                 problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
         except RejectedError as error:
@@ -244,6 +247,7 @@ class Reconciler:
             source,
             keeper.problems,
             refusal,
+            budgets,
         )
         status = make_status(situation, previous)
         reason = str(find_condition(status, "Ready")["reason"])

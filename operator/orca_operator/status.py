@@ -134,7 +134,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
         known = entry["revision"] in observed.unauthorized and entry["id"] in before
         if known and _all_ready(entry["readyWorkers"]):
             entry |= {key: value for key, value in before[entry["id"]].items() if key != "readyWorkers"}
-    return entries
+    budgets = situation.budgets
+    return [entry | (budgets[entry["id"]].entry() if entry["id"] in budgets else {}) for entry in entries]
 
 
 def _pipelines_of(situation: Situation, revision: str, desired: int) -> list[dict[str, Any]]:

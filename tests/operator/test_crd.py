@@ -169,6 +169,7 @@ def test_inactive_fields_are_found():
         ("Some field, e.g. Kubernetes. More.", "Some field, e.g. Kubernetes"),
         ("One line\n\nAnother paragraph.", "One line"),
         ("From metadata.name and status.podIP. See there.", "From metadata.name and status.podIP"),
+        ("Optional: Name of it (see https://example.com/a.md).", "Name of it"),
     ],
 )
 def test_descriptions_are_first_sentences(text, sentence):
