@@ -236,6 +236,14 @@ def test_a_pipeline_that_recovered_has_a_new_budget_after_a_window_without_resta
     assert cluster.budgets(20)[0].restarts == 0
 
 
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_pipeline_whose_pods_stay_has_no_new_budget_while_they_are_not_ready(recovers):
+    """Kubernetes' back-off may be longer than a short window."""
+    cluster = spent(2, index=0)
+    cluster.serving |= {0} if recovers else set()
+    assert cluster.budgets(2 * WINDOW)[0].exceeded == (not recovers)
+
+
 def test_scaling_down_and_up_gives_a_new_budget():
     cluster = Cluster(2)
     cluster.budgets()
