@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_NOTE = 1000
 NORMAL = {
-    Reason.SERVING, Reason.SUSPENDED, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS,
+    Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE,
+    Reason.LOADING_WEIGHTS,
 }  # fmt: skip
 
 

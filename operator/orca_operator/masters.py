@@ -12,9 +12,11 @@ from http import HTTPStatus
 from orca_contract.state import StateReport
 
 from orca_operator.actions import Put
+from orca_operator.alarm import Alarm
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
+from orca_operator.idleness import has_no_pipelines
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
@@ -29,7 +31,10 @@ RESTORE_SECONDS = 30.0
 
 
 class Masters:
-    """The masters of one OrcaDeployment, one per revision. `on_change` is called when a change took effect."""
+    """The masters of one OrcaDeployment, one per revision.
+
+    `on_change` is called when a change took effect, and when a request comes to a master without pipelines.
+    """
 
     def __init__(
         self, client: MasterClient, executor: Executor, keeper: CertificateKeeper, on_change: Callable[[], None]
@@ -40,6 +45,7 @@ class Masters:
         self._executor = executor
         self._keeper = keeper
         self._on_change = on_change
+        self.alarm = Alarm(client, on_change)
         self._attempts = Attempts()
         self._restored_at = float("-inf")
 
@@ -109,6 +115,7 @@ class Masters:
                 problems.append(f"master of revision {put.revision}: {problem}")
         if context.revision in reports:
             self.not_applied = (*problems, *unknown_to_master(context, observed))
+        self._set_alarm(observed.admin_port(context.revision), reports.get(context.revision), token)
         return replace(observed, reports=reports)
 
     async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
@@ -120,6 +127,14 @@ class Masters:
                 self._attempts.note(put, before, str(error))
             return str(error), before
         return self._attempts.note(put, after), after
+
+    def _set_alarm(self, port: AdminPort | None, report: StateReport | None, token: str) -> None:
+        """Wait for the first request at a master that reports no pipelines."""
+        door = None if port is None else self._door(port, token)
+        if door is not None and report is not None and has_no_pipelines(report) and report.idle:
+            self.alarm.watch(door)
+        else:
+            self.alarm.stop()
 
     def _door(self, port: AdminPort, token: str) -> Door | None:
         """Return address and credentials of a master; None without the credentials that its TLS needs."""

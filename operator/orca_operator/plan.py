@@ -23,6 +23,7 @@ from typing import Any
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
+from orca_operator.idleness import desired_pipelines, is_asleep
 from orca_operator.lost_nodes import forced_deletions
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
@@ -65,7 +66,7 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
-    if is_new and context.spec.num_pipelines and not has_certificates:
+    if is_new and _desired(context, observed) and not has_certificates:
         return actions
     if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
@@ -102,18 +103,27 @@ def _as_deployment(stateful_set: dict[str, Any]) -> dict[str, Any]:
 
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
     """Return the pipelines of this pass by revision."""
-    strategy, pipelines = context.spec.rollout_strategy, context.spec.num_pipelines
+    strategy, pipelines = context.spec.rollout_strategy, _desired(context, view.observed)
     if not pipelines or strategy.recreates:
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
 
 
+def _desired(context: Context, observed: Observed) -> int:
+    return desired_pipelines(context.spec, context.revision, observed)
+
+
+def _has_master(context: Context, observed: Observed, pipelines: int) -> bool:
+    """Whether the revision's master runs: with pipelines, or without them as the waiting room of requests."""
+    return pipelines > 0 or is_asleep(context.spec, context.revision, observed)
+
+
 def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
     """Whether the workloads of the revision wait for the end of other pods."""
     if context.spec.rollout_strategy.recreates:
         return _others_exist(context, observed)
-    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
+    return context.revision not in observed.revisions() and pipelines == 0 < _desired(context, observed)
 
 
 def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
@@ -141,8 +151,9 @@ def _others_exist(context: Context, observed: Observed) -> bool:
 
 def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines else 0
-    deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
+    has_master = _has_master(context, observed, pipelines)
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if has_master else 0
+    deployment["spec"] = deployment["spec"] | {"replicas": 1 if has_master else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
@@ -166,7 +177,8 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
         return []
     actions: list[Action] = []
     version = report.contract_version
-    if pipelines and (topology := boot.topology(context, pipelines).known_to(version)) != report.topology:
+    topology = boot.topology(context, pipelines).known_to(version)
+    if _has_master(context, observed, pipelines) and topology != report.topology:
         actions.append(PutTopology(context.revision, topology))
     change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
     if change.body != change.reported(report):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 STATE = "/state"
-"""GET: StateReport."""
+"""GET: StateReport; with `?wait=SECONDS` as soon as a request is unfinished, or after that time."""
 TOPOLOGY = "/topology"
 """PUT: Topology; returns StateReport, 409 if more than the pipelines differs, 422 if it is invalid."""
 SCHEDULER = "/scheduler"

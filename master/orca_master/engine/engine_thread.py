@@ -7,6 +7,7 @@ requests pass through it, from the endpoint on the same loop and from API proces
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -63,6 +64,10 @@ class EngineThread(EngineClient):
         self._num_unfinished = 0
         self._busy_since = 0.0
         """Arrival of the first unfinished request, in seconds of the monotonic clock."""
+        self._busy = asyncio.Event()
+        """Set while a request is unreleased."""
+        self._idle_since = time.monotonic()
+        """Start, or release of the last request."""
 
     @property
     def status(self) -> EngineStatus:
@@ -94,6 +99,17 @@ class EngineThread(EngineClient):
     def idle(self) -> bool:
         """True if no request is unreleased."""
         return not self._streams
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last request was released, or since the start; 0 if a request is unreleased."""
+        return time.monotonic() - self._idle_since if self.idle else 0.0
+
+    async def wait_for_request(self, seconds: float) -> None:
+        """Return as soon as a request is unreleased, after `seconds` at the latest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._busy.wait()
 
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
@@ -148,6 +164,7 @@ class EngineThread(EngineClient):
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
+        self._busy.set()
         accepted: Future[None] = Future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
         return asyncio.wrap_future(accepted)
@@ -155,6 +172,9 @@ class EngineThread(EngineClient):
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
         stream = self._streams.pop(request_id)
+        if self.idle:
+            self._busy.clear()
+            self._idle_since = time.monotonic()
         if not stream.ended:
             self._num_unfinished -= 1
             if ended_as is not None:
