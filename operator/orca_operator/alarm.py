@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from orca_operator.idleness import holds_requests
 from orca_operator.master_client import Door, MasterClient, MasterError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Alarm:
             assert self._door is not None
             try:
                 report = await self._client.state(self._door, wait=CALL_SECONDS)
-                if not report.idle:
+                if holds_requests(report):
                     self._on_request()
                     return
             except MasterError as error:

@@ -149,7 +149,8 @@ def _without_pipelines(situation: Situation) -> Diagnosis:
     assert situation.revision is not None
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
-    if situation.view.observed.master_is_ready(situation.revision):
+    observed = situation.view.observed
+    if situation.revision in observed.reports and observed.master_is_ready(situation.revision):
         return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
     return diagnose(situation.view, situation.revision)
 

@@ -32,17 +32,22 @@ def has_no_pipelines(report: StateReport) -> bool:
     return report.topology is not None and not report.topology.pipelines
 
 
+def holds_requests(report: StateReport) -> bool:
+    """Whether the engine has accepted requests that are unfinished; `idle` is False also while a request is refused."""
+    return bool(report.running or report.waiting)
+
+
 def _is_idle(spec: Spec, revision: str, observed: Observed) -> bool:
     if spec.replicas > 1 or observed.revisions() != {revision}:  # a new revision first shows that it serves
         return False
     report = observed.reports.get(revision)
     if report is None:  # one call without an answer changes nothing; a master that starts needs a pipeline
         return held_pipelines(observed, revision) == 0 and observed.admin_port(revision) is not None
-    if not report.idle or report.running or report.waiting:
+    if holds_requests(report):
         return False
     if has_no_pipelines(report):
         return True
-    if report.idle_seconds is None or report.state != EngineState.SERVING:
+    if not report.idle or report.idle_seconds is None or report.state != EngineState.SERVING:
         return False
     assert spec.autoscaling is not None
     return report.idle_seconds >= spec.autoscaling.scale_down_delay_seconds

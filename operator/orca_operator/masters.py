@@ -11,12 +11,12 @@ from http import HTTPStatus
 
 from orca_contract.state import StateReport
 
-from orca_operator.actions import Put
+from orca_operator.actions import Put, PutTopology
 from orca_operator.alarm import Alarm
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
-from orca_operator.idleness import has_no_pipelines
+from orca_operator.idleness import has_no_pipelines, holds_requests
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
@@ -109,7 +109,7 @@ class Masters:
                 problem, reports[put.revision] = await self._put(door, put, before)
                 if problem:
                     logger.warning("%s/%s: %s", context.namespace, context.name, problem)
-                else:
+                elif reports[put.revision] is not before:
                     self._on_change()
             if problem:
                 problems.append(f"master of revision {put.revision}: {problem}")
@@ -123,6 +123,8 @@ class Masters:
         try:
             after = await self._client.put(door, put.route, put.body)
         except MasterError as error:
+            if error.status == HTTPStatus.CONFLICT and isinstance(put, PutTopology) and not put.body.pipelines:
+                return "", before  # a request came after the report of idleness: not now
             if error.status in REFUSALS:
                 self._attempts.note(put, before, str(error))
             return str(error), before
@@ -131,7 +133,7 @@ class Masters:
     def _set_alarm(self, port: AdminPort | None, report: StateReport | None, token: str) -> None:
         """Wait for the first request at a master that reports no pipelines."""
         door = None if port is None else self._door(port, token)
-        if door is not None and report is not None and has_no_pipelines(report) and report.idle:
+        if door is not None and report is not None and has_no_pipelines(report) and not holds_requests(report):
             self.alarm.watch(door)
         else:
             self.alarm.stop()

@@ -35,6 +35,8 @@ from orca_operator.scaling import replaced_kind, wanted_autoscaler
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
+TO_ZERO_VERSION = 5
+"""Version of the contract from which on masters run without pipelines."""
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -167,6 +169,8 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
+    if context.spec.scales_to_zero and report.contract_version < TO_ZERO_VERSION:
+        fields.append("autoscaling.minReplicas: 0 and keeps one pipeline; a new value of spec.restart.id replaces it")
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
 
 

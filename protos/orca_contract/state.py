@@ -108,7 +108,7 @@ class StateReport(Message):
     in_force: Annotated[SchedulerKnobs | None, Since(4), WrapValidator(_none_if_invalid)] = None
     """All values in force; None if the master is older, or if the reader's version rejects a value."""
     idle_seconds: Annotated[float | None, Since(5), Field(ge=0, allow_inf_nan=False)] = None
-    """Seconds since the last request ended, or since the master's start; 0 unless idle, None from older masters."""
+    """Seconds for which the engine has served without an accepted request; 0 otherwise, None from older masters."""
 
 
 class ProgressReport(Message):

@@ -13,7 +13,7 @@ from orca_operator.actions import Apply, PutTopology
 from orca_operator.conditions import Situation, find_condition
 from orca_operator.idleness import desired_pipelines
 from orca_operator.observe import Observed
-from orca_operator.plan import plan
+from orca_operator.plan import plan, unknown_to_master
 from orca_operator.status import make_status
 from support.orcadeployments import MINIMAL, context, everything, merged, report, view
 
@@ -56,6 +56,7 @@ def desired(said: StateReport | None, held: int = 1, **changes) -> int:
         (reporting(state=EngineState.RECOVERING), 1, 1),
         (reporting(0), 0, 0),
         (reporting(0, idle_seconds=1.0), 0, 0),  # a request came and was refused at once
+        (reporting(0, idle=False), 0, 0),  # a request is being refused
         (reporting(0, idle=False, waiting=1), 0, 1),
         (reporting(0, idle=False, waiting=1), 1, 1),
         (reporting(state=EngineState.RECOVERING), 0, 1),  # it wakes up, and the request has left meanwhile
@@ -163,10 +164,22 @@ def test_a_waiting_request_wakes_the_deployment_up():
     assert replicas == {"StatefulSet": 1, "Deployment": 1}
 
 
-@pytest.mark.parametrize("ready", [True, False])
-def test_the_status_has_the_number_and_why(ready):
-    state = observed(reporting(0), 0)
-    if not ready:
+def test_a_master_too_old_to_run_without_pipelines_is_named():
+    """FullyApplied has the sentence: with minReplicas 0 such a master keeps a pipeline."""
+    old = observed(reporting(contract_version=4, idle_seconds=None))
+    (sentence,) = unknown_to_master(DEMO, old)
+    assert "too old for autoscaling.minReplicas: 0 and keeps one pipeline" in sentence
+    assert unknown_to_master(DEMO, observed(reporting())) == []
+    one = context(merged(ZERO, autoscaling={"minReplicas": 1}))
+    assert unknown_to_master(one, old) == []
+
+
+@pytest.mark.parametrize(("ready", "answers"), [(True, True), (False, True), (True, False)])
+def test_the_status_has_the_number_and_why(ready, answers):
+    """A master that does not answer is not ready, with pipelines or without them."""
+    state = observed(reporting(0) if answers else None, 0)
+    pod_is_ready, ready = ready, ready and answers
+    if not pod_is_ready:
         pods = [{**child, "status": {**child["status"], "conditions": []}} for child in state.of_kind("Pod")]
         state = replace(state, children=(*(child for child in state.children if child["kind"] != "Pod"), *pods))
     found = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(state)), {})

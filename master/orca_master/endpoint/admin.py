@@ -81,7 +81,7 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
 
     @app.get(routes.STATE)
     async def state(wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 0.0) -> dict[str, Any]:
-        """Return the engine's state, with `wait` as soon as a request is unfinished, after `wait` seconds at most."""
+        """Return the engine's state, with `wait` as soon as one has been accepted, after `wait` seconds at most."""
         if wait:
             await engine.wait_for_request(wait)
         return response()

@@ -117,14 +117,16 @@ class EngineMaster:
     async def apply(self, topology: Topology) -> None:
         """Add and remove pipelines; requests of removed pipelines are rewound and continue on the others.
 
-        Without pipelines requests wait for the next ones. Raises ConfigurationError, see PipelineSet.check.
+        Without pipelines new requests wait for the next ones. Raises ConfigurationError, see PipelineSet.check.
         """
-        self._pipelines.check(topology)
         async with self._applying:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
+            self._pipelines.check(topology, len(self._requests))
             await self._pipelines.replace(topology)
-            if not topology.pipelines and self._state is not EngineState.FAILED:
+            if topology.pipelines:
+                self._patience.wake()
+            elif self._state is not EngineState.FAILED:
                 self._patience.rest(len(self._requests))
                 self._enter(EngineState.RECOVERING, NO_PIPELINES)
             self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
@@ -150,7 +152,6 @@ class EngineMaster:
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        self._patience.note_request()
         recovers = self._state is EngineState.RECOVERING
         if self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over):
             raise EngineUnavailableError(self._failure)
@@ -158,6 +159,7 @@ class EngineMaster:
         if submission.priority and not resumed and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission)
+        self._patience.note_request()
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:

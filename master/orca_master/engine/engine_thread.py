@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from orca_contract.state import EngineState
 from orca_contract.topology import Topology
 
 from orca_master.engine.config import EngineConfig
@@ -41,6 +42,7 @@ class _Stream:
     first: float = 0.0
     last: float = 0.0
     num_generated: int = 0
+    accepted: bool = False
     ended: bool = False
 
 
@@ -64,10 +66,12 @@ class EngineThread(EngineClient):
         self._num_unfinished = 0
         self._busy_since = 0.0
         """Arrival of the first unfinished request, in seconds of the monotonic clock."""
+        self._num_accepted = 0
+        """Accepted requests that are unreleased."""
         self._busy = asyncio.Event()
-        """Set while a request is unreleased."""
-        self._idle_since = time.monotonic()
-        """Start, or release of the last request."""
+        """Set while there are accepted requests."""
+        self._idle_since = 0.0
+        """Release of the last accepted request, in seconds of the monotonic clock."""
 
     @property
     def status(self) -> EngineStatus:
@@ -102,11 +106,17 @@ class EngineThread(EngineClient):
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last request was released, or since the start; 0 if a request is unreleased."""
-        return time.monotonic() - self._idle_since if self.idle else 0.0
+        """Seconds for which the engine has served without a request; 0 if an accepted request is unreleased.
+
+        A pipeline that begins to serve begins them anew: loading is not idleness. Refused requests count nothing.
+        """
+        engine = self.engine.snapshot
+        if self._num_accepted or engine.state is not EngineState.SERVING:
+            return 0.0
+        return max(0.0, time.monotonic() - max(self._idle_since, engine.progressed_at))
 
     async def wait_for_request(self, seconds: float) -> None:
-        """Return as soon as a request is unreleased, after `seconds` at the latest."""
+        """Return as soon as an accepted request is unreleased, after `seconds` at the latest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._busy.wait()
@@ -160,21 +170,24 @@ class EngineThread(EngineClient):
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
         now = time.monotonic()
-        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        stream = self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
-        self._busy.set()
         accepted: Future[None] = Future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
-        return asyncio.wrap_future(accepted)
+        answer = asyncio.wrap_future(accepted)
+        answer.add_done_callback(lambda done: self._note_answer(submission.request_id, stream, done))
+        return answer
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
         stream = self._streams.pop(request_id)
-        if self.idle:
-            self._busy.clear()
+        if stream.accepted:
+            self._num_accepted -= 1
             self._idle_since = time.monotonic()
+            if not self._num_accepted:
+                self._busy.clear()
         if not stream.ended:
             self._num_unfinished -= 1
             if ended_as is not None:
@@ -199,6 +212,13 @@ class EngineThread(EngineClient):
             accepted.set_exception(error)
         else:
             accepted.set_result(None)
+
+    def _note_answer(self, request_id: str, stream: _Stream, answer: asyncio.Future[None]) -> None:
+        """Count a request that the engine has accepted, unless it was released before."""
+        if not answer.cancelled() and answer.exception() is None and self._streams.get(request_id) is stream:
+            stream.accepted = True
+            self._num_accepted += 1
+            self._busy.set()
 
     def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """`Patience`: how long requests wait while no pipeline serves. It counts silence: progress begins the wait anew.
 
-Without pipelines (`rest`) the wait begins with the first request, which wakes the deployment up. The time of a wake-up
-refuses no request: nothing can be known of it before, because pods may have to start.
+Without pipelines (`rest`) the wait begins with the first accepted request, which wakes the deployment up. The expected
+time of a wake-up refuses no request, because pods may have to start; a wake-up that is over refuses requests until a
+pipeline serves, as a recovery does. A wake-up is no recovery: its time says nothing about the next loss.
 """
 
 from __future__ import annotations
@@ -29,37 +30,48 @@ class Patience:
         self._longest_wait = longest_wait
         self._on_over = on_over
         self._begun: float | None = None
-        """Begin of the start or recovery under way; None before the first progress and while a pipeline serves."""
+        """Begin of the start or recovery under way; None before the first progress, from a rest to the
+        end of the wake-up, and while a pipeline serves."""
         self._num_ended = 0
         """Starts and recoveries that have ended."""
         self._silent_since = 0.0
         """Time of the last progress, on the clock of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._rests = False
-        """True from `rest` until a pipeline serves."""
+        """True from `rest` to `wake`: there are no pipelines."""
 
     @property
     def is_over(self) -> bool:
-        """True from the call of `on_over` to the next `begin` or `note_request`: nothing bounds a request's wait."""
-        return self._timer is None
+        """True from the call of `on_over` to the next `begin`: nothing bounds a request's wait."""
+        return self._timer is None and not self._rests
 
     def begin(self) -> None:
         """Begin to wait for a lost pipeline."""
-        self._rests = False
-        self._begin(self._longest_wait)
+        self._rests, self._begun = False, time.monotonic()
+        self.recovery = Recovery(self._begun, self.recovery.usual, self._longest_wait)
+        self._start()
 
     def rest(self, num_requests: int) -> None:
         """Wait for new pipelines: there are none. The wait begins with a request; `num_requests` have come before."""
         self._rests, self._begun = True, None
+        self._num_ended = max(1, self._num_ended)  # the engine has started: what comes is not its start
         self._stop_timer()
         self.recovery = Recovery(time.monotonic(), self.recovery.usual, math.inf)
         if num_requests:
             self.note_request()
 
+    def wake(self) -> None:
+        """Wait for pipelines that have been added, if there were none."""
+        if self._rests:
+            self._rests = False
+            self.recovery = replace(self.recovery, since=time.monotonic())
+            if self._timer is None:
+                self._start()
+
     def note_request(self) -> None:
-        """Begin to wait if there are no pipelines and no request waits yet."""
+        """Begin to wait for an accepted request if there are no pipelines and no request waits yet."""
         if self._rests and self._timer is None:
-            self._begin(math.inf)
+            self._start()
 
     def note_progress(self) -> None:
         """Wait anew if a wait is under way and not over."""
@@ -84,11 +96,6 @@ class Patience:
         self._seconds = seconds
         if self._timer is not None:
             self._set_timer()
-
-    def _begin(self, longest_wait: float) -> None:
-        self._begun = now = time.monotonic()
-        self.recovery = Recovery(now, self.recovery.usual, longest_wait)
-        self._start()
 
     def _start(self) -> None:
         self._silent_since = asyncio.get_running_loop().time()

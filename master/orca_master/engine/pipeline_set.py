@@ -20,8 +20,8 @@ from orca_master.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-NO_PIPELINES = "scaled to zero: there are no pipelines, and none came in time"
-"""Error of requests that waited in vain for a pipeline to be added to an empty topology."""
+NO_PIPELINES = "scaled to zero: no pipeline was ready in time"
+"""Error of requests that waited in vain for a pipeline after the topology was empty."""
 
 
 class PipelineSet:
@@ -88,12 +88,18 @@ class PipelineSet:
                 supervisor.begin()
                 self._listener.on_change()
 
-    def check(self, topology: Topology) -> None:
-        """Raise ConfigurationError if the present topology must not become `topology` while the engine runs."""
+    def check(self, topology: Topology, num_requests: int) -> None:
+        """Raise ConfigurationError if the present topology must not become `topology` while the engine runs.
+
+        `num_requests`: unfinished requests. They keep the last pipeline: the report by which somebody removes it is
+        older than they are.
+        """
         if topology.model_copy(update={"pipelines": self.topology.pipelines}) != self.topology:
             raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         if not topology.pipelines and self.formed is None:  # requests are checked against what a pipeline reported
             raise ConfigurationError("topology: `pipelines` can be empty only after one of them has served")
+        if not topology.pipelines and self.topology.pipelines and num_requests:
+            raise ConfigurationError(f"topology: the last pipeline stays: {num_requests} requests are unfinished")
 
     async def replace(self, topology: Topology) -> None:
         """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""
