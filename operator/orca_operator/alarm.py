@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from orca_operator.idleness import holds_requests
 from orca_operator.master_client import Door, MasterClient, MasterError
+from orca_operator.observe import holds_requests
 
 logger = logging.getLogger(__name__)
 

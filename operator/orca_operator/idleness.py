@@ -8,10 +8,10 @@ without pipelines stays so until a request comes. The master keeps running, and 
 
 from __future__ import annotations
 
-from orca_contract.state import EngineState, StateReport
+from orca_contract.state import EngineState
 
 from orca_operator.api import Spec
-from orca_operator.observe import Observed
+from orca_operator.observe import Observed, has_no_pipelines, holds_requests
 from orca_operator.outdated import held_pipelines
 
 
@@ -25,16 +25,6 @@ def desired_pipelines(spec: Spec, revision: str, observed: Observed) -> int:
 def is_asleep(spec: Spec, revision: str, observed: Observed) -> bool:
     """Whether the deployment is to have a master and no pipelines."""
     return spec.scales_to_zero and not spec.suspend and not desired_pipelines(spec, revision, observed)
-
-
-def has_no_pipelines(report: StateReport) -> bool:
-    """Whether a master runs without pipelines."""
-    return report.topology is not None and not report.topology.pipelines
-
-
-def holds_requests(report: StateReport) -> bool:
-    """Whether the engine has accepted requests that are unfinished; `idle` is False also while a request is refused."""
-    return bool(report.running or report.waiting)
 
 
 def _is_idle(spec: Spec, revision: str, observed: Observed) -> bool:

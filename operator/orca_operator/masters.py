@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -16,13 +16,13 @@ from orca_operator.alarm import Alarm
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
-from orca_operator.idleness import has_no_pipelines, holds_requests
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
-from orca_operator.observe import AdminPort, Object, Observed, is_ending, runs
+from orca_operator.observe import AdminPort, Object, Observed, has_no_pipelines, holds_requests, is_ending, runs
 from orca_operator.plan import unknown_to_master
 from orca_operator.store import Key
+from orca_operator.wake_up import wake_ups
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +115,21 @@ class Masters:
                 problems.append(f"master of revision {put.revision}: {problem}")
         if context.revision in reports:
             self.not_applied = (*problems, *unknown_to_master(context, observed))
-        self._set_alarm(observed.admin_port(context.revision), reports.get(context.revision), token)
+        self._set_alarm(observed, reports, token)
         return replace(observed, reports=reports)
+
+    async def wake(self, key: Key, observed: Observed) -> None:
+        """Wake masters whose requests wait while the spec is rejected; the next pass repeats what fails."""
+        scales, puts = wake_ups(observed, observed.revisions())
+        await asyncio.to_thread(self._executor.scale, scales, key[0])
+        token = await self._token(key, None, False)
+        for put in puts:
+            port = observed.admin_port(put.revision)
+            if port is not None and (door := self._door(port, token)) is not None:
+                problem, _ = await self._put(door, put, observed.reports[put.revision])
+                if problem:
+                    logger.warning("%s/%s: %s", *key, problem)
+        self._set_alarm(observed, observed.reports, token)
 
     async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
         """Send one change; return why the change is not in effect ("" if it is), and the master's latest report."""
@@ -130,13 +143,15 @@ class Masters:
             return str(error), before
         return self._attempts.note(put, after), after
 
-    def _set_alarm(self, port: AdminPort | None, report: StateReport | None, token: str) -> None:
-        """Wait for the first request at a master that reports no pipelines."""
-        door = None if port is None else self._door(port, token)
-        if door is not None and report is not None and has_no_pipelines(report) and not holds_requests(report):
-            self.alarm.watch(door)
-        else:
-            self.alarm.stop()
+    def _set_alarm(self, observed: Observed, reports: Mapping[str, StateReport], token: str) -> None:
+        """Wait for the first request at a master that reports neither pipelines nor requests, of any revision."""
+        for revision, report in reports.items():
+            port = observed.admin_port(revision)
+            door = None if port is None else self._door(port, token)
+            if door is not None and has_no_pipelines(report) and not holds_requests(report):
+                self.alarm.watch(door)
+                return
+        self.alarm.stop()
 
     def _door(self, port: AdminPort, token: str) -> Door | None:
         """Return address and credentials of a master; None without the credentials that its TLS needs."""

@@ -2,7 +2,8 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
-0. delete pods on lost nodes by force (lost_nodes.py): what the API server thinks of an edit must not stop that;
+0. delete pods on lost nodes by force (lost_nodes.py), and wake outdated revisions whose requests wait (wake_up.py):
+   what the API server thinks of an edit must not stop that;
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
@@ -32,6 +33,7 @@ from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_r
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
+from orca_operator.wake_up import wake_ups
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
@@ -65,6 +67,9 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     writable = [] if replaced_kind(context, observed) else autoscaler
     grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
     actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now)]
+    if _desired(context, observed):
+        scales, puts = wake_ups(observed, outdated)
+        actions += [*scales, *puts]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
@@ -106,9 +111,11 @@ def _as_deployment(stateful_set: dict[str, Any]) -> dict[str, Any]:
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
     """Return the pipelines of this pass by revision."""
     strategy, pipelines = context.spec.rollout_strategy, _desired(context, view.observed)
-    if not pipelines or strategy.recreates:
+    if not pipelines:
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
+    if strategy.recreates:
+        return Shares(pipelines, {each.revision: each.place if each.waiting else 0 for each in old})
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
 
 

@@ -234,10 +234,12 @@ class Reconciler:
                 changes = outcome.writes + len(outcome.puts)
             else:
                 problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
+                await masters.wake(key, view.observed)
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
             view = await parts.viewer.view(await masters.observe(key, children, None), namespace, now)
+            await masters.wake(key, view.observed)
         situation = Situation(
             name,
             namespace,
