@@ -15,6 +15,7 @@ import pytest
 from orca_master.commands import local_workers
 from orca_master.commands.heartbeat import FIRST_SECONDS, SILENT_SECONDS
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS, LocalWorkers
+from orca_protos.process_state import is_stopped
 from support.served import eventually
 
 PARENT = """
@@ -133,8 +134,9 @@ def test_a_worker_without_signs_of_life_is_killed_and_restarted(clock, monkeypat
     before = sorted(os.listdir("/proc/self/fd"))
     with LocalWorkers(1) as workers:
         process, heartbeat = workers._workers[0].process, workers._workers[0].heartbeat
-        assert not heartbeat.is_silent(clock.now)
-        assert eventually(lambda: not heartbeat.is_silent(clock.now) and heartbeat._beaten == (program is BEAT))
+        pid = process.pid
+        assert not heartbeat.is_silent(clock.now, pid)
+        assert eventually(lambda: not heartbeat.is_silent(clock.now, pid) and heartbeat._beaten == (program is BEAT))
         check_for(seconds - 1)
         clock.now += 3600
         check_for(seconds)
@@ -146,6 +148,26 @@ def test_a_worker_without_signs_of_life_is_killed_and_restarted(clock, monkeypat
         monkeypatch.setattr(local_workers, "EXIT_SECONDS", 0.1)
         monkeypatch.setattr(local_workers, "time", time)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_as_one_that_starts(clock, monkeypatch):
+    def start(_, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SILENCE], pass_fds=(heartbeat,))
+
+    monkeypatch.setattr(LocalWorkers, "_start", start)
+    with LocalWorkers(1) as workers:
+        process = workers._workers[0].process
+        process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: is_stopped(process.pid))
+        for _ in range(int(SILENT_SECONDS)):
+            clock.now += 1.0
+            workers.end_silent()
+            assert process.poll() is None
+        clock.now += 1.0
+        workers.end_silent()
+        assert process.poll() == -signal.SIGKILL
+        monkeypatch.setattr(local_workers, "EXIT_SECONDS", 0.1)
+        monkeypatch.setattr(local_workers, "time", time)
 
 
 def test_the_folder_of_the_sockets_is_removed():

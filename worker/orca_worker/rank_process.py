@@ -21,12 +21,12 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 from orca_protos.parent_death import bound_command
+from orca_protos.process_state import is_stopped
 
 from orca_worker.cgroup import oom_kills
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.frames import FrameError, encode, read_reply
 from orca_worker.last_lines import LAST_LINES, copy_lines
-from orca_worker.process_state import is_stopped
 from orca_worker.rank_exit import RankExit, explain_exit
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]

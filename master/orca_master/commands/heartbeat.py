@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 
+from orca_protos.process_state import is_stopped
+
 FIRST_SECONDS = 120.0
 """Longest wait for the first byte: the start of an interpreter, or the imports of a master, on a busy machine."""
 SILENT_SECONDS = 10.0
-"""Longest wait for a later byte."""
+"""Longest wait for a later byte, and for the first one of a process that a signal has stopped."""
 CHECK_SECONDS = 2.0
 """Interval of calls of `is_silent`. If a call is much later, the calling process was suspended, too."""
 
@@ -28,8 +30,8 @@ class Heartbeat:
         """Close this process's copy of the writer, after the start of the child process."""
         os.close(self.writer)
 
-    def is_silent(self, now: float) -> bool:
-        """Return True if no byte has come for too long."""
+    def is_silent(self, now: float, pid: int) -> bool:
+        """Return True if no byte has come from the process `pid` for too long."""
         suspended = now - self._checked_at > SILENT_SECONDS / 2
         self._checked_at = now
         with contextlib.suppress(BlockingIOError):
@@ -37,7 +39,8 @@ class Heartbeat:
                 self._beaten, self._alive_at = True, now
         if suspended:
             self._alive_at = now
-        return now - self._alive_at > (SILENT_SECONDS if self._beaten else FIRST_SECONDS)
+        starts = not self._beaten and not is_stopped(pid)
+        return now - self._alive_at > (FIRST_SECONDS if starts else SILENT_SECONDS)
 
     def close(self) -> None:
         """Close the reader."""

@@ -91,7 +91,7 @@ class LocalWorkers:
     def end_silent(self) -> None:
         """Kill the workers that give no sign of life; `restart_ended` restarts them. Call every CHECK_SECONDS."""
         for index, worker in enumerate(self._workers):
-            if worker.restart_at is None and worker.heartbeat.is_silent(time.monotonic()):
+            if worker.restart_at is None and worker.heartbeat.is_silent(time.monotonic(), worker.process.pid):
                 logger.warning("worker %d gives no sign of life and is killed", index)
                 worker.process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -67,7 +67,7 @@ class MasterProcess:
 
     def end_silent(self) -> None:
         """Kill a master that gives no sign of life; `exit_code` notes its end. Call every CHECK_SECONDS."""
-        if self._pid is not None and self._heartbeat.is_silent(time.monotonic()):
+        if self._pid is not None and self._heartbeat.is_silent(time.monotonic(), self._pid):
             logger.error("the master gives no sign of life and is killed")
             os.kill(self._pid, signal.SIGKILL)
 

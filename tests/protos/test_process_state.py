@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from orca_worker.process_state import is_stopped
+from orca_protos.process_state import is_stopped
 
 
 def test_a_stopped_process_is_recognised():
