@@ -127,8 +127,7 @@ class EngineMaster:
                 raise ConfigurationError("topology: the engine has stopped")
             await self._pipelines.replace(topology)
             self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
-            self._requests.refuse_misfits()
-            self.on_change()  # needed if pipelines were only removed
+            self._refuse_misfits()  # publishes the change, too, if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply changed limits, policies and timeouts: to the next selection, and to waits that are under way."""
@@ -245,7 +244,7 @@ class EngineMaster:
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
             return
-        self._requests.refuse_misfits()
+        self._refuse_misfits()
         if not self._started.done():
             if not (expected and supervisor.has_served and self._pipelines.may_serve):
                 self._started.set_exception(error)
@@ -265,8 +264,13 @@ class EngineMaster:
 
     def _refuse_misfits_now_and_later(self) -> None:
         """Fail requests that no pipeline can finish, now and when lost pipelines are no longer expected back."""
+        self._refuse_misfits()
+        asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._refuse_misfits)
+
+    def _refuse_misfits(self) -> None:
+        """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""
         self._requests.refuse_misfits()
-        asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._requests.refuse_misfits)
+        self.on_change()
 
     def _check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
