@@ -14,6 +14,8 @@ from typing import Any
 
 SHARE = 0.02
 """Largest share of the time for full collections: after one that took t seconds, the next starts t / SHARE later."""
+LONGEST_SECONDS = 60.0
+"""Longest wait for the next full collection, whatever the last one took: garbage must not pile up."""
 NEVER = 2**31 - 1
 
 
@@ -34,7 +36,7 @@ class FullCollections:
                 self._begun = self._clock()
         elif is_full:
             now = self._clock()
-            self._next = now + (now - self._begun) / SHARE
+            self._next = now + min((now - self._begun) / SHARE, LONGEST_SECONDS)
             gc.set_threshold(*self._thresholds[:-1], NEVER)
         elif self._clock() >= self._next:
             gc.set_threshold(*self._thresholds)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from orca_master.garbage import NEVER, SHARE, FullCollections
+from orca_master.garbage import LONGEST_SECONDS, NEVER, SHARE, FullCollections
 
 
 class Clock:
@@ -42,6 +42,16 @@ def test_full_collections_wait_in_proportion_to_the_time_that_the_last_one_took(
     assert gc.get_threshold() == thresholds
     collect(collections, clock, generation=2, seconds=0.001)
     assert gc.get_threshold() == (*thresholds[:2], NEVER)
+
+
+def test_the_wait_is_bounded(thresholds):
+    clock = Clock()
+    collections = FullCollections(clock)
+    collect(collections, clock, generation=2, seconds=10.0)
+    collect(collections, clock, generation=1, seconds=LONGEST_SECONDS - 1)
+    assert gc.get_threshold() == (*thresholds[:2], NEVER)
+    collect(collections, clock, generation=1, seconds=1.0)
+    assert gc.get_threshold() == thresholds
 
 
 def test_young_collections_change_nothing_before_the_first_full_one(thresholds):

@@ -251,7 +251,7 @@ def test_a_refusal_says_when_the_waiting_requests_will_have_begun(tmp_path, body
     asyncio.run(run())
 
 
-def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is_read(tmp_path):
+def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is_checked(tmp_path):
     """Whatever the body is; requests that generate nothing are answered."""
 
     async def run() -> None:

@@ -157,12 +157,13 @@ def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_as_one_that_
     monkeypatch.setattr(LocalWorkers, "_start", start)
     with LocalWorkers(1) as workers:
         process = workers._workers[0].process
-        process.send_signal(signal.SIGSTOP)
-        assert eventually(lambda: is_stopped(process.pid))
-        for _ in range(int(SILENT_SECONDS)):
-            clock.now += 1.0
-            workers.end_silent()
-            assert process.poll() is None
+        for signalled, seconds in ((signal.SIGSTOP, 5), (signal.SIGCONT, 20), (signal.SIGSTOP, int(SILENT_SECONDS))):
+            process.send_signal(signalled)
+            assert eventually(lambda: is_stopped(process.pid) == (signalled is signal.SIGSTOP))  # noqa: B023
+            for _ in range(seconds):
+                clock.now += 1.0
+                workers.end_silent()
+                assert process.poll() is None
         clock.now += 1.0
         workers.end_silent()
         assert process.poll() == -signal.SIGKILL

@@ -11,7 +11,7 @@ from orca_protos.process_state import is_stopped
 FIRST_SECONDS = 120.0
 """Longest wait for the first byte: the start of an interpreter, or the imports of a master, on a busy machine."""
 SILENT_SECONDS = 10.0
-"""Longest wait for a later byte, and for the first one of a process that a signal has stopped."""
+"""Longest wait for a later byte, and for a process that a signal has stopped before its first."""
 CHECK_SECONDS = 2.0
 """Interval of calls of `is_silent`. If a call is much later, the calling process was suspended, too."""
 
@@ -24,6 +24,8 @@ class Heartbeat:
         os.set_blocking(self._reader, False)
         self._beaten = False
         self._alive_at = now
+        self._running_at = now
+        """Time of the last check, before the first byte, at which no signal had stopped the process."""
         self._checked_at = now
 
     def close_writer(self) -> None:
@@ -39,8 +41,11 @@ class Heartbeat:
                 self._beaten, self._alive_at = True, now
         if suspended:
             self._alive_at = now
-        starts = not self._beaten and not is_stopped(pid)
-        return now - self._alive_at > (FIRST_SECONDS if starts else SILENT_SECONDS)
+        if self._beaten:
+            return now - self._alive_at > SILENT_SECONDS
+        if suspended or not is_stopped(pid):
+            self._running_at = now
+        return now - self._running_at > SILENT_SECONDS or now - self._alive_at > FIRST_SECONDS
 
     def close(self) -> None:
         """Close the reader."""

@@ -54,8 +54,6 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                 return handle
 
             async def check_and_handle(request: Request) -> Response:
-                if kind in GENERATIONS:
-                    endpoint.check_wait()
                 if not _is_json(request.headers.get("content-type", "")):
                     raise RequestError("the body must be JSON, with Content-Type: application/json")
                 body = bytearray()
@@ -66,6 +64,8 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                             body += chunk
                     except ClientDisconnect:
                         return Response(status_code=400)  # the client has disconnected
+                    if kind in GENERATIONS:
+                        endpoint.check_wait()  # the body has been read, so the connection can be used again
                     checked = await unless_gone(request, endpoint.bodies.check(kind, body, endpoint.lengths))
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)

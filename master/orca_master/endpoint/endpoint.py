@@ -63,7 +63,7 @@ class Endpoint:
     def check_wait(self) -> None:
         """Raise QueueFullError if the engine would refuse any new request because of its expected wait.
 
-        Under an overload most requests are refused: this costs a fraction of reading them and asking the engine.
+        Under an overload most requests are refused: this costs a fraction of checking them and asking the engine.
         """
         status = self.engine.status
         if not status.unavailable:  # `check` has the reason

@@ -243,6 +243,7 @@ class EngineMaster:
             supervisor.note_culprit()
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
+            self.on_change()  # a request may have failed
             return
         self._refuse_misfits()
         if not self._started.done():
