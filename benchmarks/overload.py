@@ -5,8 +5,9 @@
 
 1. Capacity: the requests per second that end while twice as many clients as a batch has places ask one after another.
 2. A load of 90 % of it, with random arrivals: the p99 of the time to the first token (TTFT), for `--before` seconds.
-3. A fresh server with `--max-expected-wait` (60 s, `--bound`, or `--times-p99` times that p99), and `--factor` times
-   the capacity for `--seconds`: the p99 TTFT of the accepted requests, its ratio to bound + p99 at 90 %, the refusals,
+3. A new server with `--max-expected-wait` (60 s, `--bound`, or `--times-p99` times that p99): `--settle` seconds with
+   the load of 90 %, in which the workers start their spare processes, then `--factor` times the capacity for
+   `--seconds`: the p99 TTFT of the accepted requests, its ratio to bound + p99 at 90 %, the refusals,
    the time to a refusal, and Retry-After beside the truth.
 
 The truth at a refusal is the time until the last request that was accepted before has its first token, in whole
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import math
 import random
 import sys
@@ -27,6 +29,7 @@ from pathlib import Path
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_load import Asked, arrivals, ask, capacity, checked, clients
 from orca_bench.servers import DEMO, serve, split, unwind_on_sigterm
+from orca_master.garbage import NEVER
 
 SHARE = 0.9
 
@@ -88,6 +91,7 @@ def run(settings: argparse.Namespace, options: Sequence[str]) -> None:
     print(f"capacity {most:.1f} requests/s; at 90 %: {len(before)} requests, TTFT p99 {p99:.2f} s", flush=True)
     bound = settings.bound if settings.times_p99 is None else settings.times_p99 * p99
     with serve(settings.model, [*options, "--max-expected-wait", f"{bound:.3f}"]) as (_, url):
+        asyncio.run(at_rate(url, SHARE * most, settings.settle, settings.seed))
         asked = asyncio.run(at_rate(url, settings.factor * most, settings.seconds, settings.seed))
     report(asked, bound, p99)
 
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=DEMO)
     parser.add_argument("--seconds", type=float, default=300.0, help="duration of the overload (300)")
     parser.add_argument("--before", type=float, default=60.0, help="duration of the load of 90 %% (60)")
+    parser.add_argument("--settle", type=float, default=20.0, help="duration of that load on the new server (20)")
     parser.add_argument("--factor", type=float, default=3.0, help="overload in capacities (3)")
     bounds = parser.add_mutually_exclusive_group()
     bounds.add_argument("--bound", type=float, default=60.0, help="--max-expected-wait in seconds (60)")
@@ -106,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args(arguments)
     unwind_on_sigterm()
+    gc.set_threshold(*gc.get_threshold()[:-1], NEVER)  # the clients' own pauses are not the server's
     print(line(circumstances(settings.seed)))
     try:
         run(settings, options)

@@ -17,7 +17,7 @@ import aiohttp
 REQUEST_SECONDS = 600.0
 """Timeout of a request."""
 PROMPT, ANSWER = (10, 100), (20, 120)
-CAPACITY_SECONDS = 20.0
+CAPACITY_SECONDS = 60.0
 """The first half warms up."""
 CLIENTS = 64
 """Twice the default of --max-batch-size."""

@@ -181,8 +181,9 @@ class LLM:
 
     async def _collect(self, generation: Generation) -> list[list[Piece]]:
         collected: list[list[Piece]] = [[] for _ in generation.choices]
-        async for piece in self._endpoint.generator.pieces(generation):
-            collected[piece.index].append(piece)
+        async for pieces in self._endpoint.generator.pieces(generation):
+            for piece in pieces:
+                collected[piece.index].append(piece)
         return collected
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from orca_master.bodies.body_budget import BodyBudget
-from orca_master.bodies.body_checker import BodyChecker
+from orca_master.bodies.body_checker import SMALL_BYTES, BodyChecker
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.tokenize_requests import DetokenizeRequest
 from orca_master.endpoint import body_limits, checked_route
@@ -103,7 +103,7 @@ def test_the_check_of_a_body_ends_with_its_client():
                     cancelled.set()
 
         app = application(HttpLimits(), Checker())
-        client = Client(app, piece(SOUND), {"type": "http.disconnect"})
+        client = Client(app, piece(SOUND + b" " * SMALL_BYTES), {"type": "http.disconnect"})
         assert await client.status() == 499
         assert checking.is_set()
         assert cancelled.is_set()

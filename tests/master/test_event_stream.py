@@ -48,12 +48,12 @@ def test_a_silent_stream_has_comments_between_its_events():
     async def scene(client: Client) -> None:
         first = asyncio.create_task(client.commented.wait())
 
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncIterator[list[str]]:
             await first
             client.commented.clear()
-            yield "a"
+            yield ["a"]
             await client.commented.wait()
-            yield "b"
+            yield ["b"]
 
         await EventStream(events(), first)(SCOPE, client.receive, client.send)
         await asyncio.sleep(0.05)
@@ -66,14 +66,28 @@ def test_a_silent_stream_has_comments_between_its_events():
     run(scene)
 
 
+def test_events_that_come_together_are_sent_in_one_piece():
+    async def scene(client: Client) -> None:
+        async def events() -> AsyncIterator[list[str]]:
+            yield ["a", "b"]
+            yield ["c"]
+
+        first = asyncio.create_task(asyncio.sleep(0))
+        await first
+        await EventStream(events(), first)(SCOPE, client.receive, client.send)
+        assert [body for body, _ in client.bodies] == [b"ab", b"c", b""]
+
+    run(scene)
+
+
 def test_a_stream_that_is_not_silent_has_no_comments(monkeypatch):
     monkeypatch.setattr(event_stream, "COMMENT_SECONDS", 60.0)
 
     async def scene(client: Client) -> None:
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncIterator[list[str]]:
             for text in "abc":
                 await asyncio.sleep(0.01)
-                yield text
+                yield [text]
 
         first = asyncio.create_task(asyncio.sleep(0))
         await first
@@ -88,9 +102,9 @@ def test_a_client_that_leaves_ends_the_wait_for_the_first_piece(leaves):
     async def scene(client: Client) -> None:
         first = asyncio.create_task(asyncio.sleep(3600))
 
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncIterator[list[str]]:
             await first
-            yield "a"
+            yield ["a"]
 
         if leaves == "later":
             asyncio.get_running_loop().call_later(0.05, client.left.set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import httpx
@@ -13,7 +13,7 @@ import pytest
 from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.application import create_app
-from orca_master.endpoint.choice_run import SUBMITTED_AT_ONCE
+from orca_master.endpoint.choice_run import PIECES_TOGETHER, SUBMITTED_AT_ONCE
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Generator
@@ -93,7 +93,7 @@ def prepare(
 
 
 async def collect(generator: Generator, generation: Generation) -> list[int]:
-    return [piece.index async for piece in generator.pieces(generation)]
+    return [piece.index async for pieces in generator.pieces(generation) for piece in pieces]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -197,6 +197,33 @@ def test_a_client_that_leaves_an_error_and_a_timeout_cancel_what_runs(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("end", ["length", "error", "timeout"])
+def test_a_reader_gets_together_what_arrived_meanwhile_and_then_the_end(tmp_path, end):
+    async def run() -> None:
+        engine = Queue()
+        generator, generation = prepare(engine, tmp_path, 1, 1, timeout=0.2 if end == "timeout" else None)
+        pieces = generator.pieces(generation)
+        first = asyncio.create_task(anext(pieces))
+        await until(lambda: len(engine.receivers) == 1)
+        engine.finish(1, finish_reason=None)
+        assert len(await first) == 1
+        for _ in range(PIECES_TOGETHER + 2):
+            engine.finish(1, finish_reason=None)
+        if end == "length":
+            engine.finish(1)
+        elif end == "error":
+            engine.finish(1, token=None, finish_reason=FinishReason.ERROR, error="lost")
+        else:
+            await until(lambda: not engine.receivers)
+        assert [len(await anext(pieces)) for _ in range(2)] == [PIECES_TOGETHER, 2 + (end == "length")]
+        expected = {"length": StopAsyncIteration, "error": EngineUnavailableError, "timeout": RequestTimeoutError}[end]
+        with pytest.raises(expected):
+            await anext(pieces)
+        assert list(engine.released.values()) == [{"length": "stop"}.get(end, "abort")]
+
+    asyncio.run(run())
+
+
 def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
     async def run() -> None:
         engine = Queue()
@@ -205,7 +232,7 @@ def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
         first = asyncio.create_task(anext(pieces))
         await until(lambda: len(engine.receivers) == 2)
         engine.finish(1, finish_reason=None)
-        assert (await first).token == 5
+        assert [piece.token for piece in await first] == [5]
         for _ in range(4):
             engine.finish(1, finish_reason=None)
         assert list(engine.released.values()) == ["abort", "abort"]
@@ -264,7 +291,15 @@ def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is
                 answer = await client.post(path, content=b"{")
                 assert (answer.status_code, answer.headers["retry-after"]) == (429, "42")
                 assert "expected to wait 41.2 s, the limit is 41 s" in answer.json()["error"]["message"]
+            too_long = b"x" * (endpoint.config.http.max_body_bytes + 1)
+
+            async def sent_in_pieces() -> AsyncIterator[bytes]:
+                yield too_long
+
+            assert (await client.post("/v1/completions", content=too_long)).status_code == 413
+            assert (await client.post("/v1/completions", content=sent_in_pieces())).status_code == 413
             assert (await client.post("/tokenize", content=b"{")).status_code == 400
+            assert (await client.get("/v1/completions")).status_code == 405
             engine.waits = 40.0, 41.0
             assert (await client.post("/v1/completions", content=b"{")).status_code == 400
             engine.waits, engine.draining = (41.2, 41.0), True

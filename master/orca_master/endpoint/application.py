@@ -1,7 +1,7 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
-and access log → Host → CORS → API key → body limits.
+and access log → Host → CORS → API key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.endpoint.chat import add_chat
 from orca_master.endpoint.checked_route import checked_route
 from orca_master.endpoint.completions import add_completions
+from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
 from orca_master.endpoint.requests_route import add_requests
-from orca_master.endpoint.responding import error_response
+from orca_master.endpoint.responding import error_response, queue_full_response
 from orca_master.engine.progress import progress_report
 from orca_master.errors import (
     EngineError,
@@ -61,6 +62,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
+    app.add_middleware(EarlyRefusal, endpoint=endpoint)
     app.add_middleware(BodyLimits, limits=endpoint.config.http)
     config = endpoint.config
     if config.api_keys or config.api_key_file:
@@ -104,8 +106,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(QueueFullError)
     async def _full(_: Request, error: QueueFullError) -> JSONResponse:
-        seconds = endpoint.engine.status.retry_after_full
-        return error_response(429, str(error), code="queue_full", retry_after=seconds)
+        return queue_full_response(str(error), endpoint.engine.status)
 
     @app.exception_handler(EngineUnavailableError)
     async def _unavailable(_: Request, error: EngineUnavailableError) -> JSONResponse:

@@ -1,7 +1,7 @@
 """ASGI middleware that limits the size (413) and transfer time (408) of request bodies.
 
-Innermost, so that a client without a key is refused before its body is read. The connection limits bodies
-that the application does not read (orca_protos/http_connection.py).
+Inside the check of API keys, so that a client without a key is refused before its body is read. The connection limits
+bodies that the application does not read (orca_protos/http_connection.py).
 """
 
 from __future__ import annotations

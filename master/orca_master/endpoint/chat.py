@@ -41,6 +41,11 @@ class ChatFormat:
         for choice in generation.choices:
             yield self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
 
+    @property
+    def only_text_varies(self) -> bool:
+        """See Format."""
+        return not self._body.logprobs and not self._body.return_token_ids
+
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
         delta = AssistantMessage(content=piece.text)

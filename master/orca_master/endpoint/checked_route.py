@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import email.message
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
+from orca_master.bodies.body_checker import SMALL_BYTES
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.responding import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.errors import RequestError
@@ -21,37 +25,22 @@ KIND_OF_PATH = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
-GENERATIONS = ("completion", "chat")
-
-
-class _CheckedRequest(Request):
-    """A request with a validated body: `json` returns the validated value instead of the JSON document."""
-
-    def __init__(self, request: Request, checked: Any) -> None:
-        super().__init__(request.scope, request.receive)
-        self._stream_consumed = True
-        self._checked = checked
-
-    async def body(self) -> bytes:
-        return b"{}"
-
-    async def json(self) -> Any:
-        return self._checked
 
 
 def checked_route(endpoint: Endpoint) -> type[APIRoute]:
-    """Return the route class of an endpoint: routes in KIND_OF_PATH have a parameter `body`.
+    """Return the route class of an endpoint.
 
+    It calls the functions of KIND_OF_PATH itself, with the validated body and, if they have the parameter, `request`.
     Unvalidated bodies share a memory budget that fits at least one body of the maximum size.
     """
     budget = BodyBudget(max(MAX_BYTES, endpoint.config.http.max_body_bytes))
 
     class CheckedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
             kind = KIND_OF_PATH.get(self.path)
             if kind is None:
-                return handle
+                return super().get_route_handler()
+            wants_request = "request" in inspect.signature(self.endpoint).parameters
 
             async def check_and_handle(request: Request) -> Response:
                 if not _is_json(request.headers.get("content-type", "")):
@@ -64,13 +53,13 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                             body += chunk
                     except ClientDisconnect:
                         return Response(status_code=400)  # the client has disconnected
-                    if kind in GENERATIONS:
-                        endpoint.check_wait()  # the body has been read, so the connection can be used again
-                    checked = await unless_gone(request, endpoint.bodies.check(kind, body, endpoint.lengths))
+                    check = endpoint.bodies.check(kind, body, endpoint.lengths)
+                    checked = await (check if len(body) <= SMALL_BYTES else unless_gone(request, check))
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)
                     body.clear()
-                return await handle(_CheckedRequest(request, checked))
+                answer = await self.endpoint(checked, *((request,) if wants_request else ()))
+                return answer if isinstance(answer, Response) else JSONResponse(jsonable_encoder(answer))
 
             return check_and_handle
 

@@ -1,6 +1,6 @@
 """`ChoiceRun`: the running choices of one generation.
 
-Submits the choices to the engine, converts its outputs into pieces of text, and queues the unread pieces. The first
+Submits the choices to the engine, converts its outputs into pieces of text, and keeps the unread pieces. The first
 choice is submitted alone, because the engine decides by it about all; the others follow in small groups. A stop string
 ends its choice here, and the engine's request is cancelled.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,9 @@ from orca_master.scheduling.request import FinishReason
 from orca_master.text.tokenizer import IncrementalDecoder
 
 PIECE_BYTES = 256
-"""Memory of a piece without its text, including its queue entry."""
+"""Memory of a piece without its text, including its place among the unread pieces."""
+PIECES_TOGETHER = 64
+"""Most pieces that `next_pieces` returns at once: their events are built before others are served."""
 SUBMITTED_AT_ONCE = 16
 """Choices submitted before the event loops of endpoint and engine can serve other requests."""
 
@@ -56,7 +59,10 @@ class ChoiceRun:
         self._engine = engine
         self._recorder = recorder
         self._max_unread_bytes = self._bytes_left = max_unread_bytes
-        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._unread: deque[Piece] = deque()
+        self._error: Exception | None = None
+        """What ended the generation; raised after the unread pieces."""
+        self._arrived = asyncio.Event()
         self._running: dict[int, Choice] = {}
         """Choices that must be released, by index."""
 
@@ -79,15 +85,27 @@ class ChoiceRun:
         if self._recorder is not None:
             self._recorder.accept()
 
-    async def next_piece(self) -> Piece:
-        """Wait for the next piece; raise the error that ended the generation."""
-        piece = await self._pieces.get()
-        if isinstance(piece, Exception):
-            raise piece
-        self._bytes_left += _size(piece)
+    async def next_pieces(self) -> list[Piece]:
+        """Wait for a piece and return all unread pieces, at most PIECES_TOGETHER.
+
+        Raises the error that ended the generation once the pieces before the error have been returned.
+        """
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._arrived.clear()
+            await self._arrived.wait()
+        pieces = [self._unread.popleft() for _ in range(min(len(self._unread), PIECES_TOGETHER))]
+        self._bytes_left += sum(map(_size, pieces))
         if self._recorder is not None:
             self._recorder.flush()
-        return piece
+        return pieces
+
+    def fail(self, error: Exception) -> None:
+        """Cancel all unfinished choices; `next_pieces` raises the first of these errors."""
+        self.cancel()
+        self._error = self._error or error
+        self._arrived.set()
 
     def cancel(self) -> None:
         """Cancel all unfinished choices."""
@@ -104,8 +122,8 @@ class ChoiceRun:
                 of_request = output.finish_reason is FinishReason.FAULT
                 raise (EngineError if of_request else EngineUnavailableError)(output.error)
             piece = as_piece(choice, output)
-        except Exception as error:  # raised by next_piece
-            self._fail(error)
+        except Exception as error:  # raised by next_pieces
+            self.fail(error)
             return
         if self._recorder is not None:
             self._recorder.note(choice.index, output)
@@ -114,14 +132,11 @@ class ChoiceRun:
             # If the engine has not ended the request, a stop string did.
             self._engine.release(choice.submission.request_id, "stop")
         self._bytes_left -= _size(piece)
-        self._pieces.put_nowait(piece)
+        self._unread.append(piece)
+        self._arrived.set()
         if self._bytes_left < 0:
             unread = f"more than {self._max_unread_bytes} bytes are unread"
-            self._fail(RequestTimeoutError(f"the client does not read: {unread}"))
-
-    def _fail(self, error: Exception) -> None:
-        self.cancel()
-        self._pieces.put_nowait(error)
+            self.fail(RequestTimeoutError(f"the client does not read: {unread}"))
 
 
 def as_piece(choice: Choice, output: Output) -> Piece:

@@ -34,6 +34,11 @@ class CompletionFormat:
             for choice in generation.choices:
                 yield self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
 
+    @property
+    def only_text_varies(self) -> bool:
+        """See Format."""
+        return self._body.logprobs is None and not self._body.return_token_ids
+
     def chunk(self, generation: Generation, piece: Piece) -> Completion:
         """See Format."""
         return self._completion(generation, [self._choice(generation, piece.index, [piece], opening=False)])

@@ -61,10 +61,7 @@ class Endpoint:
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
 
     def check_wait(self) -> None:
-        """Raise QueueFullError if the engine would refuse any new request because of its expected wait.
-
-        Under an overload most requests are refused: this costs a fraction of checking them and asking the engine.
-        """
+        """Raise QueueFullError if the engine would refuse any new request because of its expected wait."""
         status = self.engine.status
         if not status.unavailable:  # `check` has the reason
             check_wait(status.expected_wait, status.max_expected_wait)

@@ -20,14 +20,14 @@ COMMENT = b": waiting\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Sends `events`, and COMMENT after each COMMENT_SECONDS of silence.
+    """Sends `events`, those of each list in one write, and COMMENT after each COMMENT_SECONDS of silence.
 
     `first`: the task that `events` awaits first. While it is not done, the client has already waited for so long that
     a comment is due; if the client leaves before `events` runs, nothing else cancels the task.
     """
 
-    def __init__(self, events: AsyncIterator[str], first: asyncio.Task[Any]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def __init__(self, events: AsyncIterator[list[str]], first: asyncio.Task[Any]) -> None:
+        super().__init__((), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events = events
         self._first = first
         self._sent_at = 0.0
@@ -47,8 +47,8 @@ class EventStream(StreamingResponse):
         self._sent_at = time.monotonic()
         comments = asyncio.create_task(self._comment(send))
         try:
-            async for event in self._events:
-                await send(_body(event.encode()))
+            async for together in self._events:
+                await send(_body("".join(together).encode()))
                 self._sent_at = time.monotonic()
         finally:
             comments.cancel()

@@ -1,7 +1,8 @@
-"""`Generator`: generates the choices of a request and yields their text piece by piece.
+"""`Generator`: generates the choices of a request and yields the pieces of their text.
 
 Each prompt becomes `n` submissions to the engine, one per choice, which differ only in `choice` (and thus in their
-random numbers). The choices run concurrently (choice_run.py); `pieces` yields their pieces in order of arrival.
+random numbers). The choices run concurrently (choice_run.py); `pieces` yields their pieces in order of arrival, those
+that arrived while the reader was busy together.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Generator:
 
     async def pieces(
         self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[list[Piece]]:
         """Yield the pieces of all choices in order of arrival; closing the iterator cancels unfinished choices.
 
         `choices`: those that are not complete yet, None for all.
@@ -155,25 +156,31 @@ class Generator:
         run = ChoiceRun(self._engine, self._max_unread_bytes, recorder)
         error = CANCELLED
         left = len(choices)
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
         self._num_active += 1
         self.idle.clear()
         try:
             seconds = None if generation.deadline is None else max(0.0, generation.deadline - time.time())
-            deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+            deadline = None if seconds is None else loop.time() + seconds
+            late = RequestTimeoutError(f"not finished within {seconds or 0.0:.6g} s")
             try:
                 async with asyncio.timeout_at(deadline):
                     await run.submit(choices)
-                while left:
-                    async with asyncio.timeout_at(deadline):
-                        piece = await run.next_piece()
-                    left -= piece.finish_reason is not None
-                    yield piece
             except TimeoutError as timeout:
-                raise RequestTimeoutError(f"not finished within {seconds:.6g} s") from timeout
+                raise late from timeout
+            if deadline is not None:
+                timer = loop.call_at(deadline, run.fail, late)
+            while left:
+                pieces = await run.next_pieces()
+                left -= sum(piece.finish_reason is not None for piece in pieces)
+                yield pieces
         except Exception as failure:
             error = str(failure)
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             run.cancel()
             if recorder is not None and left and self._engine.status.state is EngineState.STOPPED:
                 recorder.interrupt()

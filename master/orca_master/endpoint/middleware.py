@@ -27,7 +27,8 @@ OWNER = "orca.owner"
 """Key of a request's scope: the SHA-256 of its API key in hexadecimal digits; absent without keys."""
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
+    """Return the path of a request below the root path."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
@@ -58,7 +59,7 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            if self._log_requests and _path(scope) not in OPEN_PATHS:
+            if self._log_requests and path_of(scope) not in OPEN_PATHS:
                 seconds = time.monotonic() - started
                 # Percent-encoded as sent: a decoded path could contain blanks and imitate the rest of the line.
                 path = scope["raw_path"].decode("latin-1")[:MAX_LOGGED_PATH]
@@ -74,7 +75,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
-        is_open = scope["type"] != "http" or _path(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
+        is_open = scope["type"] != "http" or path_of(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
         key = None if is_open else _key_of(Headers(scope=scope).get("authorization", ""))
         if is_open or (key is not None and self._keys.accepts(key)):
             scope[OWNER] = "" if key is None else digest(key)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -67,12 +68,17 @@ def _stream(endpoint: Endpoint, remembered: ResumableRequest, style: Format, las
     return EventStream(_after(all_events, last_event), first)
 
 
-async def _after(all_events: AsyncIterator[str], last_event: int) -> AsyncIterator[str]:
+async def _after(all_events: AsyncIterator[list[str]], last_event: int) -> AsyncIterator[list[str]]:
     """Yield the events with ids above `last_event`, and those without an id."""
     async with contextlib.aclosing(all_events) as remaining:  # type: ignore[type-var]
-        async for event in remaining:
-            if not event.startswith("id: ") or int(event[4 : event.index("\n")]) > last_event:
-                yield event
+        async for together in remaining:
+            if new := [event for event in together if _number(event) > last_event]:
+                yield new
+
+
+def _number(event: str) -> float:
+    """Return the id of an event, infinity without an id."""
+    return int(event[4 : event.index("\n")]) if event.startswith("id: ") else math.inf
 
 
 async def _answer(endpoint: Endpoint, remembered: ResumableRequest, style: Format) -> bytes:

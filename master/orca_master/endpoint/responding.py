@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -22,6 +23,7 @@ from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
 from orca_master.endpoint.recorder import Recorder
+from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -36,6 +38,8 @@ KINDS = {
     429: "rate_limit_error",
 }
 EXTENSIONS = ("token_ids", "prompt_token_ids")
+_PLACE = "\0"
+"""Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
 T = TypeVar("T")
 
 
@@ -44,6 +48,10 @@ class Format(Protocol):
 
     def opening(self, generation: Generation) -> Iterator[BaseModel]:
         """Yield the chunks of a stream before the first piece."""
+
+    @property
+    def only_text_varies(self) -> bool:
+        """True if the chunks of a choice differ only in their text, except the last one."""
 
     def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
         """Return the chunk of a piece, also of a piece without text."""
@@ -67,6 +75,11 @@ def error_response(
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
 
 
+def queue_full_response(message: str, status: EngineStatus) -> JSONResponse:
+    """Return the refusal of a request for which the queue has no room; Retry-After is from the engine's estimate."""
+    return error_response(429, message, code="queue_full", retry_after=status.retry_after_full)
+
+
 async def respond(
     request: Request,
     body: GenerationRequest,
@@ -88,16 +101,15 @@ async def respond(
         return Response(await answer_of(generation, collected, usage, style), media_type="application/json")
     first = asyncio.create_task(_first(pieces))
     try:
-        waited = await unless_gone(request, asyncio.wait({first}, timeout=event_stream.COMMENT_SECONDS))
+        if await _leaves_first(request, first, event_stream.COMMENT_SECONDS):
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         if first.done():
             first.result()  # raises a refusal
     except BaseException:
         first.cancel()
         raise
-    if waited is None:
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     numbers = None if recorder is None else itertools.count(1)
     return event_stream.EventStream(events(generation, pieces, first, body.include_usage, style, numbers), first)
 
@@ -139,41 +151,51 @@ def _dump_choice(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-async def _first(pieces: AsyncIterator[Piece]) -> Piece:
+async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
     return await anext(pieces)
 
 
-async def _collect(generation: Generation, pieces: AsyncIterator[Piece]) -> list[list[Piece]]:
+async def _collect(generation: Generation, pieces: AsyncIterator[list[Piece]]) -> list[list[Piece]]:
     collected: list[list[Piece]] = [[] for _ in generation.choices]
-    async for piece in pieces:
-        collected[piece.index].append(piece)
+    async for together in pieces:
+        for piece in together:
+            collected[piece.index].append(piece)
     return collected
 
 
 async def events(
     generation: Generation,
-    pieces: AsyncIterator[Piece],
-    first: asyncio.Task[Piece],
+    pieces: AsyncIterator[list[Piece]],
+    first: asyncio.Task[list[Piece]],
     include_usage: bool,
     style: Format,
     numbers: Iterator[int] | None,
-) -> AsyncIterator[str]:
-    """Yield server-sent events with ids from `numbers`; an error becomes the last event, without an id."""
+) -> AsyncIterator[list[str]]:
+    """Yield server-sent events with ids from `numbers`; an error becomes the last event, without an id.
+
+    The events of pieces that come together are yielded together.
+    """
+    chunk_json = ChunkJson(generation, style)
+    ready: list[str] = []
+    """Events that have not been yielded."""
     try:
-        piece = await first
-        for chunk in style.opening(generation):
-            yield _event(_json(dump(chunk)), numbers)
+        together = await first
+        ready.extend(_event(_json(dump(chunk)), numbers) for chunk in style.opening(generation))
         generated = 0
         while True:
-            generated += 1
-            yield _event(_json(dump(style.chunk(generation, piece))), numbers)
+            for piece in together:
+                ready.append(_event(chunk_json.of(piece), numbers))
+                generated += 1
+            yield ready
+            ready = []
             try:
-                piece = await anext(pieces)
+                together = await anext(pieces)
             except StopAsyncIteration:
                 break
         if include_usage:
-            yield _event(_json(dump(style.usage_chunk(generation, usage_of(generation, generated)))), numbers)
-        yield _event("[DONE]", numbers)
+            ready.append(_event(_json(dump(style.usage_chunk(generation, usage_of(generation, generated)))), numbers))
+        ready.append(_event("[DONE]", numbers))
+        yield ready
     except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
         codes = {
             EngineError: "engine_error",
@@ -183,9 +205,32 @@ async def events(
         }
         code = codes.get(type(error), "engine_unavailable")
         detail = ErrorDetail(message=str(error), type="server_error", code=code)
-        yield _event(_json(ErrorBody(error=detail).model_dump()), None)
+        yield [*ready, _event(_json(ErrorBody(error=detail).model_dump()), None)]
     finally:
         await pieces.aclose()  # type: ignore[attr-defined]
+
+
+class ChunkJson:
+    """JSON of the chunks of one stream. The parts around a varying text are encoded once for each choice."""
+
+    def __init__(self, generation: Generation, style: Format) -> None:
+        self._generation = generation
+        self._style = style
+        self._only_text_varies = style.only_text_varies
+        self._around: dict[int, tuple[str, str]] = {}
+        """By choice: the JSON before and after that of the text."""
+
+    def of(self, piece: Piece) -> str:
+        """Return the JSON of a piece's chunk."""
+        if piece.finish_reason is not None or not self._only_text_varies:
+            return self._encode(piece)
+        if (around := self._around.get(piece.index)) is None:
+            before, _, after = self._encode(replace(piece, text=_PLACE)).rpartition(json.dumps(_PLACE))
+            around = self._around[piece.index] = before, after
+        return f"{around[0]}{json.dumps(piece.text, ensure_ascii=False)}{around[1]}"
+
+    def _encode(self, piece: Piece) -> str:
+        return _json(dump(self._style.chunk(self._generation, piece)))
 
 
 def _event(data: str, numbers: Iterator[int] | None) -> str:
@@ -205,14 +250,22 @@ def usage_of(generation: Generation, generated: int) -> Usage:
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; if the client disconnects first, cancel it and return None."""
     task = asyncio.create_task(work)
+    try:
+        return None if await _leaves_first(request, task) else task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _leaves_first(request: Request, task: asyncio.Task[Any], timeout: float | None = None) -> bool:
+    """Wait for a task, at most `timeout` seconds; return True if the client disconnects before."""
     gone = asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        await asyncio.wait((task, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        return gone.done() and not task.done()
     finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,7 +12,7 @@ from dataclasses import replace
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from orca_master.endpoint.choice_run import Choice, Piece, as_piece
+from orca_master.endpoint.choice_run import PIECES_TOGETHER, Choice, Piece, as_piece
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.engine.messages import Output
 from orca_master.errors import EngineError, EngineUnavailableError
@@ -21,8 +22,6 @@ from orca_master.scheduling.request import FinishReason
 
 COMPLETIONS, CHAT = "completions", "chat"
 """Routes of requests."""
-YIELD_PIECES = 64
-"""Pieces after which a reader lets the event loop serve others."""
 
 
 class ResumableRequest:
@@ -142,20 +141,19 @@ class ResumableRequest:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    async def pieces(self, generation: Generation) -> AsyncIterator[Piece]:
-        """Yield all pieces, past and future.
+    async def pieces(self, generation: Generation) -> AsyncIterator[list[Piece]]:
+        """Yield all pieces, past and future, at most PIECES_TOGETHER at once.
 
         Raises EngineError if the request failed, EngineUnavailableError if the server stops.
         """
         known = self._known(generation)
         position = 0
         while True:
-            while position < len(self._tokens) // 2:
+            while unread := min(len(self._tokens) // 2 - position, PIECES_TOGETHER):
                 self.flush()
-                yield next(known)
-                position += 1
-                if position % YIELD_PIECES == 0:
-                    await asyncio.sleep(0)
+                yield list(itertools.islice(known, unread))
+                position += unread
+                await asyncio.sleep(0)  # lets the event loop serve others
             if self.ended is not None:
                 break
             if self._interrupted:
@@ -178,7 +176,7 @@ class ResumableRequest:
         for position in range(len(self._tokens) // 2):
             piece = next(known)
             pieces[piece.index].append(piece)
-            if position % YIELD_PIECES == 0:
+            if position % PIECES_TOGETHER == 0:
                 await asyncio.sleep(0)
         return pieces
 

@@ -150,9 +150,9 @@ class EngineThread(EngineClient):
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
-        accepted: Future[None] = Future()
+        accepted: asyncio.Future[None] = self._own_loop.create_future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
-        return asyncio.wrap_future(accepted)
+        return accepted
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
@@ -171,16 +171,16 @@ class EngineThread(EngineClient):
         self._engine_loop.run_forever()
         self._engine_loop.run_until_complete(_cancel_others())
 
-    def _submit(self, submission: Submission, accepted: Future[None]) -> None:
+    def _submit(self, submission: Submission, accepted: asyncio.Future[None]) -> None:
         """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""
-        if not accepted.set_running_or_notify_cancel():
+        if accepted.cancelled():
             return
+        refusal: Exception | None = None
         try:
             self.engine.submit(submission)
         except Exception as error:  # raised to the caller of `submit`
-            accepted.set_exception(error)
-        else:
-            accepted.set_result(None)
+            refusal = error
+        self._own_loop.call_soon_threadsafe(_settle, accepted, refusal)
 
     def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
@@ -214,6 +214,15 @@ class EngineThread(EngineClient):
         self._metrics.on_finish(
             reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
         )
+
+
+def _settle(accepted: asyncio.Future[None], refusal: Exception | None) -> None:
+    if accepted.cancelled():
+        return
+    if refusal is None:
+        accepted.set_result(None)
+    else:
+        accepted.set_exception(refusal)
 
 
 async def _cancel_others() -> None:

@@ -115,8 +115,11 @@ class IncrementalDecoder:
         """
         if self._tokenizer is None:
             return ""
-        with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
+        try:
             new = self._stream.step(self._tokenizer, token) or ""
+        except BaseException:  # no context around each step: entering one takes as long as the step
+            with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
+                raise
         self._held += new
         if (match := self._search.feed(new)) is not None:
             from_end, stop = match

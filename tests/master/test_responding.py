@@ -1,0 +1,69 @@
+"""Chunks of a stream: encoding what does not vary once gives the same JSON as encoding each chunk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.endpoint.chat import ChatFormat
+from orca_master.endpoint.choice_run import Choice, Piece
+from orca_master.endpoint.completions import CompletionFormat
+from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.responding import ChunkJson, Format, dump
+from orca_master.text.tokenizer import TextCodec
+from orca_protos import engine_pb2 as pb
+
+CHOICE = cast(Choice, None)
+TEXTS = ["a", "", "text", "\0", '"\\\n', "é 日本 😀", "\u2028", "}]", '"finish_reason":null']
+PIECES = [
+    *(Piece(index, text, 7, None, None) for text in TEXTS for index in (0, 1)),
+    Piece(1, "end", 7, None, "stop"),
+    Piece(0, "more", 7, None, None),
+    Piece(0, "", 7, None, "length"),
+]
+
+
+def formats(tmp_path, **fields: Any) -> list[Format]:
+    codec = TextCodec(tmp_path)
+    chat_fields = {"messages": [{"role": "user", "content": "x"}], **fields}
+    if "logprobs" in fields:
+        chat_fields["logprobs"] = True
+    return [
+        CompletionFormat(CompletionRequest.model_validate({"prompt": [1], "n": 2, **fields}), '"m\0"', codec),
+        ChatFormat(ChatCompletionRequest.model_validate({"n": 2, **chat_fields}), "text", codec),
+    ]
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True}, {"logprobs": 1}])
+def test_the_json_is_that_of_each_chunk(tmp_path, fields):
+    generation = Generation("text", 5, [[1]], [CHOICE, CHOICE])
+    pieces = PIECES
+    if "logprobs" in fields:
+        logprobs = pb.Logprobs(sampled=-0.5, token=[3], logprob=[-0.25])
+        pieces = [replace(piece, logprobs=logprobs) for piece in PIECES]
+    for style, separate in zip(formats(tmp_path, **fields), formats(tmp_path, **fields), strict=True):
+        chunks = ChunkJson(generation, style)
+        for piece in pieces:
+            data = dump(separate.chunk(generation, piece))
+            assert chunks.of(piece) == json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def test_chunks_that_differ_in_their_text_only_are_built_once(tmp_path):
+    for style in formats(tmp_path):
+        built = []
+
+        class Counted:
+            only_text_varies = True
+            opening = choice = answer = usage_chunk = None
+
+            def chunk(self, generation, piece, style=style, built=built):
+                built.append(piece)
+                return style.chunk(generation, piece)
+
+        chunks = ChunkJson(Generation("id", 5, [[1]], [CHOICE, CHOICE]), Counted())
+        for piece in PIECES:
+            chunks.of(piece)
+        assert len(built) == 4, "the first of each of two choices, and the last"
