@@ -97,6 +97,15 @@ def test_another_kind_of_load_needs_new_processes(changes):
     asyncio.run(run())
 
 
+def test_torch_does_not_end_a_rank_that_has_lost_another_over_nccl():
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert [start.environment.get(name) for start in rank_starts(request(), command())] == [None, None]
+    over_nccl = rank_starts(request(communication_backend="nccl"), command())
+    assert [start.environment[name] for start in over_nccl] == ["0", "0"]
+    given = rank_starts(request(communication_backend="nccl", environment={name: "3"}), command())
+    assert [start.environment[name] for start in given] == ["3", "3"]
+
+
 def test_each_device_has_its_own_process():
     starts = rank_starts(request(device="cuda", first_device=2), command())
     assert [start.device for start in starts] == ["cuda:2", "cuda:3"]

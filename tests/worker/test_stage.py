@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
@@ -76,3 +78,21 @@ def test_what_was_sampled_is_known_to_the_next_iteration_before_it_is_read(stage
     expected = run(ahead=False)
     assert {len(result.token) for result in expected} == {len(PROMPTS)}
     assert run(ahead=True) == expected
+
+
+def test_decode_graphs_are_dropped_before_the_group_that_they_refer_to(checkpoint):
+    """The end of a group of NCCL waits for captured work."""
+    request = pb.LoadRequest(
+        model_path=str(checkpoint(NAME)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
+        device="cpu", workers_on_host=1,
+    )  # fmt: skip
+    stage = Stage(request, 0, lambda _: None)
+    graphs_at_the_end = []
+
+    class Plane:
+        def close(self) -> None:
+            graphs_at_the_end.append(stage._decode_graphs)
+
+    stage._decode_graphs, stage._data_plane = cast(Any, object()), cast(Any, Plane())
+    stage.close()
+    assert graphs_at_the_end == [None]

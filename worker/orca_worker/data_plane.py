@@ -7,6 +7,7 @@ in-flight iteration: a stage never waits for a slow peer (a blocking gloo send w
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from orca_worker.errors import NeighbourError
 from orca_worker.shared_sum import share_memory
 from orca_worker.tensor_parallel_group import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
 
 
 class DataPlane:
@@ -47,6 +50,8 @@ class DataPlane:
         self._group = group
         self._closing = threading.Lock()
         self._closed = False
+        self._abortable: list[dist.ProcessGroup] = []
+        """Groups whose waits only an abort ends."""
         # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
         connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
         try:
@@ -54,6 +59,9 @@ class DataPlane:
             group.process_group = self._new_group(world_size, connect)
             first = rank - group.rank
             group.others = [other for other in range(first, first + group.size) if other != rank]
+            if backend == "nccl":
+                groups = (dist.group.WORLD, group.process_group)
+                self._abortable = [group for group in groups if group is not None]
             if group.size > 1 and backend == "gloo":
                 group.shared = share_memory(group.process_group, group.rank, group.size, timeout)
                 dist.distributed_c10d._set_pg_timeout(self._timeout, group.process_group)
@@ -103,6 +111,20 @@ class DataPlane:
         work, hidden, sender = self._receives.popleft()
         self._wait(work, hidden, sender)
         return hidden
+
+    def abandon(self) -> None:
+        """End this process's waits for lost ranks, from any thread; the group cannot be used afterwards.
+
+        A wait over gloo ends by itself, with the sockets of the lost rank. A kernel of NCCL waits for ever, and so does
+        a thread that waits for the device. Not yet run on a GPU.
+        """
+        if (shared := self._group.shared) is not None:
+            shared.leave()
+        for group in self._abortable:
+            try:
+                group.abort()
+            except RuntimeError as error:  # the main thread has left the group meanwhile
+                logger.warning("a group of rank %d could not be aborted: %s", self._rank, error)
 
     def close(self) -> None:
         """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error."""

@@ -3,8 +3,8 @@
 The controller starts it as `python -m orca_worker.rank --fd N`, bound to it (parent_death.py). A separate thread reads
 the socket, so that this process exits at once when its controller does, even while a kernel runs or the main thread
 waits for another rank. A ModelError is reported and the process stays. After a NeighbourError the process leaves the
-epoch and keeps its weights for the next epoch, if its stage can (`outlives_neighbours`). Any other error, on either
-thread, is reported as a fault and ends the process with a non-zero exit code.
+epoch and keeps its weights for the next epoch. Any other error, on either thread, is reported as a fault and ends the
+process with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -172,11 +172,8 @@ class Rank:
             self._reply(reply())
 
     def _leave_epoch(self, error: NeighbourError) -> None:
-        """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared.
-
-        Raises `error` if the stage cannot join another group.
-        """
-        if self._stage is None or not self._stage.outlives_neighbours:
+        """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared."""
+        if self._stage is None:
             raise error
         logger.warning("rank %d leaves epoch %d: %s", self._tensor_rank, self._epoch, error)
         self._unfinished, self._epoch_over = None, True

@@ -28,6 +28,8 @@ def rank_starts(
     if request.socket_interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             environment.setdefault(name, request.socket_interface)
+    if request.communication_backend == "nccl":
+        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # otherwise torch ends a rank that lost another
     processors = Processors.of_this_process()
     on_cpu = request.device == "cpu"
     starts = []

@@ -63,14 +63,6 @@ class Stage:
         """True if execution is asynchronous."""
         return self._device.type == "cuda"
 
-    @property
-    def outlives_neighbours(self) -> bool:
-        """True if this process can join another process group after the loss of a neighbour.
-
-        With NCCL a wait for a lost neighbour ends only with the process.
-        """
-        return self._request.communication_backend == "gloo"
-
     def facts(self) -> pb.ModelFacts:
         """Return the facts of the model that the master needs."""
         return self._loaded.facts()
@@ -78,20 +70,21 @@ class Stage:
     def prepare(self, epoch: int) -> None:
         """Leave the process group of the previous epoch."""
         self.close()
-        self._decode_graphs = None  # the graphs refer to that group
         self._epoch = epoch
         self._reset_rows()
 
     def close(self) -> None:
         """Leave the process group. The stage's memory is freed with the last reference to the stage."""
+        self._decode_graphs = None  # first: the end of a group of NCCL waits for graphs that refer to the group
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = None
 
     def abandon(self) -> None:
-        """End a wait of the main thread in a sum of this worker's ranks; from any thread."""
-        if (shared := self._group.shared) is not None:
-            shared.leave()
+        """End a wait of the main thread for another rank; from any thread."""
+        plane = self._data_plane  # the main thread may leave the group meanwhile
+        if plane is not None:
+            plane.abandon()
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
         """Join the epoch's process group over the rendezvous behind `ask`; raise RankError if another rank is late."""
