@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -120,11 +121,11 @@ class DataPlane:
         """
         if (shared := self._group.shared) is not None:
             shared.leave()
-        for group in self._abortable:
+        if self._abortable:
             try:
-                group.abort()
-            except RuntimeError as error:  # the main thread has left the group meanwhile
-                logger.warning("a group of rank %d could not be aborted: %s", self._rank, error)
+                _abort(self._abortable)
+            except RuntimeError as error:  # the main thread has left the groups meanwhile
+                logger.warning("the groups of rank %d could not be aborted: %s", self._rank, error)
 
     def close(self) -> None:
         """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error."""
@@ -151,3 +152,14 @@ class DataPlane:
         # Without gloo's prefix, its source file, and its suffix, general advice.
         summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
         return NeighbourError(f"rank {self._rank} lost rank {other} of an adjacent partition: {summary}", [other])
+
+
+def _abort(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Abort groups of NCCL together: a kernel of one may be queued behind a kernel of another (torch issue 119797)."""
+    backend = groups[0]._get_backend(torch.device("cuda"))
+    backend._group_start()  # type: ignore[attr-defined]
+    try:
+        for group in groups:
+            group.abort()
+    finally:
+        backend._group_end()  # type: ignore[attr-defined]
