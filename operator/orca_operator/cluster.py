@@ -113,11 +113,15 @@ class Cluster:
 
     def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
         """Set `spec.replicas` of an object."""
+        self.merge(kind, namespace, name, {"spec": {"replicas": replicas}})
+
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> None:
+        """Set fields of an object."""
         resource = self._resource(kind)
         self._on_write("patch", kind)
         self._call(
             resource.patch,
-            body={"spec": {"replicas": replicas}},
+            body=fields,
             name=name,
             namespace=namespace,
             content_type="application/merge-patch+json",

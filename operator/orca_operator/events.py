@@ -1,11 +1,14 @@
 """Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, a journal that cannot be written, kinds that the
 cluster does not serve, or a pod that was deleted by force.
+
+A repeated Event counts the first one up, as Kubernetes' own components do: one Event for each reason of `Ready`, with
+the last message, and one for each message of other reasons. Kubernetes deletes an Event an hour after its last write.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +25,7 @@ from orca_operator.observe import Object, name_of
 
 logger = logging.getLogger(__name__)
 
+ALREADY_EXISTS = 409
 LONGEST_NOTE = 1000
 NORMAL = {
     Reason.SERVING, Reason.SUSPENDED, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS,
@@ -39,7 +43,7 @@ class Announcer:
         ready, before = find_condition(status, "Ready"), find_condition(previous, "Ready")
         if ready["reason"] != before.get("reason"):
             kind = "Normal" if ready["reason"] in {reason.value for reason in NORMAL} else "Warning"
-            self.announce(resource, kind, ready["reason"], ready["message"])
+            self.announce(resource, kind, ready["reason"], ready["message"], distinct=False)
         journal, before = find_condition(status, "JournalReady"), find_condition(previous, "JournalReady")
         if journal.get("reason") == JOURNAL_OFF != before.get("reason"):
             self.announce(resource, "Warning", JOURNAL_OFF, journal["message"])
@@ -50,13 +54,18 @@ class Announcer:
         about = {"metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid}}
         self.announce(about, "Warning", "PodForceDeleted", message)
 
-    def announce(self, resource: Object, kind: str, reason: str, message: str) -> None:
-        """Write one Event about an OrcaDeployment; `kind` is Normal or Warning."""
+    def announce(self, resource: Object, kind: str, reason: str, message: str, distinct: bool = True) -> None:
+        """Write one Event about an OrcaDeployment; `kind` is Normal or Warning.
+
+        `distinct`: Events of this reason with other messages stay beside this one.
+        """
         metadata, now = resource["metadata"], rfc3339(datetime.now(UTC))
+        identity = "\n".join((metadata["uid"], kind, reason, message if distinct else ""))
+        name = f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -73,6 +82,23 @@ class Announcer:
             "count": 1,
         }
         try:
-            self._cluster.create(event)
+            self._write(event)
         except ClusterError as error:
             logger.warning("%s/%s: cannot write Event %s: %s", metadata["namespace"], metadata["name"], reason, error)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        """Create an Event, or count the present one up; raise ClusterError."""
+        try:
+            self._cluster.create(event)
+        except ClusterError as error:
+            if error.status != ALREADY_EXISTS:
+                raise
+        else:
+            return
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        present = self._cluster.get("Event", namespace, name) or {}
+        again = {
+            "count": (present.get("count") or 0) + 1,
+            **{field: event[field] for field in ("message", "lastTimestamp")},
+        }
+        self._cluster.merge("Event", namespace, name, again)

@@ -61,7 +61,7 @@ OrcaDeployments.
   verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, list]
+  verbs: [get, list, create, patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
