@@ -1,8 +1,9 @@
 """Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
 An object is written if its manifest differs from the last one written, or if another client has changed it since: its
-generation (or resourceVersion, for kinds without one) differs from the one after our write. After a restart every
-object is applied once, which changes nothing if nothing differs.
+generation (or resourceVersion, for kinds without one) differs from the one after our write. What another client keeps
+changing is restored less and less often (repairs.py). After a restart every object is applied once, which changes
+nothing if nothing differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -36,7 +36,8 @@ from orca_operator.diagnose import QUOTA
 from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
-from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
+from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid, version
+from orca_operator.repairs import Repairs
 from orca_operator.validation import InvalidSpecError, RejectedError
 
 NO_DRY_RUN = "does not support dry run"
@@ -55,7 +56,7 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `not_deleted`: why pods of lost nodes were not deleted.
+    `not_deleted`: why pods of lost nodes were not deleted; `disputed`: what another client keeps changing.
     """
 
     writes: int = 0
@@ -63,6 +64,7 @@ class Outcome:
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
     not_deleted: list[str] = field(default_factory=list)
+    disputed: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -73,6 +75,7 @@ class Executor:
         self._announcer = Announcer(cluster)
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
+        self._repairs = Repairs()
         self._token = ""
 
     def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
@@ -97,6 +100,7 @@ class Executor:
                     self._force_delete(action, context, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
+        outcome.disputed = self._repairs.disputes()
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
@@ -176,18 +180,20 @@ class Executor:
         logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
     def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = place = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
-        live = observed.find(kind, name)
-        if live is not None and self._written.get((kind, name)) == (content, version(live)):
+        live, (before, known) = observed.find(kind, name), self._written.get(place, ("", ""))
+        if live is not None and (before, known) == (content, version(live)):
             return
         try:
             if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or of another owner
                 live = self._cluster.get(kind, context.namespace, name)
-                if live is not None and self._written.get((kind, name)) == (content, version(live)):
+                if live is not None and (before, known) == (content, version(live)):
                     return
             if live is not None and (is_ending(live) or not self._claim(live, context)):
                 return  # the next pass creates it after the deletion
+            if before == content and self._repairs.is_early(place, content):
+                return
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -197,7 +203,9 @@ class Executor:
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
-        self._written[(kind, name)] = (content, version(written))
+            if before == content and (live is None or version(written) != known):  # not only an event that was late
+                self._repairs.note(place, content)
+        self._written[place] = (content, version(written))
 
     def _apply_autoscaler(
         self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome
@@ -242,18 +250,6 @@ class Executor:
         outcome.writes += 1
         logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
         self._announcer.announce_forced(context, deletion)
-
-
-def version(live: Mapping[str, Any]) -> str:
-    """Return a value that changes with the object's content, but not with its status alone."""
-    metadata = live["metadata"]
-    if "generation" in metadata:
-        return f"g{metadata['generation']}"
-    if "status" not in live:
-        return f"r{metadata['resourceVersion']}"
-    # An HPA: it has no generation, and its status changes with every value of a metric.
-    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
-    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

@@ -343,8 +343,8 @@ class NewerTopology(Topology):
 def test_an_older_master_is_sent_only_what_it_knows(monkeypatch, quorum):
     today = boot.topology
 
-    def newer(deployment: Any, pipelines: int) -> NewerTopology:
-        return NewerTopology(quorum=quorum, **dict(today(deployment, pipelines)))
+    def newer(deployment: Any, pipelines: int, kept: Any = None) -> NewerTopology:
+        return NewerTopology(quorum=quorum, **dict(today(deployment, pipelines, kept)))
 
     monkeypatch.setattr(boot, "topology", newer)
     for changes, expected in (({}, []), ({"replicas": 1}, [1])):
