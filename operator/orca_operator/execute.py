@@ -56,15 +56,14 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `not_deleted`: why pods of lost nodes were not deleted; `disputed`: what another client keeps changing.
+    `failures`: why pods of lost nodes were not deleted, and which objects another client keeps changing.
     """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
-    not_deleted: list[str] = field(default_factory=list)
-    disputed: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -100,7 +99,7 @@ class Executor:
                     self._force_delete(action, context, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
-        outcome.disputed = self._repairs.disputes()
+        outcome.failures += self._repairs.disputes()
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
@@ -245,7 +244,7 @@ class Executor:
             if not self._cluster.force_delete(context.namespace, name, deletion.pod["metadata"]["uid"]):
                 return
         except ClusterError as error:
-            outcome.not_deleted.append(f"{name} on the lost node {deletion.node}: {error}")
+            outcome.failures.append(f"{name} on the lost node {deletion.node}: {error}")
             return
         outcome.writes += 1
         logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)

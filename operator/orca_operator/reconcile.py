@@ -208,7 +208,7 @@ class Reconciler:
         context: Context | None = None
         problem: Diagnosis | None = None
         source = refusal = ""
-        changes, lacking = 0, list[str]()
+        changes, failures = 0, list[str]()
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -222,7 +222,7 @@ class Reconciler:
                 actions = plan(context, view, not keeper.problems.get(source), serving)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-                refusal, lacking = outcome.autoscaler_refusal, [*outcome.not_deleted, *outcome.disputed]
+                refusal, failures = outcome.autoscaler_refusal, outcome.failures
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:
@@ -240,7 +240,7 @@ class Reconciler:
             view,
             problem,
             parts.status.skipped,
-            [*masters.not_applied, *lacking],
+            [*masters.not_applied, *failures],
             source,
             keeper.problems,
             refusal,

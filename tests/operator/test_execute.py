@@ -150,7 +150,7 @@ def test_what_another_client_keeps_changing_is_restored_ever_less_often(deleted,
             server.objects["Service", "demo"] = {**service, "metadata": metadata, "changed": True}
         outcome = run(executor, server)
         writes.append(outcome.writes)
-        disputed.append(outcome.disputed)
+        disputed.append(outcome.failures)
         now[0] += 5
     assert writes[:3] == [1, 1, 1]
     assert writes[3:5] == [0, 1], "after 10 s"
@@ -169,7 +169,7 @@ def test_an_event_that_is_late_is_no_repair():
     stale = observed(server)
     run(executor, server, EDITED)
     for _ in range(10):
-        assert executor.run(plan(EDITED, view(stale)), EDITED, stale).disputed == []
+        assert executor.run(plan(EDITED, view(stale)), EDITED, stale).failures == []
 
 
 def test_kinds_that_are_not_served_are_skipped():
@@ -409,9 +409,9 @@ def test_a_forced_deletion_is_reported_once():
     server, deletion = forced()
     executor = Executor(server)
     outcome = executor.run([deletion], FULL, Observed())
-    assert (outcome.writes, outcome.not_deleted) == (1, [])
+    assert (outcome.writes, outcome.failures) == (1, [])
     late = executor.run([deletion], FULL, Observed())  # the watch has not told of the deletion yet
-    assert (late.writes, late.not_deleted) == (0, [])
+    assert (late.writes, late.failures) == (0, [])
     name = deletion.pod["metadata"]["name"]
     assert server.events == [("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T12:00:00Z")]
 
@@ -429,9 +429,9 @@ def test_a_refused_deletion_is_named_and_ends_no_pass():
     server.refusal, server.refused_kind = ClusterError(403, 'pods "x" is forbidden'), "Pod"
     outcome = Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
     name = deletion.pod["metadata"]["name"]
-    assert outcome.not_deleted == [f'{name} on the lost node n1: pods "x" is forbidden']
+    assert outcome.failures == [f'{name} on the lost node n1: pods "x" is forbidden']
     assert server.events == []
     assert outcome.writes == 1, "the Service"
     server.refusal = ClusterError(500, "failed calling webhook")
     outcome = Executor(server).run([deletion], FULL, Observed())
-    assert outcome.not_deleted == [f"{name} on the lost node n1: failed calling webhook"]
+    assert outcome.failures == [f"{name} on the lost node n1: failed calling webhook"]
