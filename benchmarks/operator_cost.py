@@ -94,10 +94,10 @@ def measure_rest(count: int, seconds: int, suspended: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "orca_master.cli", "operator", "--namespace", "default"]
     operator = subprocess.Popen([*command, "--metrics-port", str(port)], stderr=subprocess.DEVNULL)
     try:
-        created_after = until(lambda: all(map(is_current, deployments())), 0.5, MANY_SECONDS)
+        created_after = until(lambda: all(map(is_current, deployments())), 1, MANY_SECONDS)
         created = sample(port)
         apply_all(count, spec | {"scheduler": {"maxBatchSize": 7}, "service": {"labels": {"edited": "yes"}}})
-        edited_after = until(lambda: all(map(is_current, deployments())), 0.5, MANY_SECONDS)
+        edited_after = until(lambda: all(map(is_current, deployments())), 1, MANY_SECONDS)
         edited = sample(port)
         time.sleep(SETTLING_SECONDS)
         before, cpu = sample(port), cpu_seconds(operator.pid)

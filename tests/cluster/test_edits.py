@@ -93,7 +93,7 @@ def test_after_an_edit_of_the_model_the_old_name_gets_a_clear_answer(namespace: 
     renamed, old = namespace.kubectl(*program).splitlines()
     assert renamed == "200"
     assert old.startswith("404 ")
-    assert "the model 'demo' does not exist, this server serves renamed" in old
+    assert "the model 'demo' does not exist, this server serves 'renamed'" in old
 
 
 def test_a_live_setting_takes_effect_and_restarts_nothing(namespace: Namespace):
