@@ -153,8 +153,9 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     report = observed.reports.get(context.revision)
     if report is None:
         return []
-    topology = boot.topology(context, max(1, context.spec.num_pipelines), kept_boot(context, observed))
-    messages = (topology, boot.scheduler_knobs(context))
+    kept = kept_boot(context, observed)
+    topology = boot.topology(context, max(1, context.spec.num_pipelines), kept)
+    messages = (topology, boot.scheduler_knobs(context, kept))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
@@ -166,11 +167,11 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
     if report is None:
         return []
     actions: list[Action] = []
-    version = report.contract_version
-    topology = boot.topology(context, max(1, pipelines), kept_boot(context, observed)).known_to(version)
+    version, kept = report.contract_version, kept_boot(context, observed)
+    topology = boot.topology(context, max(1, pipelines), kept).known_to(version)
     if pipelines and topology != report.topology:
         actions.append(PutTopology(context.revision, topology))
-    change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
+    change = PutScheduler(context.revision, boot.scheduler_knobs(context, kept).known_to(version))
     if change.body != change.reported(report):
         actions.append(change)
     return actions

@@ -87,12 +87,14 @@ def _topology(context: Context, pipelines: int) -> Topology:
     )
 
 
-def scheduler_knobs(context: Context) -> SchedulerKnobs:
-    """Return the settings of scheduler and recovery that change without a restart.
+def scheduler_knobs(context: Context, kept: Kept) -> SchedulerKnobs:
+    """Return the settings of scheduler, recovery and drain that change without a restart.
 
     The boot ConfigMap has them too, except those for which an older master would refuse to start (None: its default).
+    The drain timeout can only become smaller: the grace period of a pod does not change.
     """
-    scheduler, recovery = context.spec.scheduler, context.spec.recovery_policy
+    spec = context.spec
+    scheduler, recovery, drain = spec.scheduler, spec.recovery_policy, spec.drain_timeout_seconds
     return SchedulerKnobs(
         max_batch_size=scheduler.max_batch_size,
         token_budget=scheduler.token_budget,
@@ -102,6 +104,7 @@ def scheduler_knobs(context: Context) -> SchedulerKnobs:
         recovery_timeout_seconds=recovery.recovery_timeout_seconds,
         admission=scheduler.admission,
         policy=scheduler.policy,
+        drain_timeout_seconds=drain if drain < kept.options.get("drain-timeout", drain) else None,
     )
 
 
