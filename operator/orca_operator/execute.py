@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED = (400, 403, 409, 422)
 """HTTP statuses of a rejected request: a retry is useless."""
+NOT_IN_SCHEMA = "failed to create typed patch object"
+"""In the answer (500, kubernetes/kubernetes#139253) to a field of an unknown name or a wrong type."""
 LACKS_RIGHT = 'is forbidden: User "'
 """Part of the answer of Kubernetes' authorization (403)."""
 
@@ -273,7 +275,7 @@ def _is_own(live: Object, owner: Owner) -> bool:
 
 def _refused(kind: str, name: str, error: ClusterError) -> Exception:
     """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
-    if error.status not in REFUSED:
+    if error.status not in REFUSED and NOT_IN_SCHEMA not in str(error):
         return error
     words = f"{kind} {name}: {error}"
     if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:

@@ -2,7 +2,8 @@
 
 Types, bounds, patterns and the keys of lists come from the CRD's own schema (schema.py, structural.py). Rules that a
 schema cannot express are here, each in two forms: crd.py writes the CEL form into the CRD, `parse` applies the Python
-form. The tests apply the API server's code and `parse` to the same table of specs.
+form. The tests apply the API server's code and `parse` to the same table of specs. Only the operator checks what a
+`podTemplate` overrides (pod_overlay.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pydantic.alias_generators import to_snake
 
 from orca_operator.api import Spec
 from orca_operator.names import LONGEST_NAME
+from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
+from orca_operator.pod_overlay import refusals
 from orca_operator.schema import spec_schema
 from orca_operator.structural import admitted, problems
 
@@ -217,6 +220,20 @@ RULES = (
         "is a deprecated alias of tls.mode selfSigned: leave it out to choose another mode",
         lambda name, spec: not spec.tls.enabled or spec.tls.mode in (None, "selfSigned"),
     ),
+    Rule(
+        "master.extraArgs",
+        cel(MASTER_OPTIONS),
+        "master.extraArgs",
+        sentence(MASTER_OPTIONS),
+        lambda name, spec: is_free_of(spec.master.extra_args, MASTER_OPTIONS),
+    ),
+    Rule(
+        "worker.extraArgs",
+        cel(WORKER_OPTIONS),
+        "worker.extraArgs",
+        sentence(WORKER_OPTIONS),
+        lambda name, spec: is_free_of(spec.worker.extra_args, WORKER_OPTIONS),
+    ),
     *_map_rules(),
 )
 
@@ -237,6 +254,9 @@ def parse(name: str, spec: Mapping[str, Any]) -> Spec:
     for rule in RULES:
         if not rule.holds(name, parsed):
             raise InvalidSpecError(f"{where(rule)} {rule.message}")
+    for role, settings in (("master", parsed.master), ("worker", parsed.worker)):
+        for refusal in refusals(role, settings):  # no CEL: the CRD does not list the fields of a pod template
+            raise InvalidSpecError(refusal)
     return parsed
 
 

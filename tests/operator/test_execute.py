@@ -152,6 +152,7 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
         (403, 'services "s" is forbidden: exceeded quota: small, requested: services=1', Reason.QUOTA_EXCEEDED),
         (403, 'admission webhook "a.example.com" denied the request: exceptional', Reason.INVALID_SPEC),
         (422, "spec.x: Invalid value: exceeded quota", Reason.INVALID_SPEC),
+        (500, "failed to create typed patch object (…): .spec.x: field not declared in schema", Reason.INVALID_SPEC),
     ],
 )
 def test_a_rejection_has_the_reason_of_its_cause(status, words, reason):

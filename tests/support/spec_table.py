@@ -225,6 +225,12 @@ PODS: list[Row] = [
     worker("nodeSelector.gpu", nodeSelector={"gpu": True}),
     worker(nodeSelector={"nvidia.com/gpu.product": "A100-SXM4-80GB"}),
     worker(annotations={"Example.com/note": "any text\nat all", "a": ""}),
+    worker("extraArgs[0]", extraArgs=[1]),
+    worker("extraArgs[0]", extraArgs=["x" * 1025]),
+    worker("podTemplate.spec", podTemplate={"spec": []}),
+    worker("podTemplate.metadata.labels.team", podTemplate={"metadata": {"labels": {"team": "a b"}}}),
+    worker(podTemplate={}),
+    worker(podTemplate={"spec": {"hostNetwork": None, "containers": [{"name": "worker", "future": {"a": [1, None]}}]}}),
     demo("spec.monitoring.labels.release", monitoring={"labels": {"release": "-"}}),
     demo("spec.service.labels.a", service={"labels": {"a": "b/c"}}),
 ]
@@ -299,6 +305,14 @@ RULES: list[Row] = [
     demo(tls={"mode": "selfSigned", "enabled": True}),
     demo(tls={"mode": "off", "enabled": False}),
     demo(tls={"enabled": True}),
+    *(
+        demo("spec.master.extraArgs", master={"extraArgs": args})
+        for args in (["--port", "1"], ["--admi=paged"], ["-tp"])
+    ),
+    demo(master={"extraArgs": ["--max-queue-tokens", "1000", "--root-path=/a=b", "-1", "port"]}),
+    demo("spec.worker.extraArgs", worker={"extraArgs": ["a", "--listen=x"]}),
+    demo("spec.worker.extraArgs", worker={"extraArgs": ["--"]}),
+    demo(worker={"extraArgs": ["--log-level=debug", "--no-spare-rank"]}),
     *map_rows("worker.labels", "x", (*BAD_KEYS, "A.com/b")),
     *map_rows("master.labels", "x", ("a b",)),
     *map_rows("worker.nodeSelector", "x", ("a b",)),

@@ -10,6 +10,7 @@ from orca_operator.diagnose import GPU
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import pod_template, resources
 from orca_operator.manifests.tls import pod_tls
+from orca_operator.pod_overlay import overlaid
 
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
@@ -58,6 +59,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
             # A worker gets SIGTERM at the same time as its master, and must outlive the master's drain.
             "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
             *tls.options,
+            *settings.extra_args,
         ],
         "ports": [
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
@@ -89,6 +91,6 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": names.worker_selector(context.name, context.revision, partition)},
-            "template": template,
+            "template": overlaid(template, settings),
         },
     }
