@@ -33,6 +33,7 @@ from orca_operator.actions import (
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.diagnose import QUOTA
+from orca_operator.dropped_fields import check_kept
 from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
@@ -163,7 +164,7 @@ class Executor:
             live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
             if live is not None and (is_ending(live) or not _is_own(live, context)):
                 return
-            self._cluster.apply(manifest, dry_run=True)
+            check_kept(manifest, self._cluster.apply(manifest, dry_run=True))
         except KindNotServedError:
             return
         except ClusterError as error:

@@ -49,6 +49,7 @@ RESERVED_LABELS = frozenset({*names.master_labels("", ""), *names.worker_labels(
 """Volumes, mounts and labels of the operator's pods; the tests compare these sets with the rendered pods."""
 
 POD_FIELDS = {
+    "affinity": "set affinity of spec.master or spec.worker, to which placement adds its own",
     "automountServiceAccountToken": "ORCA's containers get no token; mount a projected volume with a "
     "serviceAccountToken into the container that needs one",
     "serviceAccount": "set serviceAccountName",

@@ -5,7 +5,7 @@ Fields that are copied into pods unchanged have the types of `pod_api.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -101,7 +101,25 @@ class MasterSettings(PodSettings):
     )
 
 
+class Placement(Part):
+    """Placement of the pods of a pipeline relative to each other."""
+
+    policy: Literal["colocate", "spread"] = Field(
+        description="colocate: all pods of a pipeline in one topology domain; spread: in different domains."
+    )
+    topology_key: Text = Field(
+        "kubernetes.io/hostname", description="Label of nodes whose values are the topology domains."
+    )
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        "DoNotSchedule", description="Whether a pod that cannot be placed so waits, or is scheduled anywhere."
+    )
+
+
 class WorkerSettings(PodSettings):
     """Worker pods."""
+
+    placement: Placement | None = Field(
+        None, description="Placement of the pods of a pipeline relative to each other. Needs Kubernetes 1.31."
+    )
 
     shared_memory_size: Quantity = Field("8Gi", description="Size limit of /dev/shm, which NCCL and the ranks use.")

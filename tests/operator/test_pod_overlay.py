@@ -153,6 +153,7 @@ FETCH = {"name": "fetch-model"}
 @pytest.mark.parametrize(
     ("spec", "field", "remedy"),
     [
+        ({"affinity": {}}, "affinity", "spec.worker"),
         ({"automountServiceAccountToken": True}, "automountServiceAccountToken", "projected volume"),
         ({"terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds", "spec.drainTimeoutSeconds"),
         ({"serviceAccount": "x"}, "serviceAccount", "serviceAccountName"),

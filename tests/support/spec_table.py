@@ -231,6 +231,10 @@ PODS: list[Row] = [
     worker("podTemplate.metadata.labels.team", podTemplate={"metadata": {"labels": {"team": "a b"}}}),
     worker(podTemplate={}),
     worker(podTemplate={"spec": {"hostNetwork": None, "containers": [{"name": "worker", "future": {"a": [1, None]}}]}}),
+    worker("placement.policy", placement={"topologyKey": "rack"}),
+    worker("placement.policy", placement={"policy": "pack"}),
+    worker("placement.whenUnsatisfiable", placement={"policy": "spread", "whenUnsatisfiable": "Never"}),
+    worker(placement={"policy": "colocate", "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}),
     demo("spec.monitoring.labels.release", monitoring={"labels": {"release": "-"}}),
     demo("spec.service.labels.a", service={"labels": {"a": "b/c"}}),
 ]

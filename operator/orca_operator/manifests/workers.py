@@ -8,6 +8,7 @@ from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.diagnose import GPU
 from orca_operator.manifests.context import Context
+from orca_operator.manifests.placement import pipeline_affinity
 from orca_operator.manifests.pod import pod_template, resources
 from orca_operator.manifests.tls import pod_tls
 from orca_operator.pod_overlay import overlaid
@@ -70,9 +71,10 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}, *tls.mounts],
     }  # fmt: skip
     shared_memory = {"medium": "Memory", "sizeLimit": settings.shared_memory_size}
+    own = {"tolerations": own_tolerations + settings.tolerations, "affinity": pipeline_affinity(context)}
     template = pod_template(
         spec,
-        settings.model_copy(update={"tolerations": own_tolerations + settings.tolerations}),
+        settings.model_copy(update=own),
         context.name,
         labels,
         NO_MESH,
