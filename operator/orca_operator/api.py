@@ -127,7 +127,9 @@ class Communication(Part):
     backend: Backend = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
     socket_interface: Text | None = Field(None, description="Network interface; the pod's first by default.")
     rdma_resource: Text | None = Field(
-        None, description="Extended resource of RDMA devices, such as rdma/hca; every worker pod gets one device."
+        None,
+        description="Extended resource of RDMA devices, such as rdma/hca; every worker pod gets one device, and the "
+        "capability IPC_LOCK.",
     )
     env: dict[str, Annotated[str, Field(max_length=rank_environment.MAX_VALUE_LENGTH)]] = Field(
         {},

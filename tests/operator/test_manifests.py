@@ -132,15 +132,33 @@ def test_valid_for_a_current_cluster(spec):
 
 @pytest.mark.parametrize("spec", [*(example(name)["spec"] for name in EXAMPLES), EVERYTHING], ids=[*EXAMPLES, "all"])
 def test_pods_meet_the_restricted_level(spec):
+    rdma = "rdmaResource" in spec.get("communication", {})
     for pod in pod_specs(spec):
-        assert violations(pod) == []
+        is_worker = pod["containers"][0]["name"] == names.WORKER
+        assert violations(pod) == (["Capabilities"] if rdma and is_worker else [])
+
+
+def test_only_the_engine_of_a_worker_with_rdma_may_lock_memory():
+    pods = pod_specs(EVERYTHING)
+    added = {
+        container["name"]: container["securityContext"]["capabilities"]
+        for pod in pods
+        for container in [*pod["initContainers"], *pod["containers"]]
+    }
+    none = {"drop": ["ALL"]}
+    assert added == {
+        "mine": none,
+        "fetch-model": none,
+        "master": none,
+        "worker": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
 
 
 BREACHES = {
     "HostProcess": lambda pod: pod["securityContext"].update(windowsOptions={"hostProcess": True}),
     "Host namespaces": lambda pod: pod.update(hostIPC=True),
     "Privileged containers": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
-    "Capabilities": lambda pod: pod["containers"][0]["securityContext"]["capabilities"].update(add=["IPC_LOCK"]),
+    "Capabilities": lambda pod: pod["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
     "HostPath volumes": lambda pod: pod["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
     "Host ports": lambda pod: pod["containers"][0]["ports"][0].update(hostPort=80),
     "Host probes and lifecycle hooks": lambda pod: pod["containers"][0]["livenessProbe"]["httpGet"].update(host="a"),

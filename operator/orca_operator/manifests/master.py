@@ -67,7 +67,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
     labelled = settings.model_copy(update={"labels": names.ENGINE_TYPE | settings.labels})
-    template = pod_template(spec, labelled, context.name, labels, {}, container, volumes, ["--without-weights"])
+    template = pod_template(spec, labelled, context.name, labels, {}, container, volumes, ["--without-weights"], [])
     if has_journal and journal.claim_name:
         template["spec"]["securityContext"]["fsGroup"] = CACHE_GROUP
     return {

@@ -24,6 +24,11 @@ GRACE_BEYOND_DRAIN = 10
 NODE_TOLERANCE_SECONDS = 30
 
 
+def security(capabilities: list[str]) -> dict[str, Any]:
+    """Return the security context of a container that has these capabilities and no others."""
+    return SECURITY | {"capabilities": SECURITY["capabilities"] | {"add": capabilities}} if capabilities else SECURITY
+
+
 def probe(path: str, **settings: int) -> dict[str, Any]:
     """Return an HTTP probe on the probe port."""
     return {"httpGet": {"path": path, "port": names.PROBE_PORT}, "timeoutSeconds": 5, **settings}
@@ -67,8 +72,12 @@ def pod_template(
     container: dict[str, Any],
     volumes: list[dict[str, Any]],
     fetch_options: list[str],
+    capabilities: list[str],
 ) -> dict[str, Any]:
-    """Return a pod template around one container; `fetch_options` select the files of a hub model (model.py)."""
+    """Return a pod template around one container.
+
+    `fetch_options` select the files of a downloaded model (model.py); `capabilities` are added to the container.
+    """
     source = model_source(spec.model)
     volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
     container = {
@@ -81,7 +90,7 @@ def pod_template(
             *([source.mount] if source.mount else []),
             *settings.volume_mounts,
         ],
-        "securityContext": SECURITY,
+        "securityContext": security(capabilities),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **probes(),
     }

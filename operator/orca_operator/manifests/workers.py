@@ -16,6 +16,8 @@ from orca_operator.pod_overlay import overlaid
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
 """Environment variable with the container's memory request in bytes; 0 if there is none."""
+LOCK_MEMORY = "IPC_LOCK"
+"""Capability to lock memory of any size: RDMA devices register locked memory (ibv_reg_mr)."""
 MASTER_END_SECONDS = 5
 """Seconds from the end of a master's drain to the end of its process."""
 NO_MESH = {"sidecar.istio.io/inject": "false"}
@@ -48,8 +50,10 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
     if spec.communication.backend == "nccl":
         devices[GPU] = str(ranks)
         own_tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    capabilities = []
     if spec.communication.rdma_resource:
         devices[spec.communication.rdma_resource] = "1"
+        capabilities = [LOCK_MEMORY]
     limits = resources(settings, devices, DEFAULT_REQUESTS)
     tls = pod_tls(context, names.WORKER)
     container = {
@@ -81,6 +85,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         container,
         [{"name": "shared-memory", "emptyDir": shared_memory}, *tls.volumes],
         fetch_options=["--partition", f"{partition}/{count}"],
+        capabilities=capabilities,
     )
     return {
         "apiVersion": "apps/v1",
