@@ -23,6 +23,13 @@ from orca_operator.effects import Effect
 from orca_operator.pod_settings import MasterSettings, WorkerSettings
 
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
+OCI_REPOSITORY = "([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
+OCI_TAG, OCI_DIGEST = ":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", "@sha256:[a-f0-9]{64}"
+OCI_URI = (
+    f"^oci://((?P<latest>{OCI_REPOSITORY})"
+    f"|(?P<image>{OCI_REPOSITORY}({OCI_TAG}({OCI_DIGEST})?|{OCI_DIGEST}))(?P<path>/[^ ]*)?)$"
+)
+"""An image without a tag, or an image and a path in it: the tag or digest ends the image's name."""
 DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 Seconds = Annotated[int, Field(ge=1, le=86400)]
 
@@ -49,8 +56,8 @@ class Model(Part):
     """The model to serve."""
 
     uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
-        description="Location of the model: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, or file:///PATH for a model in "
-        "the images. s3:// and oci:// are reserved."
+        description="Location of the model: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, oci://IMAGE:TAG/PATH for an "
+        "image volume, or file:///PATH for a model in the images. s3:// is reserved."
     )
     name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")

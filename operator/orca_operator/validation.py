@@ -18,7 +18,7 @@ from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from orca_operator.api import Spec
+from orca_operator.api import OCI_URI, Spec
 from orca_operator.names import LONGEST_NAME
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals
@@ -108,6 +108,13 @@ RULES = (
         "model.uri",
         "must not contain ..",
         lambda name, spec: ".." not in spec.model.uri,
+    ),
+    Rule(
+        "model",
+        f"!self.uri.startsWith('oci://') || self.uri.matches('{OCI_URI}')",
+        "model.uri",
+        "must be oci://IMAGE, or with a path oci://IMAGE:TAG/PATH or oci://IMAGE@sha256:DIGEST/PATH",
+        lambda name, spec: not spec.model.uri.startswith("oci://") or re.match(OCI_URI, spec.model.uri) is not None,
     ),
     Rule(
         "model",

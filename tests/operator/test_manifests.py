@@ -260,6 +260,33 @@ def test_the_users_pod_settings_win():
     assert pod["automountServiceAccountToken"] is False
 
 
+@pytest.mark.parametrize(
+    ("uri", "image", "path"),
+    [
+        ("oci://model", "model", ""),
+        ("oci://example.com:5000/team/model/v1", "example.com:5000/team/model/v1", ""),
+        ("oci://localhost:5000/model:v1/a/b", "localhost:5000/model:v1", "/a/b"),
+        ("oci://model:v1", "model:v1", ""),
+        ("oci://model:5000/a", "model:5000/a", ""),
+        (f"oci://a/b@sha256:{'0' * 64}/", f"a/b@sha256:{'0' * 64}", "/"),
+        (f"oci://a/b:v1@sha256:{'0' * 64}/x", f"a/b:v1@sha256:{'0' * 64}", "/x"),
+    ],
+)
+def test_an_image_with_the_model_is_a_volume_of_every_pod(uri, image, path):
+    spec = merged(MINIMAL, model={"uri": uri}, imagePullPolicy="Always", imagePullSecrets=[{"name": "registry"}])
+    objects = manifests(spec)
+    assert boot.topology(context(spec), 1).model.path == f"/models/volume{path}"
+    for workload in (each for each in objects if each["kind"] in ("Deployment", "StatefulSet")):
+        kubernetes_validate.validate(workload, "1.36", strict=True)
+        pod = workload["spec"]["template"]["spec"]
+        assert {"name": "model", "image": {"reference": image, "pullPolicy": "Always"}} in pod["volumes"]
+        assert {"name": "model", "mountPath": "/models/volume", "readOnly": True} in pod["containers"][0][
+            "volumeMounts"
+        ]
+        assert "initContainers" not in pod
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
 def test_every_pod_fetches_only_its_part():
     shares = []
     for manifest in manifests(EVERYTHING):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from orca_operator.api import Model
+from orca_operator.api import OCI_URI, Model, Spec
 from orca_operator.diagnose import FETCH_CONTAINER
 
 VOLUME = "model"
@@ -23,8 +24,9 @@ class ModelSource:
     fetched: bool = False
 
 
-def model_source(model: Model) -> ModelSource:
+def model_source(spec: Spec) -> ModelSource:
     """Return the source; its path is empty for a URI scheme that this version does not support."""
+    model = spec.model
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelSource(path=rest)
@@ -33,6 +35,13 @@ def model_source(model: Model) -> ModelSource:
         return ModelSource(
             path=f"{MOUNT}/{path}",
             volume={"name": VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
+            mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
+        )
+    if scheme == "oci" and (parts := re.match(OCI_URI, model.uri)) is not None:
+        image = {"reference": parts["image"] or parts["latest"], "pullPolicy": spec.image_pull_policy}
+        return ModelSource(
+            path=f"{MOUNT}{parts['path'] or ''}",
+            volume={"name": VOLUME, "image": image},
             mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
         )
     if scheme == "hf":
@@ -53,20 +62,20 @@ def model_source(model: Model) -> ModelSource:
 
 def is_supported(model: Model) -> bool:
     """Whether this version supports the scheme of the model's URI."""
-    return bool(model_source(model).path)
+    return not model.uri.startswith("s3://")
 
 
 def not_supported(model: Model) -> str:
     """Return the error message for a URI scheme that is not supported yet."""
     scheme = model.uri.partition("://")[0]
-    return f"spec.model.uri: {scheme}:// is not supported yet; hf://, pvc:// and file:// are"
+    return f"spec.model.uri: {scheme}:// is not supported yet; hf://, oci://, pvc:// and file:// are"
 
 
 def fetch_container(
-    model: Model, image: str, pull_policy: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
+    spec: Spec, image: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
-    source = model_source(model)
+    model, source = spec.model, model_source(spec)
     environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
     if model.secret_ref is not None:
         secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
@@ -75,7 +84,7 @@ def fetch_container(
     return {
         "name": FETCH_CONTAINER,
         "image": image,
-        "imagePullPolicy": pull_policy,
+        "imagePullPolicy": spec.image_pull_policy,
         "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *options],
         "env": [entry for entry in environment if entry["name"] not in overridden] + env,
         "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],

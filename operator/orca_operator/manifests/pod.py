@@ -78,7 +78,7 @@ def pod_template(
 
     `fetch_options` select the files of a downloaded model (model.py); `capabilities` are added to the container.
     """
-    source = model_source(spec.model)
+    source = model_source(spec)
     volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
     container = {
         **container,
@@ -106,9 +106,7 @@ def pod_template(
     }
     if source.fetched:
         pod["securityContext"]["fsGroup"] = CACHE_GROUP
-        fetch = fetch_container(
-            spec.model, container["image"], spec.image_pull_policy, fetch_options, settings.env, SECURITY
-        )
+        fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY)
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers
