@@ -30,6 +30,7 @@ OCI_URI = (
     f"|(?P<image>{OCI_REPOSITORY}({OCI_TAG}({OCI_DIGEST})?|{OCI_DIGEST}))(?P<path>/[^ ]*)?)$"
 )
 """An image without a tag, or an image and a path in it: the tag or digest ends the image's name."""
+S3_URI = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^ ]*)?$"
 DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 Seconds = Annotated[int, Field(ge=1, le=86400)]
 
@@ -56,8 +57,8 @@ class Model(Part):
     """The model to serve."""
 
     uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
-        description="Location of the model: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, oci://IMAGE:TAG/PATH for an "
-        "image volume, or file:///PATH for a model in the images. s3:// is reserved."
+        description="Location of the model: hf://ORGANISATION/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH, "
+        "oci://IMAGE:TAG/PATH for an image volume, or file:///PATH for a model in the images."
     )
     name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
@@ -65,8 +66,12 @@ class Model(Part):
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."
     )
-    secret_ref: SecretKey | None = Field(None, description="Access token of the Hugging Face Hub.")
-    cache: Cache | None = Field(None, description="Cache of an hf:// model.")
+    secret_ref: SecretKey | None = Field(
+        None,
+        description="Access token of the Hugging Face Hub. For s3://: a Secret whose entries are environment variables "
+        "of the download, such as AWS_ACCESS_KEY_ID; `key` is not used.",
+    )
+    cache: Cache | None = Field(None, description="Cache of an hf:// or s3:// model.")
 
 
 class Parallelism(Part):

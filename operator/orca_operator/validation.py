@@ -18,7 +18,7 @@ from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from orca_operator.api import OCI_URI, Spec
+from orca_operator.api import OCI_URI, S3_URI, Spec
 from orca_operator.names import LONGEST_NAME
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals
@@ -32,6 +32,7 @@ LABEL_KEY = f"^({DOMAIN}/)?{KEY_NAME}$"
 ANNOTATION_KEY = f"^({DOMAIN.replace('a-z', 'A-Za-z')}/)?{KEY_NAME}$"
 RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-{KEY_NAME}|{DOMAIN}/{KEY_NAME})$"
 LONGEST_DOMAIN = 253
+DOWNLOADED = ("hf://", "s3://")
 
 
 class RejectedError(Exception):
@@ -118,10 +119,17 @@ RULES = (
     ),
     Rule(
         "model",
-        "!has(self.cache) || self.uri.startsWith('hf://')",
+        f"!self.uri.startsWith('s3://') || self.uri.matches('{S3_URI}')",
+        "model.uri",
+        "must be s3://BUCKET/PREFIX",
+        lambda name, spec: not spec.model.uri.startswith("s3://") or re.match(S3_URI, spec.model.uri) is not None,
+    ),
+    Rule(
+        "model",
+        "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
         "model.cache",
-        "is for hf:// models: others are not downloaded",
-        lambda name, spec: spec.model.cache is None or spec.model.uri.startswith("hf://"),
+        "is for hf:// and s3:// models: others are not downloaded",
+        lambda name, spec: spec.model.cache is None or spec.model.uri.startswith(DOWNLOADED),
     ),
     Rule(
         "model",
@@ -132,10 +140,10 @@ RULES = (
     ),
     Rule(
         "model",
-        "!has(self.secretRef) || self.uri.startsWith('hf://')",
+        "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
         "model.secretRef",
-        "is for hf:// models: others need no token",
-        lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith("hf://"),
+        "is for hf:// and s3:// models: others are not downloaded",
+        lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith(DOWNLOADED),
     ),
     Rule(
         "scheduler",

@@ -300,6 +300,29 @@ def test_every_pod_fetches_only_its_part():
     assert shares == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
 
 
+@pytest.mark.parametrize("secret", [None, {"name": "bucket"}])
+def test_a_model_in_a_bucket_is_downloaded_like_one_of_a_hub(secret):
+    endpoint = {"name": "AWS_ENDPOINT_URL", "value": "http://minio.models:9000"}
+    model = {"uri": "s3://models/team/llama/"} | ({"secretRef": secret} if secret else {})
+    spec = merged(
+        MINIMAL,
+        model=model,
+        parallelism={"pipelineParallelSize": 2},
+        master={"env": [endpoint]},
+        worker={"env": [endpoint]},
+    )
+    path, options = "/models/cache/s3/models/team/llama/", []
+    assert boot.topology(context(spec), 1).model.path == path
+    for pod in pod_specs(spec):
+        (fetch,) = pod["initContainers"]
+        assert fetch["args"][:4] == ["fetch", "s3://models/team/llama/", "--into", path]
+        assert fetch["env"] == [endpoint]
+        assert fetch.get("envFrom") == ([{"secretRef": {"name": "bucket"}}] if secret else None)
+        assert {"name": "model", "emptyDir": {}} in pod["volumes"]
+        options.append(fetch["args"][4:])
+    assert options == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
+
+
 @pytest.mark.parametrize("spec", [MINIMAL, EVERYTHING], ids=["least", "all"])
 def test_a_master_reads_what_the_operator_writes_and_reports_it_back_alike(spec):
     """Else the operator would send its topology again and again."""

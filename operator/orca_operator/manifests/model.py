@@ -1,4 +1,4 @@
-"""The model of a pod: path, volumes and, for hub models, the init container that downloads them."""
+"""The model of a pod: path, volumes and, for hf:// and s3://, the init container that downloads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from orca_operator.api import OCI_URI, Model, Spec
+from orca_operator.api import OCI_URI, Spec
 from orca_operator.diagnose import FETCH_CONTAINER
 
 VOLUME = "model"
@@ -25,7 +25,7 @@ class ModelSource:
 
 
 def model_source(spec: Spec) -> ModelSource:
-    """Return the source; its path is empty for a URI scheme that this version does not support."""
+    """Return the source."""
     model = spec.model
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
@@ -44,31 +44,19 @@ def model_source(spec: Spec) -> ModelSource:
             volume={"name": VOLUME, "image": image},
             mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
         )
-    if scheme == "hf":
-        cache = model.cache
-        volume: dict[str, Any] = {"name": VOLUME, "emptyDir": {}}
-        if cache is not None and cache.claim_name:
-            volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_name}}
-        elif cache is not None and cache.size_limit:
-            volume["emptyDir"] = {"sizeLimit": cache.size_limit}
-        return ModelSource(
-            path=f"{CACHE}/{rest.replace('/', '--')}/{model.revision or 'main'}",
-            volume=volume,
-            mount={"name": VOLUME, "mountPath": CACHE},
-            fetched=True,
-        )
-    return ModelSource(path="")
-
-
-def is_supported(model: Model) -> bool:
-    """Whether this version supports the scheme of the model's URI."""
-    return not model.uri.startswith("s3://")
-
-
-def not_supported(model: Model) -> str:
-    """Return the error message for a URI scheme that is not supported yet."""
-    scheme = model.uri.partition("://")[0]
-    return f"spec.model.uri: {scheme}:// is not supported yet; hf://, oci://, pvc:// and file:// are"
+    cache = model.cache
+    volume: dict[str, Any] = {"name": VOLUME, "emptyDir": {}}
+    if cache is not None and cache.claim_name:
+        volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_name}}
+    elif cache is not None and cache.size_limit:
+        volume["emptyDir"] = {"sizeLimit": cache.size_limit}
+    folder = f"s3/{rest}" if scheme == "s3" else f"{rest.replace('/', '--')}/{model.revision or 'main'}"
+    return ModelSource(
+        path=f"{CACHE}/{folder}",
+        volume=volume,
+        mount={"name": VOLUME, "mountPath": CACHE},
+        fetched=True,
+    )
 
 
 def fetch_container(
@@ -76,17 +64,24 @@ def fetch_container(
 ) -> dict[str, Any]:
     """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
     model, source = spec.model, model_source(spec)
-    environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
-    if model.secret_ref is not None:
-        secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
-        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    environment: list[dict[str, Any]] = []
+    revision, entries = list[str](), dict[str, Any]()
+    if model.uri.startswith("hf://"):
+        revision = ["--revision", model.revision or "main"]
+        environment.append({"name": "HF_HOME", "value": "/tmp/huggingface"})
+        if model.secret_ref is not None:
+            secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+            environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    elif model.secret_ref is not None:
+        entries["envFrom"] = [{"secretRef": {"name": model.secret_ref.name}}]
     overridden = {str(entry.get("name")) for entry in env}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
-        "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *options],
+        "args": ["fetch", model.uri, *revision, "--into", source.path, *options],
         "env": [entry for entry in environment if entry["name"] not in overridden] + env,
+        **entries,
         "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
