@@ -17,7 +17,12 @@ SPEC = merged(
     worker={
         "placement": {"policy": "spread"},
         "volumes": [{"name": "weights", "image": {"reference": "weights:1"}}],
-        "podTemplate": {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}]}},
+        "podTemplate": {
+            "spec": {
+                "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
+                "schedulingGroup": {"podGroupName": "demo"},
+            }
+        },
     },
 )
 Pod = dict[str, Any]
@@ -47,6 +52,7 @@ def test_an_answer_with_all_fields_is_accepted_whatever_the_server_adds():
         (lambda pod: pod["volumes"][-1].pop("image"), r"volumes\[\d\]\.image", "ImageVolume"),
         (lambda pod: terms(pod).pop("matchLabelKeys"), r"affinity\..*\[0\]\.matchLabelKeys", "1.31"),
         (lambda pod: pod.pop("resourceClaims"), "resourceClaims", "1.34"),
+        (lambda pod: pod.pop("schedulingGroup"), "schedulingGroup", "GenericWorkload"),
     ],
 )
 def test_a_dropped_field_is_named_with_what_it_needs(drop: Callable[[Pod], Any], path, need):

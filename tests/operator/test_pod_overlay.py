@@ -92,6 +92,20 @@ def test_the_merged_pods_are_valid_for_a_current_cluster():
         kubernetes_validate.validate(workload, "1.36", strict=True)
 
 
+@pytest.mark.parametrize(("kubernetes", "version"), [("1.36", "v1alpha2"), ("1.37", "v1beta1")])
+def test_the_pod_group_of_the_how_to_is_valid_where_it_is_served(kubernetes, version):
+    """docs/how-to/pods.md: the user creates the PodGroup, and the pods name it."""
+    group = {
+        "apiVersion": f"scheduling.k8s.io/{version}",
+        "kind": "PodGroup",
+        "metadata": {"name": "demo"},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
+    }
+    kubernetes_validate.validate(group, kubernetes, strict=True)
+    for workload in workloads(with_template("worker", {"schedulingGroup": {"podGroupName": "demo"}})):
+        kubernetes_validate.validate(workload, kubernetes, strict=True)
+
+
 def test_lists_are_merged_by_their_keys():
     _, stateful_set = workloads(SPEC)
     metadata, pod = stateful_set["spec"]["template"]["metadata"], stateful_set["spec"]["template"]["spec"]
