@@ -74,7 +74,14 @@ def overlaid(template: dict[str, Any], settings: PodSettings) -> dict[str, Any]:
         return template
     added = override.metadata.model_dump() if override.metadata is not None else {}
     metadata = {key: {**value, **added.get(key, {})} for key, value in template["metadata"].items()}
-    return {"metadata": metadata, "spec": merged(template["spec"], override.spec)}
+    return {"metadata": metadata, "spec": merged(template["spec"], _without_nulls(override.spec))}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null, at any depth."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,8 +89,6 @@ def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
     result = dict(base)
     for name, value in override.items():
         before = base.get(name)
-        if value is None:
-            continue
         if isinstance(before, dict) and isinstance(value, dict):
             result[name] = merged(before, value)
         elif isinstance(before, list) and isinstance(value, list) and name in MERGE_KEYS:

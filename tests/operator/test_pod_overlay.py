@@ -156,8 +156,17 @@ def test_the_list_keys_are_those_of_kubernetes():
 
 
 def test_a_null_counts_as_absent_and_other_values_replace():
-    base = {"a": {"b": 1}, "c": [1, 2], "d": 1}
-    assert merged(base, {"a": {"b": None}, "c": [3], "d": {"e": 1}}) == {"a": {"b": 1}, "c": [3], "d": {"e": 1}}
+    spec = {
+        "terminationGracePeriodSeconds": None,
+        "dnsConfig": {"options": [{"name": "ndots", "value": None}], "searches": None},
+        "securityContext": {"runAsNonRoot": None, "supplementalGroups": [5]},
+    }
+    master, _ = workloads(with_template("master", spec))
+    pod = master["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 40
+    assert pod["dnsConfig"] == {"options": [{"name": "ndots"}]}
+    assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["supplementalGroups"]) == (True, [5])
+    assert merged({"c": [1, 2], "d": 1}, {"c": [3], "d": {"e": 1}}) == {"c": [3], "d": {"e": 1}}
 
 
 ENGINE = {"name": "worker"}

@@ -103,6 +103,7 @@ def _download_resumed(url: str, path: Path) -> None:
     with partial.open("ab") as file:
         if metadata.size is not None and file.tell() > metadata.size:  # from another revision
             file.truncate(0)
+            file.seek(0)  # resume_size, the position, stays else behind the end
         http_get(
             metadata.location,
             file,

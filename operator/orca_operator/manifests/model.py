@@ -37,7 +37,9 @@ def model_source(spec: Spec) -> ModelSource:
             volume={"name": VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
             mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
         )
-    if scheme == "oci" and (parts := re.match(OCI_URI, model.uri)) is not None:
+    if scheme == "oci":
+        parts = re.match(OCI_URI, model.uri)
+        assert parts is not None, "validation.py"
         image = {"reference": parts["image"] or parts["latest"], "pullPolicy": spec.image_pull_policy}
         return ModelSource(
             path=f"{MOUNT}{parts['path'] or ''}",
