@@ -281,7 +281,6 @@ RULES: list[Row] = [
     ("demo", {"model": {**HUB, "revision": "main"}}, None),
     ("demo", {"model": {**FILE, "secretRef": {"name": "x"}}}, "spec.model.secretRef"),
     ("demo", {"model": {"uri": "s3://bucket/a", "secretRef": {"name": "x"}, "cache": {"claimName": "c"}}}, None),
-    ("demo", {"model": {"uri": "s3://bucket/a", "revision": "main"}}, "spec.model.revision"),
     ("demo", {"model": {**HUB, "secretRef": {"name": "x"}}}, None),
     demo("spec.scheduler.tokenBudget", scheduler={"maxBatchSize": 32, "tokenBudget": 31}),
     demo("spec.scheduler.tokenBudget", scheduler={"maxBatchSize": 2049}),
