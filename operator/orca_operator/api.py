@@ -250,7 +250,7 @@ class Spec(Part):
         1800,
         description="Timeout for image pull, download and loading of a pod; until then, recovery does not replace it.",
     )
-    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.NEXT_REVISION] = Field(
+    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.SMALLER_IS_LIVE] = Field(
         30, description="Timeout for in-flight requests when pods terminate."
     )
     recovery_policy: RecoveryPolicy = Field(RecoveryPolicy(), description="Timeouts and limits of failure recovery.")

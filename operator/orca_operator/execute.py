@@ -1,8 +1,9 @@
 """Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
 An object is written if its manifest differs from the last one written, or if another client has changed it since: its
-generation (or resourceVersion, for kinds without one) differs from the one after our write. After a restart every
-object is applied once, which changes nothing if nothing differs.
+generation (or resourceVersion, for kinds without one) differs from the one after our write. What another client keeps
+changing is restored less and less often (repairs.py). After a restart every object is applied once, which changes
+nothing if nothing differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -37,7 +37,8 @@ from orca_operator.diagnose import QUOTA
 from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
-from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
+from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid, version
+from orca_operator.repairs import Repairs
 from orca_operator.validation import InvalidSpecError, RejectedError
 
 NO_DRY_RUN = "does not support dry run"
@@ -56,14 +57,15 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `not_deleted`: why pods of lost nodes or of pipelines without progress were not deleted.
+    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, and which objects another
+    client keeps changing.
     """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
-    not_deleted: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -74,6 +76,7 @@ class Executor:
         self._announcer = Announcer(cluster)
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
+        self._repairs = Repairs()
         self._token = ""
 
     def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
@@ -100,6 +103,7 @@ class Executor:
                     self._replace(action, context, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
+        outcome.failures += self._repairs.disputes()
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
@@ -179,18 +183,20 @@ class Executor:
         logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
     def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = place = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
-        live = observed.find(kind, name)
-        if live is not None and self._written.get((kind, name)) == (content, version(live)):
+        live, (before, known) = observed.find(kind, name), self._written.get(place, ("", ""))
+        if live is not None and (before, known) == (content, version(live)):
             return
         try:
             if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or of another owner
                 live = self._cluster.get(kind, context.namespace, name)
-                if live is not None and self._written.get((kind, name)) == (content, version(live)):
+                if live is not None and (before, known) == (content, version(live)):
                     return
             if live is not None and (is_ending(live) or not self._claim(live, context)):
                 return  # the next pass creates it after the deletion
+            if before == content and self._repairs.is_early(place, content):
+                return
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -200,7 +206,9 @@ class Executor:
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
-        self._written[(kind, name)] = (content, version(written))
+            if before == content and (live is None or version(written) != known):  # not only an event that was late
+                self._repairs.note(place, content)
+        self._written[place] = (content, version(written))
 
     def _apply_autoscaler(
         self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome
@@ -240,7 +248,7 @@ class Executor:
             if not self._cluster.force_delete(context.namespace, name, deletion.pod["metadata"]["uid"]):
                 return
         except ClusterError as error:
-            outcome.not_deleted.append(f"{name} on the lost node {deletion.node}: {error}")
+            outcome.failures.append(f"{name} on the lost node {deletion.node}: {error}")
             return
         outcome.writes += 1
         logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
@@ -254,25 +262,13 @@ class Executor:
             try:
                 self._cluster.delete("Pod", context.namespace, name, pod["metadata"]["uid"])
             except ClusterError as error:
-                outcome.not_deleted.append(f"{name} of pipeline {replacement.pipeline}: {error}")
+                outcome.failures.append(f"{name} of pipeline {replacement.pipeline}: {error}")
             else:
                 num_deleted += 1
         outcome.writes += num_deleted
         if num_deleted:
             logger.info("%s: deleted %d pods of pipeline %s", context.namespace, num_deleted, replacement.pipeline)
             self._announcer.announce_replaced(context, replacement)
-
-
-def version(live: Mapping[str, Any]) -> str:
-    """Return a value that changes with the object's content, but not with its status alone."""
-    metadata = live["metadata"]
-    if "generation" in metadata:
-        return f"g{metadata['generation']}"
-    if "status" not in live:
-        return f"r{metadata['resourceVersion']}"
-    # An HPA: it has no generation, and its status changes with every value of a metric.
-    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
-    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

@@ -31,7 +31,7 @@ from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
 from orca_operator.recovery import NO_RECOVERY, Recovery
-from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
+from orca_operator.revision import controller_revision, kept_boot, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
 
@@ -133,7 +133,7 @@ def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[
         services.control_service(context),
         services.client_service(context),
         *access.network_policies(context),
-        boot.boot_config_map(context, pipelines),
+        boot.boot_config_map(context, pipelines, kept_boot(context, observed)),
         controller_revision(context, observed),
         *tls.issued_certificates(context),
         *(manifest for manifest in optional if manifest is not None),
@@ -163,7 +163,9 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     report = observed.reports.get(context.revision)
     if report is None:
         return []
-    messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
+    kept = kept_boot(context, observed)
+    topology = boot.topology(context, max(1, context.spec.num_pipelines), kept)
+    messages = (topology, boot.scheduler_knobs(context, kept))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
@@ -175,10 +177,11 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
     if report is None:
         return []
     actions: list[Action] = []
-    version = report.contract_version
-    if pipelines and (topology := boot.topology(context, pipelines).known_to(version)) != report.topology:
+    version, kept = report.contract_version, kept_boot(context, observed)
+    topology = boot.topology(context, max(1, pipelines), kept).known_to(version)
+    if pipelines and topology != report.topology:
         actions.append(PutTopology(context.revision, topology))
-    change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
+    change = PutScheduler(context.revision, boot.scheduler_knobs(context, kept).known_to(version))
     if change.body != change.reported(report):
         actions.append(change)
     return actions

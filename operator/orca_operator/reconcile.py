@@ -209,7 +209,7 @@ class Reconciler:
         context: Context | None = None
         problem: Diagnosis | None = None
         source = refusal = ""
-        changes, not_deleted = 0, list[str]()
+        changes, failures = 0, list[str]()
         recovery = stored_recovery(previous)
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
@@ -225,7 +225,7 @@ class Reconciler:
                 actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-                refusal, not_deleted = outcome.autoscaler_refusal, outcome.not_deleted
+                refusal, failures = outcome.autoscaler_refusal, outcome.failures
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:
@@ -243,7 +243,7 @@ class Reconciler:
             view,
             problem,
             parts.status.skipped,
-            [*masters.not_applied, *not_deleted],
+            [*masters.not_applied, *failures],
             source,
             keeper.problems,
             refusal,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from orca_contract.reasons import Reason
-from orca_operator import names
+from orca_operator import names, repairs
 from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Replace, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
-from orca_operator.execute import Executor, version
+from orca_operator.execute import Executor
 from orca_operator.manifests import services
 from orca_operator.manifests.workers import worker_stateful_sets
-from orca_operator.observe import Observed
+from orca_operator.observe import Observed, version
 from orca_operator.plan import plan
 from orca_operator.scaling import wanted_autoscaler
 from orca_operator.validation import InvalidSpecError, RejectedError
@@ -84,7 +84,9 @@ class Server:
         return manifest
 
 
-FULL = context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True}))
+SPEC = merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True})
+FULL = context(SPEC)
+EDITED = context(merged(SPEC, service={"type": "NodePort"}))
 LATE = ("PodDisruptionBudget", "PodMonitor")
 
 
@@ -130,6 +132,46 @@ def test_what_somebody_changed_is_written_again():
     service["metadata"] = {**service["metadata"], "generation": 2}
     assert run(executor, server).writes == 1
     assert server.objects["Service", "demo"]["spec"]["selector"] == names.selector("demo", names.MASTER)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_another_client_keeps_changing_is_restored_ever_less_often(deleted, monkeypatch):
+    """Every 5 s for two hours: the first repairs are immediate; a changed manifest is written at once all the same."""
+    now = [0.0]
+    monkeypatch.setattr(repairs, "monotonic", lambda: now[0])
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    writes, disputed = [], []
+    for _ in range(1440):
+        service = server.objects.get(("Service", "demo"))
+        if deleted:
+            server.objects.pop(("Service", "demo"), None)
+        elif service is not None and "changed" not in service:
+            metadata = {**service["metadata"], "generation": service["metadata"]["generation"] + 1}
+            server.objects["Service", "demo"] = {**service, "metadata": metadata, "changed": True}
+        outcome = run(executor, server)
+        writes.append(outcome.writes)
+        disputed.append(outcome.failures)
+        now[0] += 5
+    assert writes[:3] == [1, 1, 1]
+    assert writes[3:5] == [0, 1], "after 10 s"
+    assert sum(writes[720:]) == 6, "every ten minutes"
+    assert disputed[1:3] == [[], disputed[-1]]
+    assert disputed[-1][0].startswith("Service demo: another client keeps changing it")
+    assert run(executor, server, EDITED).writes >= 1
+    assert server.objects["Service", "demo"]["spec"]["type"] == "NodePort"
+
+
+def test_an_event_that_is_late_is_no_repair():
+    """The operator sees its own object as it was before the last write, again and again."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    stale = observed(server)
+    run(executor, server, EDITED)
+    for _ in range(10):
+        assert executor.run(plan(EDITED, view(stale)), EDITED, stale).failures == []
 
 
 def test_kinds_that_are_not_served_are_skipped():
@@ -369,9 +411,9 @@ def test_a_forced_deletion_is_reported_once():
     server, deletion = forced()
     executor = Executor(server)
     outcome = executor.run([deletion], FULL, Observed())
-    assert (outcome.writes, outcome.not_deleted) == (1, [])
+    assert (outcome.writes, outcome.failures) == (1, [])
     late = executor.run([deletion], FULL, Observed())  # the watch has not told of the deletion yet
-    assert (late.writes, late.not_deleted) == (0, [])
+    assert (late.writes, late.failures) == (0, [])
     name = deletion.pod["metadata"]["name"]
     assert server.events == [("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T12:00:00Z")]
 
@@ -389,12 +431,12 @@ def test_a_refused_deletion_is_named_and_ends_no_pass():
     server.refusal, server.refused_kind = ClusterError(403, 'pods "x" is forbidden'), "Pod"
     outcome = Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
     name = deletion.pod["metadata"]["name"]
-    assert outcome.not_deleted == [f'{name} on the lost node n1: pods "x" is forbidden']
+    assert outcome.failures == [f'{name} on the lost node n1: pods "x" is forbidden']
     assert server.events == []
     assert outcome.writes == 1, "the Service"
     server.refusal = ClusterError(500, "failed calling webhook")
     outcome = Executor(server).run([deletion], FULL, Observed())
-    assert outcome.not_deleted == [f"{name} on the lost node n1: failed calling webhook"]
+    assert outcome.failures == [f"{name} on the lost node n1: failed calling webhook"]
 
 
 # -- pods of pipelines without progress --------------------------------------------------------------------------------
@@ -408,7 +450,7 @@ def test_all_pods_of_a_pipeline_are_deleted_although_the_deletion_of_one_is_refu
     server.refusal, server.refused_kind = ClusterError(500, "failed calling webhook"), first
     outcome = Executor(server).run([Replace("abc-0", pods, NOW)], FULL, Observed())
     assert list(server.objects) == [("Pod", first)]
-    assert outcome.not_deleted == [f"{first} of pipeline abc-0: failed calling webhook"]
+    assert outcome.failures == [f"{first} of pipeline abc-0: failed calling webhook"]
     assert outcome.writes == 2
     assert server.events == [
         ("PipelineReplaced", "all pods of pipeline abc-0: no progress since 2026-01-01T12:00:00Z"),

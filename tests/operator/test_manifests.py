@@ -258,7 +258,10 @@ def test_every_pod_fetches_only_its_part():
 @pytest.mark.parametrize("spec", [MINIMAL, EVERYTHING], ids=["least", "all"])
 def test_a_master_reads_what_the_operator_writes_and_reports_it_back_alike(spec):
     """Else the operator would send its topology again and again."""
-    for written in (boot.topology(context(spec), 2), boot.scheduler_knobs(context(spec))):
+    for written in (
+        boot.topology(context(spec), 2),
+        boot.scheduler_knobs(context(spec), boot.kept_files(context(spec))),
+    ):
         understood, unknown = read(type(written), json.dumps(written.wire()).encode())
         assert (understood, unknown) == (written, frozenset())
     assert boot.topology(context(spec), 2).refusal() == ""
