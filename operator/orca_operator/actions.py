@@ -60,6 +60,15 @@ class ForceDelete:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Deletion of all pods of a pipeline that makes no progress since `since`: Kubernetes creates them anew."""
+
+    pipeline: str
+    pods: tuple[Object, ...]
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PutTopology:
     """`PUT /topology` to a revision's master."""
 
@@ -94,4 +103,4 @@ class PutScheduler:
 
 
 Put = PutTopology | PutScheduler
-Action = Check | Apply | ApplyAutoscaler | Scale | Delete | ForceDelete | Put
+Action = Check | Apply | ApplyAutoscaler | Scale | Delete | ForceDelete | Replace | Put

@@ -122,15 +122,17 @@ class RecoveryPolicy(Part):
         "and more for the first; 300 s at most.",
     )
     recovery_timeout_seconds: Annotated[Seconds, Effect.LIVE] = Field(
-        600, description="How long requests wait, without progress, for a lost pipeline to recover."
+        600,
+        description="How long requests wait, without progress, for a lost pipeline to recover; then all pods of the "
+        "pipeline are replaced.",
     )
     node_failure_grace_seconds: Annotated[Seconds, Effect.LIVE] = Field(
         60, description="Time after which pods of a lost node are replaced."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.NOT_YET] = Field(
-        10, description="Maximum number of pipeline restarts per window."
+    max_restarts: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
+        10, description="Maximum number of restarts of a pipeline per window; beyond it, the pipeline is given up."
     )
-    restart_window_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(3600, description="Length of the window.")
+    restart_window_seconds: Annotated[Seconds, Effect.LIVE] = Field(3600, description="Length of the window.")
 
 
 class Communication(Part):
@@ -258,8 +260,9 @@ class Spec(Part):
         description="Time without progress after which a deployment that is not ready counts as failed. Progress is an "
         "edit, or a pipeline that becomes ready.",
     )
-    startup_timeout_seconds: Annotated[Seconds, Effect.NOT_YET] = Field(
-        1800, description="Timeout for image pull, download and loading of a pod."
+    startup_timeout_seconds: Annotated[Seconds, Effect.LIVE] = Field(
+        1800,
+        description="Timeout for image pull, download and loading of a pod; until then, recovery does not replace it.",
     )
     drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600), Effect.SMALLER_IS_LIVE] = Field(
         30, description="Timeout for in-flight requests when pods terminate."

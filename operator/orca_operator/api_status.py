@@ -24,6 +24,16 @@ class LastFailure(Part):
     recovery_seconds: int | None = Field(None, description="Seconds until the pipeline served again.")
 
 
+class RestartedPod(Part):
+    """Restarts of one partition of a pipeline."""
+
+    partition: int = Field(description="Inter-layer partition.")
+    uid: str = Field(description="uid of the present pod.")
+    seen: int = Field(description="Restarts of this pod that are counted.")
+    counted: int = Field(description="Restarts in the window, also of earlier pods.")
+    is_replaced: bool = Field(description="Whether the replacement of this pod is counted.")
+
+
 class PipelineStatus(Part):
     """One pipeline: pod `index` of every StatefulSet."""
 
@@ -34,6 +44,17 @@ class PipelineStatus(Part):
     epoch: int = Field(0, description="How often the pipeline's communicators were created.")
     ready_workers: str = Field(description="Ready pods out of all, such as 3/4.")
     last_failure: LastFailure | None = Field(None, description="The latest failure of the pipeline.")
+    restarts: int = Field(0, description="Restarts in this window of recoveryPolicy, of the partition with the most.")
+    restarts_since: str = Field("", description="Begin of the window, RFC 3339.")
+    restarted_pods: list[RestartedPod] = Field([], description="Restarts by partition.")
+
+
+class Stopped(Part):
+    """A revision that gets no pods, because its pipelines exceeded recoveryPolicy.maxRestarts."""
+
+    revision: str = Field(description="The revision.")
+    restarts: int = Field(description="The most restarts of a pipeline.")
+    cause: str = Field("", description="Cause of the last restart.")
 
 
 class SchedulerStatus(Part):
@@ -89,4 +110,5 @@ class Status(Part):
         None, description="Timeout in force for running requests when the master ends."
     )
     pipelines: list[PipelineStatus] = Field([], description="Status of every pipeline.")
+    stopped: Stopped | None = Field(None, description="The revision that is stopped because of its restarts.")
     conditions: list[Condition] = Field([], description="Conditions; Ready summarizes them.")

@@ -21,6 +21,7 @@ from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
 from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
+from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
 
 CONDITIONS: Mapping[str, str] = {
@@ -28,7 +29,8 @@ CONDITIONS: Mapping[str, str] = {
     "Available": "at least one pipeline serves requests",
     "Progressing": "not ready yet, and within `progressDeadlineSeconds`",
     "Degraded": "requests are served, but the deployment does not match its spec",
-    "Failed": "manual action is needed: the spec is invalid, or the progress deadline is over",
+    "Failed": "manual action is needed: the spec is invalid, the progress deadline is over, or a pipeline has exceeded "
+    "`recoveryPolicy.maxRestarts` and does not serve",
     "ModelReady": "no pod is downloading the model, and no download has failed",
     "WorkersScheduled": "every worker pod is scheduled on a node",
     "PipelinesFormed": "every desired pipeline serves",
@@ -56,6 +58,7 @@ class Situation:
 
     `problem` tells why the spec is not carried out, None if it is;
     `autoscaler_refusal` tells why the autoscaler was not written ("" if it was);
+    `recovery` has the restarts of the pipelines, and which of them are given up;
     `certificates` is the Secret with the certificate of the desired revision's master, "" for plaintext;
     `certificate_problems` maps the name of a master's Secret to the reason why its certificates cannot be used.
     """
@@ -72,6 +75,7 @@ class Situation:
     certificates: str = ""
     certificate_problems: Mapping[str, str] = field(default_factory=dict)
     autoscaler_refusal: str = ""
+    recovery: Recovery = NO_RECOVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
         cause = Diagnosis(Reason.ADMIN_UNAUTHORIZED, f"revision {locked[0]}: {UNAUTHORIZED}")
     if serving and cause == NO_CAUSE:
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
+    if situation.recovery.failure:
+        cause = Diagnosis(Reason.RESTART_BUDGET_EXCEEDED, situation.recovery.failure[:LONGEST_MESSAGE])
     if others and (revision not in existing or rollout.available > serving):
         return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
     return cause
@@ -155,8 +161,9 @@ def _states(
     if overdue and verdict.reason in HEALTHY:
         verdict = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, verdict.message)
     reason, message = verdict.reason.value, verdict.message
-    failed = overdue or verdict.reason is Reason.INVALID_SPEC
-    deadline = Reason.PROGRESS_DEADLINE_EXCEEDED.value
+    given_up = verdict.reason is Reason.RESTART_BUDGET_EXCEEDED
+    end = reason if given_up else Reason.PROGRESS_DEADLINE_EXCEEDED.value
+    has_failed = given_up or overdue
     workers = observed.pods(names.WORKER)
     unscheduled = [pod for pod in workers if pod_condition(pod, "PodScheduled").get("status") != "True"]
     updated = observed.pods(names.WORKER, situation.revision)
@@ -168,11 +175,9 @@ def _states(
     return {
         "Ready": (ready, reason, message),
         "Available": (available > 0, reason if available else "NoPipelineServes", serving),
-        "Progressing": (
-            (False, deadline, message) if overdue else (waiting, reason if waiting else "Complete", message)
-        ),
+        "Progressing": (False, end, message) if has_failed else (waiting, reason if waiting else "Complete", message),
         "Degraded": (available > 0 and not ready and verdict.reason not in HEALTHY, reason, message),
-        "Failed": (failed, deadline if overdue else reason, message),
+        "Failed": (has_failed or verdict.reason is Reason.INVALID_SPEC, end if has_failed else reason, message),
         "ModelReady": _model_ready(situation),
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),

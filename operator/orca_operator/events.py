@@ -1,5 +1,5 @@
 """Kubernetes Events of an OrcaDeployment: a new reason of `Ready`, a journal that cannot be written, kinds that the
-cluster does not serve, or a pod that was deleted by force.
+cluster does not serve, a pod that was deleted by force, or a pipeline whose pods were replaced.
 
 A repeated Event counts the first one up, as Kubernetes' own components do: one Event for each reason of `Ready`, with
 the last message, and one for each message of other reasons. Kubernetes deletes an Event an hour after its last write.
@@ -15,7 +15,7 @@ from typing import Any
 
 from orca_contract.reasons import Reason
 
-from orca_operator.actions import ForceDelete
+from orca_operator.actions import ForceDelete, Replace
 from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.conditions import find_condition, rfc3339
 from orca_operator.journal_condition import JOURNAL_OFF
@@ -51,8 +51,12 @@ class Announcer:
     def announce_forced(self, owner: Owner, deletion: ForceDelete) -> None:
         """Write an Event about a pod that was deleted by force."""
         message = f"{name_of(deletion.pod)}: node {deletion.node} is lost since {rfc3339(deletion.since)}"
-        about = {"metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid}}
-        self.announce(about, "Warning", "PodForceDeleted", message)
+        self.announce(_about(owner), "Warning", "PodForceDeleted", message)
+
+    def announce_replaced(self, owner: Owner, replacement: Replace) -> None:
+        """Write an Event about a pipeline whose pods were deleted, so that Kubernetes creates them anew."""
+        message = f"all pods of pipeline {replacement.pipeline}: no progress since {rfc3339(replacement.since)}"
+        self.announce(_about(owner), "Warning", "PipelineReplaced", message)
 
     def announce(self, resource: Object, kind: str, reason: str, message: str, distinct: bool = True) -> None:
         """Write one Event about an OrcaDeployment; `kind` is Normal or Warning.
@@ -102,3 +106,7 @@ class Announcer:
             **{field: event[field] for field in ("message", "lastTimestamp")},
         }
         self._cluster.merge("Event", namespace, name, again)
+
+
+def _about(owner: Owner) -> Object:
+    return {"metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid}}

@@ -29,6 +29,7 @@ from orca_operator.actions import (
     Put,
     PutScheduler,
     PutTopology,
+    Replace,
     Scale,
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
@@ -59,7 +60,8 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `failures`: why pods of lost nodes were not deleted, and which objects another client keeps changing.
+    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, and which objects another
+    client keeps changing.
     """
 
     writes: int = 0
@@ -100,6 +102,8 @@ class Executor:
                     self._delete(child, context.namespace, outcome)
                 case ForceDelete():
                     self._force_delete(action, context, outcome)
+                case Replace():
+                    self._replace(action, context, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         outcome.failures += self._repairs.disputes()
@@ -252,6 +256,22 @@ class Executor:
         outcome.writes += 1
         logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
         self._announcer.announce_forced(context, deletion)
+
+    def _replace(self, replacement: Replace, context: Context, outcome: Outcome) -> None:
+        """Delete the pods of a pipeline; a failed deletion does not end the pass, and the others are deleted."""
+        num_deleted = 0
+        for pod in replacement.pods:
+            name = name_of(pod)
+            try:
+                self._cluster.delete("Pod", context.namespace, name, pod["metadata"]["uid"])
+            except ClusterError as error:
+                outcome.failures.append(f"{name} of pipeline {replacement.pipeline}: {error}")
+            else:
+                num_deleted += 1
+        outcome.writes += num_deleted
+        if num_deleted:
+            logger.info("%s: deleted %d pods of pipeline %s", context.namespace, num_deleted, replacement.pipeline)
+            self._announcer.announce_replaced(context, replacement)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

@@ -2,10 +2,12 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
-0. delete pods on lost nodes by force (lost_nodes.py): what the API server thinks of an edit must not stop that;
+0. delete pods on lost nodes by force (lost_nodes.py), and those of pipelines without progress (recovery.py): what the
+   API server thinks of an edit must not stop that;
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
-3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
+3. apply StatefulSets (with 0 replicas if the revision is stopped, recovery.py) and Deployment of the desired revision,
+   and the live settings of the running master;
 4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
    `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
 5. delete children that are no longer desired;
@@ -28,6 +30,7 @@ from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
+from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.revision import controller_revision, kept_boot, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
@@ -48,7 +51,13 @@ PRUNED = (
 )
 
 
-def plan(context: Context, view: View, has_certificates: bool = True, serving_revision: str = "") -> list[Action]:
+def plan(
+    context: Context,
+    view: View,
+    has_certificates: bool = True,
+    serving_revision: str = "",
+    recovery: Recovery = NO_RECOVERY,
+) -> list[Action]:
     """Return the actions of one pass, in order.
 
     A new revision waits for its certificates; the previous revision runs meanwhile. `serving_revision` is the revision
@@ -56,12 +65,13 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     """
     observed, outdated = view.observed, outdated_revisions(context, view.observed)
     steps = _steps(context, view, outdated, serving_revision)
-    surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
+    surroundings = _surroundings(context, observed, steps.new)
+    workloads = _workloads(context, observed, steps.new, recovery.stopped == context.revision)
     is_new = context.revision not in observed.revisions()
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
     grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
-    actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now)]
+    actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now), *recovery.replacements]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
@@ -139,9 +149,9 @@ def _others_exist(context: Context, observed: Observed) -> bool:
     )
 
 
-def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+def _workloads(context: Context, observed: Observed, pipelines: int, is_stopped: bool) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines else 0
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines and not is_stopped else 0
     deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}

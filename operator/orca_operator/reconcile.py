@@ -31,6 +31,7 @@ from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
 from orca_operator.observe import Object, Observed
 from orca_operator.plan import plan
+from orca_operator.recovery import recover, stored_recovery
 from orca_operator.revision import certificate_source, spec_revision
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
@@ -208,6 +209,7 @@ class Reconciler:
         problem: Diagnosis | None = None
         source = refusal = ""
         changes, failures = 0, list[str]()
+        recovery = stored_recovery(previous)
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -217,7 +219,8 @@ class Reconciler:
             await self._certify(keeper, children, source, request, now)
             view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
             serving = str(previous.get("currentRevision", ""))
-            actions = plan(context, view, not keeper.problems.get(source), serving)
+            recovery = recover(context, view, previous)
+            actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
             outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
             view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
             refusal, failures = outcome.autoscaler_refusal, outcome.failures
@@ -240,6 +243,7 @@ class Reconciler:
             source,
             keeper.problems,
             refusal,
+            recovery,
         )
         status = make_status(situation, previous)
         reason = str(find_condition(status, "Ready")["reason"])

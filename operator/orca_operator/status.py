@@ -16,9 +16,12 @@ from orca_operator import names
 from orca_operator.conditions import Rollout, Situation, make_conditions, rfc3339
 from orca_operator.observe import is_ready, label, ordinal, restarts
 from orca_operator.progress import count_ready
+from orca_operator.restart_budget import NO_RESTARTS
 
 SCHEDULER_FIELDS = ("maxBatchSize", "maxQueueDepth", "maxExpectedWaitSeconds", "tokenBudget", "admission", "policy")
 RECOVERY_FIELDS = ("stallTimeoutSeconds", "recoveryTimeoutSeconds")
+REPORTED = ("phase", "epoch", "lastFailure")
+"""Fields of a pipeline's entry that come from its master."""
 
 
 def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +51,8 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
         "topology": previous.get("topology", ""),
         "pipelines": pipelines,
     }
+    if (stop := situation.recovery.stop) is not None:
+        status["stopped"] = stop.entry()
     status |= _settings_in_force(observed.reports.get(rollout.current or situation.revision or ""))
     if spec is not None:
         shape = spec.parallelism
@@ -135,7 +140,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     for entry in entries:
         known = entry["revision"] in observed.unauthorized and entry["id"] in before
         if known and _all_ready(entry["readyWorkers"]):
-            entry |= {key: value for key, value in before[entry["id"]].items() if key != "readyWorkers"}
+            entry |= {key: value for key, value in before[entry["id"]].items() if key in REPORTED}
+        entry.update(situation.recovery.budgets.get(entry["id"], NO_RESTARTS).entry())
     return entries
 
 

@@ -56,7 +56,7 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.WORKER_OOM_KILLED: "A worker exceeded its memory limit.",
     Reason.WORKER_CRASH_LOOP: "A worker crashes repeatedly.",
     Reason.MASTER_CRASH_LOOP: "The engine master crashes repeatedly.",
-    Reason.RESTART_BUDGET_EXCEEDED: "Reserved for `recoveryPolicy.maxRestarts`.",
+    Reason.RESTART_BUDGET_EXCEEDED: "A pipeline has exceeded `recoveryPolicy.maxRestarts` and does not serve.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "Not ready within `progressDeadlineSeconds`, without a more specific reason.",
     Reason.ENGINE_STALLED: "An iteration did not return in time (`recoveryPolicy.stallTimeoutSeconds`).",
     Reason.COMMUNICATOR_ERROR: "Communication between workers failed.",

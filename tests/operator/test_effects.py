@@ -55,7 +55,7 @@ def test_descriptions_say_when_a_change_takes_effect():
     fields = spec_schema()["properties"]
     assert fields["replicas"]["description"].endswith("A change takes effect immediately.")
     assert fields["worker"]["properties"]["env"]["description"].endswith("A change restarts the pods.")
-    assert fields["startupTimeoutSeconds"]["description"].endswith("Not implemented yet.")
+    assert fields["startupTimeoutSeconds"]["description"].endswith("A change takes effect immediately.")
     assert fields["autoscaling"]["description"].endswith("A change takes effect immediately.")
     assert fields["drainTimeoutSeconds"]["description"].endswith("immediately, a larger one with the next revision.")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from orca_contract.reasons import Reason
 from orca_operator import names, repairs
-from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Replace, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor
 from orca_operator.manifests import services
@@ -61,6 +61,8 @@ class Server:
         self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        if self.refusal is not None and self.refused_kind == name:
+            raise self.refusal
         self.writes += 1
         if self.objects[kind, name]["metadata"]["uid"] == uid:
             del self.objects[kind, name]
@@ -453,3 +455,30 @@ def test_a_refused_deletion_is_named_and_ends_no_pass():
     server.refusal = ClusterError(500, "failed calling webhook")
     outcome = Executor(server).run([deletion], FULL, Observed())
     assert outcome.failures == [f"{name} on the lost node n1: failed calling webhook"]
+
+
+# -- pods of pipelines without progress --------------------------------------------------------------------------------
+
+
+def test_all_pods_of_a_pipeline_are_deleted_although_the_deletion_of_one_is_refused():
+    server, pods = Server(), (pod(FULL), pod(FULL, partition=1), pod(FULL, partition=2))
+    for each in pods:
+        server.objects["Pod", each["metadata"]["name"]] = each
+    first = pods[0]["metadata"]["name"]
+    server.refusal, server.refused_kind = ClusterError(500, "failed calling webhook"), first
+    outcome = Executor(server).run([Replace("abc-0", pods, NOW)], FULL, Observed())
+    assert list(server.objects) == [("Pod", first)]
+    assert outcome.failures == [f"{first} of pipeline abc-0: failed calling webhook"]
+    assert outcome.writes == 2
+    assert server.events == [
+        ("PipelineReplaced", "all pods of pipeline abc-0: no progress since 2026-01-01T12:00:00Z"),
+    ]
+
+
+def test_no_event_tells_of_a_replacement_that_is_refused():
+    server = Server()
+    found = pod(FULL)
+    server.objects["Pod", found["metadata"]["name"]] = found
+    server.refusal, server.refused_kind = ClusterError(403, "forbidden"), found["metadata"]["name"]
+    outcome = Executor(server).run([Replace("abc-0", (found,), NOW)], FULL, Observed())
+    assert (outcome.writes, server.events) == (0, [])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from orca_contract.message import VERSION
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
-from orca_operator import names
+from orca_operator import conditions, names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition
 from orca_operator.diagnose import Diagnosis
 from orca_operator.observe import Observed
@@ -173,11 +173,13 @@ def test_downloads_are_seen():
     assert reason(found, "ModelReady") == ("False", "ModelDownloading")
 
 
-def test_what_is_not_acted_on_is_said():
-    found = status(context(merged(MINIMAL, suspend=True, startupTimeoutSeconds=5)), Observed())
+def test_what_is_not_acted_on_is_said(monkeypatch):
+    monkeypatch.setattr(conditions, "fields_that_are_set", lambda spec, effect: ["model.later"])
+    found = status(context(), Observed())
     assert reason(found, "FullyApplied") == ("False", "NotYetActive")
     message = find_condition(found, "FullyApplied")["message"]
-    assert "not implemented in this version: spec.startupTimeoutSeconds" in message
+    assert "not implemented in this version: spec.model.later" in message
+    monkeypatch.undo()
     skipped = status(context(), Observed(), skipped=("policy/v1 PodDisruptionBudget",))
     assert reason(skipped, "FullyApplied") == ("False", "KindNotServed")
 
@@ -203,6 +205,15 @@ def test_phases_of_a_master_that_rejects_the_token_are_kept_while_the_workers_ar
     found = status(demo, Observed(lost, unauthorized=frozenset({demo.revision})), kept)
     assert reason(found, "Available")[0] == "False"
     assert [pipeline["phase"] for pipeline in found["pipelines"]] == [PipelinePhase.PENDING]
+
+
+def test_restarts_of_a_window_that_is_over_do_not_come_back_while_the_master_rejects_the_token():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    before = status(demo, serving)
+    before["pipelines"][0] |= {"restarts": 3, "restartsSince": "2026-01-01T10:00:00Z"}
+    kept = status(demo, Observed(serving.children, unauthorized=frozenset({demo.revision})), before)
+    assert "restarts" not in kept["pipelines"][0]
 
 
 def test_a_cause_of_the_pods_is_more_severe_than_a_rejected_token():

@@ -27,12 +27,14 @@ from support.api_server import Api
 class Masters(MasterClient):
     """`failure`: last failure of every pipeline. `silent`: no answers. `refusal`: status and message for every PUT.
 
+    `hung`: no pipeline serves, although its workers are ready.
+
     `journal_failure`: why the journal is off, "" while it is on. `version`: of the contract, which a report follows.
     """
 
     def __init__(self, api: Api) -> None:
         super().__init__()
-        self.silent = False
+        self.silent = self.hung = False
         self.refusal: tuple[int, str] | None = None
         self.failure: dict[str, Any] | None = None
         self.version = VERSION
@@ -111,7 +113,8 @@ class Masters(MasterClient):
         return self._memory[uid]
 
     def _pipeline(self, name: str, workers: list[str]) -> PipelineReport:
-        phase = PipelinePhase.SERVING if pods.serves(self._api, workers) else PipelinePhase.CONNECTING
+        serves = pods.serves(self._api, workers) and not self.hung
+        phase = PipelinePhase.SERVING if serves else PipelinePhase.CONNECTING
         failure = None
         if self.failure is not None:
             recovered = phase is PipelinePhase.SERVING

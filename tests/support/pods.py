@@ -26,6 +26,7 @@ PULLING = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pullin
 TOO_FEW_GPUS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 STATES: dict[str, dict[str, Any]] = {
     "Unschedulable": {"scheduled": TOO_FEW_GPUS},
+    "NoRoom": {"scheduled": "0/3 nodes are available: 3 Insufficient cpu."},
     "ImagePullBackOff": {"container": _container(PULLING)},
     "Downloading": {"container": _container({"waiting": {"reason": "PodInitializing"}}), "init": {"running": {}}},
     "Creating": {"container": _container({"waiting": {"reason": "ContainerCreating"}})},

@@ -277,6 +277,8 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _pipeline(pipeline: dict[str, Any]) -> str:
     text = "{id}: {phase}, epoch {epoch}, {readyWorkers} workers ready".format(**pipeline)
+    if restarts := pipeline.get("restarts"):
+        text += f", {restarts} restarts"
     if failure := pipeline.get("lastFailure"):
         recovered = f", recovered in {failure['recoverySeconds']} s" if "recoverySeconds" in failure else ""
         text += f", last failure {failure['reason']} of {failure.get('pod', 'nobody')}: {failure['message']}{recovered}"
