@@ -279,5 +279,10 @@ class Spec(Part):
 
     @property
     def num_pipelines(self) -> int:
-        """Desired number of pipelines, 0 while suspended."""
+        """Number of pipelines by the spec alone (see idleness.py), 0 while suspended."""
         return 0 if self.suspend else self.replicas
+
+    @property
+    def scales_to_zero(self) -> bool:
+        """Whether no pipeline runs while no request comes."""
+        return self.autoscaling is not None and self.autoscaling.min_replicas == 0

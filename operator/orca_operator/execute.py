@@ -11,7 +11,7 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -98,6 +98,11 @@ class Executor:
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         return outcome
+
+    def scale(self, scales: Sequence[Scale], namespace: str) -> None:
+        """Change replicas of StatefulSets, without a spec."""
+        for each in scales:
+            self._scale(each.child, each.replicas, namespace, Outcome())
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
         """Return the admin token, created at first use; `fresh` reads the Secret again, and restores its token."""

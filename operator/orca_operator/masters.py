@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 
 from orca_contract.state import StateReport
 
-from orca_operator.actions import Put
+from orca_operator.actions import Put, PutTopology
+from orca_operator.alarm import Alarm
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
-from orca_operator.observe import AdminPort, Object, Observed, is_ending, runs
+from orca_operator.observe import AdminPort, Object, Observed, has_no_pipelines, holds_requests, is_ending, runs
 from orca_operator.plan import unknown_to_master
 from orca_operator.store import Key
+from orca_operator.wake_up import wake_ups
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,10 @@ RESTORE_SECONDS = 30.0
 
 
 class Masters:
-    """The masters of one OrcaDeployment, one per revision. `on_change` is called when a change took effect."""
+    """The masters of one OrcaDeployment, one per revision.
+
+    `on_change` is called when a change took effect, and when a request comes to a master without pipelines.
+    """
 
     def __init__(
         self, client: MasterClient, executor: Executor, keeper: CertificateKeeper, on_change: Callable[[], None]
@@ -40,6 +45,7 @@ class Masters:
         self._executor = executor
         self._keeper = keeper
         self._on_change = on_change
+        self.alarm = Alarm(client, on_change)
         self._attempts = Attempts()
         self._restored_at = float("-inf")
 
@@ -103,23 +109,49 @@ class Masters:
                 problem, reports[put.revision] = await self._put(door, put, before)
                 if problem:
                     logger.warning("%s/%s: %s", context.namespace, context.name, problem)
-                else:
+                elif reports[put.revision] is not before:
                     self._on_change()
             if problem:
                 problems.append(f"master of revision {put.revision}: {problem}")
         if context.revision in reports:
             self.not_applied = (*problems, *unknown_to_master(context, observed))
+        self._set_alarm(observed, reports, token)
         return replace(observed, reports=reports)
+
+    async def wake(self, key: Key, observed: Observed) -> None:
+        """Wake masters whose requests wait while the spec is rejected; the next pass repeats what fails."""
+        scales, puts = wake_ups(observed, observed.revisions())
+        await asyncio.to_thread(self._executor.scale, scales, key[0])
+        token = await self._token(key, None, False)
+        for put in puts:
+            port = observed.admin_port(put.revision)
+            if port is not None and (door := self._door(port, token)) is not None:
+                problem, _ = await self._put(door, put, observed.reports[put.revision])
+                if problem:
+                    logger.warning("%s/%s: %s", *key, problem)
+        self._set_alarm(observed, observed.reports, token)
 
     async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
         """Send one change; return why the change is not in effect ("" if it is), and the master's latest report."""
         try:
             after = await self._client.put(door, put.route, put.body)
         except MasterError as error:
+            if error.status == HTTPStatus.CONFLICT and isinstance(put, PutTopology) and not put.body.pipelines:
+                return "", before  # a request came after the report of idleness: not now
             if error.status in REFUSALS:
                 self._attempts.note(put, before, str(error))
             return str(error), before
         return self._attempts.note(put, after), after
+
+    def _set_alarm(self, observed: Observed, reports: Mapping[str, StateReport], token: str) -> None:
+        """Wait for the first request at a master that reports neither pipelines nor requests, of any revision."""
+        for revision, report in reports.items():
+            port = observed.admin_port(revision)
+            door = None if port is None else self._door(port, token)
+            if door is not None and has_no_pipelines(report) and not holds_requests(report):
+                self.alarm.watch(door)
+                return
+        self.alarm.stop()
 
     def _door(self, port: AdminPort, token: str) -> Door | None:
         """Return address and credentials of a master; None without the credentials that its TLS needs."""

@@ -166,3 +166,13 @@ def runs(pod: Object) -> bool:
 def restarts(pod: Object) -> int:
     """Return the number of container restarts of a pod."""
     return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))
+
+
+def has_no_pipelines(report: StateReport) -> bool:
+    """Whether a master runs without pipelines."""
+    return report.topology is not None and not report.topology.pipelines
+
+
+def holds_requests(report: StateReport) -> bool:
+    """Whether the engine has accepted requests that are unfinished; `idle` is False also while a request is refused."""
+    return bool(report.running or report.waiting)

@@ -18,7 +18,16 @@ from orca_operator import names
 from orca_operator.actions import Action, Apply, Delete, PutTopology, Scale
 from orca_operator.diagnose import View
 from orca_operator.manifests.context import Context
-from orca_operator.observe import Object, Observed, is_ending, is_ready, label, name_of
+from orca_operator.observe import (
+    Object,
+    Observed,
+    has_no_pipelines,
+    holds_requests,
+    is_ending,
+    is_ready,
+    label,
+    name_of,
+)
 from orca_operator.rollout import Engine
 
 WORKLOADS = ("Deployment", "StatefulSet")
@@ -60,7 +69,15 @@ def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     serving = frozenset(
         index for index in range(held) if phases.get(names.pipeline_id(revision, index)) == PipelinePhase.SERVING
     )
-    return Engine(revision, held, serving, frozenset(range(held)) - serving, dispensable and not serving)
+    return Engine(
+        revision,
+        held,
+        serving,
+        frozenset(range(held)) - serving,
+        dispensable and not serving,
+        waiting=holds_requests(report) and not serving,
+        asleep=has_no_pipelines(report) and not holds_requests(report),
+    )
 
 
 def _master_lasts(observed: Observed, revision: str) -> bool:

@@ -2,7 +2,8 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
-0. delete pods on lost nodes by force (lost_nodes.py): what the API server thinks of an edit must not stop that;
+0. delete pods on lost nodes by force (lost_nodes.py), and wake outdated revisions whose requests wait (wake_up.py):
+   what the API server thinks of an edit must not stop that;
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
@@ -23,6 +24,7 @@ from typing import Any
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
+from orca_operator.idleness import desired_pipelines, is_asleep
 from orca_operator.lost_nodes import forced_deletions
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
@@ -31,9 +33,12 @@ from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_r
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
+from orca_operator.wake_up import wake_ups
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
+TO_ZERO_VERSION = 5
+"""Version of the contract from which on masters run without pipelines."""
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -62,10 +67,13 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     writable = [] if replaced_kind(context, observed) else autoscaler
     grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
     actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now)]
+    if _desired(context, observed):
+        scales, puts = wake_ups(observed, outdated)
+        actions += [*scales, *puts]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
-    if is_new and context.spec.num_pipelines and not has_certificates:
+    if is_new and _desired(context, observed) and not has_certificates:
         return actions
     if not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
@@ -102,18 +110,29 @@ def _as_deployment(stateful_set: dict[str, Any]) -> dict[str, Any]:
 
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
     """Return the pipelines of this pass by revision."""
-    strategy, pipelines = context.spec.rollout_strategy, context.spec.num_pipelines
-    if not pipelines or strategy.recreates:
+    strategy, pipelines = context.spec.rollout_strategy, _desired(context, view.observed)
+    if not pipelines:
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
+    if strategy.recreates:
+        return Shares(pipelines, {each.revision: each.place if each.waiting else 0 for each in old})
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
+
+
+def _desired(context: Context, observed: Observed) -> int:
+    return desired_pipelines(context.spec, context.revision, observed)
+
+
+def _has_master(context: Context, observed: Observed, pipelines: int) -> bool:
+    """Whether the revision's master runs: with pipelines, or without them as the waiting room of requests."""
+    return pipelines > 0 or is_asleep(context.spec, context.revision, observed)
 
 
 def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
     """Whether the workloads of the revision wait for the end of other pods."""
     if context.spec.rollout_strategy.recreates:
         return _others_exist(context, observed)
-    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
+    return context.revision not in observed.revisions() and pipelines == 0 < _desired(context, observed)
 
 
 def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
@@ -141,8 +160,9 @@ def _others_exist(context: Context, observed: Observed) -> bool:
 
 def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines else 0
-    deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
+    has_master = _has_master(context, observed, pipelines)
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if has_master else 0
+    deployment["spec"] = deployment["spec"] | {"replicas": 1 if has_master else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
@@ -156,6 +176,8 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
+    if context.spec.scales_to_zero and report.contract_version < TO_ZERO_VERSION:
+        fields.append("autoscaling.minReplicas: 0 and keeps one pipeline; a new value of spec.restart.id replaces it")
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
 
 
@@ -166,7 +188,8 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
         return []
     actions: list[Action] = []
     version = report.contract_version
-    if pipelines and (topology := boot.topology(context, pipelines).known_to(version)) != report.topology:
+    topology = boot.topology(context, pipelines).known_to(version)
+    if _has_master(context, observed, pipelines) and topology != report.topology:
         actions.append(PutTopology(context.revision, topology))
     change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
     if change.body != change.reported(report):

@@ -46,10 +46,8 @@ QUIET_SECONDS = 0.2
 POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
 REST_SECONDS = (15.0, 20.0)
-"""The same after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING.
-
-Random in this range, so that the passes over many deployments spread."""
-RESTING = (Reason.SERVING, Reason.SUSPENDED)
+"""The same, random, after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING."""
+RESTING = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
 PROPAGATION = timedelta(minutes=5)
@@ -85,6 +83,11 @@ class _Deployment:
     """Since when a pass is due or runs, None between the passes."""
     rests: bool = False
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
+
+    def stop_alarm(self) -> None:
+        """Stop waiting for requests at a master without pipelines."""
+        if self.parts is not None:
+            self.parts.masters.alarm.stop()
 
 
 class Reconciler:
@@ -137,6 +140,8 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for deployment in self._deployments.values():
+            deployment.stop_alarm()
         await self._masters.close()
 
     def _deployment(self, key: Key) -> _Deployment:
@@ -146,6 +151,7 @@ class Reconciler:
 
     def _parts(self, deployment: _Deployment, owner: Owner) -> _Parts:
         if deployment.parts is None or deployment.parts.uid != owner.uid:
+            deployment.stop_alarm()
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
@@ -186,6 +192,7 @@ class Reconciler:
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]
+        deployment.stop_alarm()
         self.store.forget(key)
         self._metrics.forget(key)
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
@@ -227,10 +234,12 @@ class Reconciler:
                 changes = outcome.writes + len(outcome.puts)
             else:
                 problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
+                await masters.wake(key, view.observed)
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
             view = await parts.viewer.view(await masters.observe(key, children, None), namespace, now)
+            await masters.wake(key, view.observed)
         situation = Situation(
             name,
             namespace,

@@ -8,6 +8,10 @@ Pipelines of old revisions that are down would hold up the rollout for ever, bec
 Kubernetes' Deployments, they go while the others and those of the new revision that serve are enough. A StatefulSet
 can only lose its highest pods: a pipeline that is down below one that serves stays, and the new revision exceeds
 `maxSurge` by it.
+
+A master holds the requests that it has accepted, also without pipelines (minReplicas 0): while requests wait and no
+pipeline serves, an old revision stays, with at least one pipeline (wake_up.py), and the new one waits for its place. An
+old master without pipelines and requests stays as the waiting room until enough of the new revision serves.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ class Engine:
     `held`: pipelines 0 to `held` - 1 have pods. `serving`: pipelines that serve, none while the master does not accept
     requests. `down`: pipelines that do not serve, as a ready master reports. `dispensable`: an outdated revision that
     does not serve and whose end loses nothing. `recovering`: one that has served and whose master may come back.
+    `waiting`: its requests wait, and no pipeline serves. `asleep`: its master runs without pipelines and requests.
     """
 
     revision: str
@@ -33,6 +38,13 @@ class Engine:
     down: frozenset[int] = frozenset()
     dispensable: bool = False
     recovering: bool = False
+    waiting: bool = False
+    asleep: bool = False
+
+    @property
+    def place(self) -> int:
+        """Pipelines that it holds, or is to have for its waiting requests."""
+        return max(1, self.held) if self.waiting else self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +64,14 @@ def shares(replicas: int, bounds: Bounds, new: Engine, old: Sequence[Engine]) ->
         removed = max(0, min(spare, _down_at_the_end(engine)))
         most[engine.revision], spare = engine.held - removed, spare - removed
         blocked += sum(index < engine.held - removed for index in engine.down)
-    room = replicas + bounds.max_surge - sum(engine.held for engine in old) + max(0, min(spare, blocked))
+    room = replicas + bounds.max_surge - sum(engine.place for engine in old) + max(0, min(spare, blocked))
     wanted = max(_needed(replicas, bounds, new, old), min(replicas, max(new.held, room)))
     lacking = replicas - bounds.max_unavailable - sum(index < wanted for index in new.serving)
     kept = {}
     for engine in sorted(old, key=lambda engine: len(engine.serving), reverse=True):
-        if engine.recovering and wanted >= replicas:  # the new revision does not wait for its place
+        if engine.waiting or (engine.asleep and lacking > 0):
+            kept[engine.revision] = max(1, engine.held)
+        elif engine.recovering and wanted >= replicas:  # the new revision does not wait for its place
             kept[engine.revision] = engine.held
         else:
             kept[engine.revision] = min(_enough(engine, lacking), most.get(engine.revision, 0))

@@ -15,6 +15,8 @@ from orca_contract.reasons import Reason
 from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.topology import Topology
 
+LONGEST_WAIT = 60.0
+"""Maximum of `GET /state?wait=SECONDS`."""
 LAST_SECOND = 253402300799
 """Last second of the year 9999, the maximum of Python's dates."""
 
@@ -105,6 +107,8 @@ class StateReport(Message):
     """Why the journal is off; "" otherwise."""
     in_force: Annotated[SchedulerKnobs | None, Since(4), WrapValidator(_none_if_invalid)] = None
     """All values in force; None if the master is older, or if the reader's version rejects a value."""
+    idle_seconds: Annotated[float | None, Since(5), Field(ge=0, allow_inf_nan=False)] = None
+    """Seconds for which the engine has served without an accepted request; 0 otherwise, None from older masters."""
 
 
 class ProgressReport(Message):

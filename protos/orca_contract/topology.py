@@ -60,7 +60,8 @@ class Topology(Message):
     pipeline_parallel_size: Positive = 1
     tensor_parallel_size: Positive = 1
     communication: Communication = Communication()
-    pipelines: Annotated[list[PipelineSpec], Field(min_length=1)]
+    pipelines: list[PipelineSpec]
+    """Empty only in `PUT /topology` to a master of version 5 or newer: requests then wait for a later change."""
 
     def refusal(self) -> str:
         """Return why a master must reject the topology, beginning with the field; "" if it is valid.

@@ -101,6 +101,71 @@ def test_a_request_is_accepted_if_it_is_expected_to_wait_at_most_that_long(monke
     assert status.retry_after == max(1, expected)
 
 
+def test_without_pipelines_the_first_request_begins_the_wait_and_none_is_refused(monkeypatch):
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.begin()
+        made.rest(0)
+        await clock.advance(1000)
+        assert over == [], "nobody waits"
+        assert made.recovery.accepts(clock.now)
+        for number in (1, 2):
+            made.note_request()
+            await clock.advance(50)
+            made.note_request()
+            assert made.recovery.accepts(clock.now), "longer than the longest expected wait of a recovery"
+            await clock.advance(11)
+            assert len(over) == number, "the second request shares the wait of the first"
+        assert made.recovery.accepts(clock.now), "the next request begins another wait"
+        assert not made.is_over
+        made.note_request()
+        made.end()
+        made.note_request()
+        await clock.advance(61)
+        assert len(over) == 2, "a pipeline serves"
+        made.rest(3)
+        await clock.advance(61)
+        assert len(over) == 3, "requests had come before"
+        made.begin()
+        await clock.advance(61)
+        assert made.recovery.longest_wait == 0, "a lost pipeline is no rest"
+
+    asyncio.run(run())
+
+
+def test_a_wake_up_is_no_recovery(monkeypatch):
+    """Its time says nothing about the next loss: neither that of a sleep nor that of loading."""
+
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.note_progress()
+        await clock.advance(8)
+        made.end()
+        for requests in (0, 1):
+            made.rest(requests)
+            await clock.advance(50)
+            made.wake()
+            await clock.advance(50 if requests == 0 else 5)
+            made.note_progress()
+            await clock.advance(50)
+            assert made.recovery.accepts(clock.now)
+            made.end()
+            assert made.recovery.usual == 8
+        made.begin()
+        await clock.advance(2)
+        made.end()
+        assert made.recovery.usual == 2, "the first recovery replaces the start"
+        assert over == []
+        made.rest(1)
+        made.wake()
+        await clock.advance(61)
+        assert (len(over), made.is_over, made.recovery.accepts(clock.now)) == (1, True, False), "it has failed"
+
+    asyncio.run(run())
+
+
 def test_no_wait_at_all_is_an_option():
     assert not Recovery(since=1.0, usual=0.0, longest_wait=0.0).accepts(1.0)
 

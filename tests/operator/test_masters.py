@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from orca_contract.scheduler import SchedulerKnobs
 from orca_operator import masters, names
-from orca_operator.actions import PutScheduler
+from orca_operator.actions import PutScheduler, PutTopology
 from orca_operator.master_client import MasterError
 from orca_operator.masters import Masters
 from orca_operator.observe import AdminPort, Observed
@@ -181,6 +181,15 @@ def test_a_refused_change_is_sent_once_and_named_until_it_is_not_wanted_any_more
     assert (len(scene.client.calls), scene.changes) == (1, 0)
     scene.send()
     assert scene.masters.not_applied == ()
+
+
+def test_the_last_pipeline_may_not_leave_now_and_that_is_no_problem():
+    """409: a request came after the report. The change is neither remembered as futile nor announced."""
+    empty = PutTopology(DEMO.revision, report(DEMO, pipelines=0).topology)
+    scene = Scene(*[MasterError("/topology: 409 the last pipeline stays", 409)] * 2)
+    for calls in (1, 2):
+        assert scene.send(empty).reports == STEADY.reports
+        assert (len(scene.client.calls), scene.masters.not_applied, scene.changes) == (calls, (), 0)
 
 
 def test_a_change_that_no_master_answered_is_sent_again():

@@ -45,6 +45,16 @@ NEW, OLD = "bbbbbb", "aaaaaa"
         # A master that may come back has requests, and is waited for if that costs the new revision nothing.
         (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, recovering=True), Shares(1, {OLD: 1})),
         (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 1, recovering=True), Shares(0, {OLD: 0})),
+        # Waiting requests keep the old master, also after the new revision serves, and take a place.
+        (1, Bounds(1, 0), Engine(NEW, 0), Engine(OLD, 0, waiting=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 0, waiting=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, down=frozenset({0}), waiting=True),
+         Shares(1, {OLD: 1})),
+        (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 0, waiting=True), Shares(0, {OLD: 1})),
+        # A master without pipelines and requests is the waiting room until the new revision serves, or may lack.
+        (1, Bounds(1, 0), Engine(NEW, 1), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 0})),
+        (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 0})),
     ],
 )  # fmt: skip
 def test_steps(replicas, bounds, new, old, expected):

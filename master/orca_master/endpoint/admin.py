@@ -1,7 +1,7 @@
 """The probe port for the kubelet and the admin port for the operator (docs/contracts.md, section 6).
 
-`GET /state` returns the engine's state, `PUT /topology` and `PUT /scheduler` change its configuration, `POST /drain`
-starts draining. Every admin call needs the bearer token of the Secret `d-admin`.
+`GET /state` returns the engine's state (with `?wait` as soon as a request comes), `PUT /topology` and `PUT /scheduler`
+change its configuration, `POST /drain` starts draining. Every call needs the bearer token of the Secret `d-admin`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_contract import routes
 from orca_contract.message import VERSION, MessageT, UnknownFields, read
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import StateReport
+from orca_contract.state import LONGEST_WAIT, StateReport
 from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -52,6 +52,7 @@ def report(engine: EngineThread, settings: LiveSettings, journal: JournalStatus)
         journal=journal.state,
         journal_failure=journal.failure,
         in_force=in_force(config),
+        idle_seconds=round(engine.idle_seconds, 3),
     )
 
 
@@ -79,8 +80,10 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
         return message
 
     @app.get(routes.STATE)
-    async def state() -> dict[str, Any]:
-        """Return the engine's state."""
+    async def state(wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 0.0) -> dict[str, Any]:
+        """Return the engine's state, with `wait` as soon as one has been accepted, after `wait` seconds at most."""
+        if wait:
+            await engine.wait_for_request(wait)
         return response()
 
     @app.put(routes.TOPOLOGY)

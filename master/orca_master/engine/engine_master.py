@@ -36,7 +36,7 @@ from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
-from orca_master.engine.pipeline_set import PipelineSet
+from orca_master.engine.pipeline_set import NO_PIPELINES, PipelineSet
 from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
@@ -117,15 +117,18 @@ class EngineMaster:
     async def apply(self, topology: Topology) -> None:
         """Add and remove pipelines; requests of removed pipelines are rewound and continue on the others.
 
-        Raises ConfigurationError if another field of the topology differs.
+        Without pipelines new requests wait for the next ones. Raises ConfigurationError, see PipelineSet.check.
         """
-        present = self._pipelines.topology
-        if topology.model_copy(update={"pipelines": present.pipelines}) != present:
-            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         async with self._applying:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
+            self._pipelines.check(topology, len(self._requests))
             await self._pipelines.replace(topology)
+            if topology.pipelines:
+                self._patience.wake()
+            elif self._state is not EngineState.FAILED:
+                self._patience.rest(len(self._requests))
+                self._enter(EngineState.RECOVERING, NO_PIPELINES)
             self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
             self._refuse_misfits()  # publishes the change, too, if pipelines were only removed
 
@@ -155,6 +158,7 @@ class EngineMaster:
         if submission.priority and not resumed and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission)
+        self._patience.note_request()
         self._dispatch()
 
     def cancel(self, request_id: str) -> None:
@@ -226,7 +230,7 @@ class EngineMaster:
         if self._pipelines.serving:
             # The lost pipeline may have been the largest. Requests that need it wait as long as it is expected back.
             self._refuse_misfits_now_and_later()
-        elif self._state is EngineState.SERVING:
+        elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 self._enter(EngineState.FAILED, failure)

@@ -16,8 +16,12 @@ from orca_master.engine.listener import PipelineListener
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
+from orca_master.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
+
+NO_PIPELINES = "scaled to zero: no pipeline was ready in time"
+"""Error of requests that waited in vain for a pipeline after the topology was empty."""
 
 
 class PipelineSet:
@@ -83,6 +87,19 @@ class PipelineSet:
                 self._supervisors[spec.id] = supervisor
                 supervisor.begin()
                 self._listener.on_change()
+
+    def check(self, topology: Topology, num_requests: int) -> None:
+        """Raise ConfigurationError if the present topology must not become `topology` while the engine runs.
+
+        `num_requests`: unfinished requests. They keep the last pipeline: the report by which somebody removes it is
+        older than they are.
+        """
+        if topology.model_copy(update={"pipelines": self.topology.pipelines}) != self.topology:
+            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
+        if not topology.pipelines and self.formed is None:  # requests are checked against what a pipeline reported
+            raise ConfigurationError("topology: `pipelines` can be empty only after one of them has served")
+        if not topology.pipelines and self.topology.pipelines and num_requests:
+            raise ConfigurationError(f"topology: the last pipeline stays: {num_requests} requests are unfinished")
 
     async def replace(self, topology: Topology) -> None:
         """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""
