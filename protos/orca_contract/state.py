@@ -29,11 +29,15 @@ def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 class EngineState(enum.StrEnum):
-    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (recovery given up) or STOPPED."""
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (recovery given up) or STOPPED.
+
+    PAUSED (since version 5): the topology has no pipelines and is closed.
+    """
 
     LOADING = "loading"
     SERVING = "serving"
     RECOVERING = "recovering"
+    PAUSED = "paused"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -109,6 +113,8 @@ class StateReport(Message):
     """All values in force; None if the master is older, or if the reader's version rejects a value."""
     idle_seconds: Annotated[float | None, Since(5), Field(ge=0, allow_inf_nan=False)] = None
     """Seconds for which the engine has served without an accepted request; 0 otherwise, None from older masters."""
+    has_backlog: Annotated[bool, Since(5)] = False
+    """Requests are unfinished that came after the topology was empty and before a pipeline served again."""
 
 
 class ProgressReport(Message):

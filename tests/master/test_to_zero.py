@@ -13,10 +13,13 @@ from orca_contract.state import EngineState
 from orca_master.commands.topology_file import read_topology
 from orca_master.endpoint.admin import create_admin_app
 from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.messages import Submission
-from orca_master.engine.pipeline_set import NO_PIPELINES
+from orca_master.engine.pipeline_set import NO_PIPELINES, RequestsUnfinishedError
+from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
@@ -26,6 +29,7 @@ from support.fake_workers import MAX_MODEL_LEN, continuation
 
 CLUSTER = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0, max_queued_requests=20)
 NONE = topology()
+PAUSED = NONE.model_copy(update={"closed": "spec.replicas is 0"})
 
 
 def test_requests_wait_for_a_pipeline_up_to_the_bound_of_the_queue():
@@ -79,8 +83,9 @@ def test_the_last_pipeline_stays_while_a_request_is_unfinished():
         await made.engine.start()
         made.submit("runs", (7,), 50)
         await made.until(lambda: made.engine.snapshot.num_iterations > 4)
-        with pytest.raises(ConfigurationError, match="the last pipeline stays"):
-            await made.engine.apply(NONE)
+        for empty in (NONE, PAUSED):
+            with pytest.raises(RequestsUnfinishedError, match="the last pipeline stays"):
+                await made.engine.apply(empty)
         assert made.engine.snapshot.state is EngineState.SERVING
         assert await made.collect(1) == {"runs": continuation((7,), 50)}
         await made.engine.apply(NONE)
@@ -130,7 +135,7 @@ def test_a_wake_up_that_fails_refuses_requests_until_a_pipeline_serves():
         await made.engine.apply(topology("a"))
         assert await made.ended("first") == NO_PIPELINES
         assert not made.engine.snapshot.recovery.accepts(1e9)
-        with pytest.raises(EngineUnavailableError, match="no pipeline was ready in time"):
+        with pytest.raises(EngineUnavailableError, match="scaled to zero: no pipeline serves"):
             made.submit("second", (1,), 2)
         made.cluster.refusals["a"] = []
         await made.until(lambda: made.engine.snapshot.state is EngineState.SERVING)
@@ -182,6 +187,123 @@ def test_an_engine_that_never_served_needs_a_pipeline(tmp_path):
         read_topology(file)
 
 
+def test_a_cancelled_request_leaves_no_wait_behind():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        await made.engine.apply(NONE)
+        made.submit("cancelled", (1,), 2)
+        made.engine.cancel("cancelled")
+        assert made.engine._patience._timer is None
+        assert not made.engine.demand.exists.is_set()
+        await made.engine.apply(topology("a"))
+        await made.until(lambda: made.engine.snapshot.state is EngineState.SERVING)
+
+    play(lambda: Engine(topology("a"), CLUSTER), scene)
+
+
+def test_the_backlog_is_what_came_before_a_pipeline_served_again():
+    """By it the operator keeps an old revision that serves only because its requests have woken it up."""
+
+    async def scene(made: Engine) -> None:
+        def backlog() -> bool:
+            return made.engine.snapshot.has_backlog
+
+        await made.engine.start()
+        made.submit("ordinary", (1,), 20)
+        assert not backlog()
+        assert await made.collect(1) == {"ordinary": continuation((1,), 20)}
+        await made.engine.apply(NONE)
+        assert not backlog()
+        made.submit("first", (2,), 20)
+        assert backlog()
+        await made.engine.apply(topology("a"))
+        made.submit("second", (3,), 2)
+        await made.until(lambda: made.engine.snapshot.state is EngineState.SERVING)
+        assert backlog(), "neither is answered yet"
+        made.submit("later", (4,), 60)
+        await made.until(lambda: not backlog())
+        assert made.engine.snapshot.num_running == 1, "the later one, which any serving master may get"
+        assert len(await made.collect(3)) == 3
+
+    play(lambda: Engine(topology("a"), CLUSTER), scene)
+
+
+def test_a_closed_engine_answers_what_it_has_accepted_then_lets_its_pipelines_go():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.submit("runs", (7,), 50)
+        await made.engine.apply(topology("a").model_copy(update={"closed": "spec.replicas is 0"}))
+        with pytest.raises(EngineUnavailableError, match=r"^spec\.replicas is 0$"):
+            made.submit("refused", (1,), 2)
+        assert await made.collect(1) == {"runs": continuation((7,), 50)}
+        await made.engine.apply(PAUSED)
+        snapshot = made.engine.snapshot
+        assert (snapshot.state, snapshot.failure) == (EngineState.PAUSED, "spec.replicas is 0")
+        with pytest.raises(EngineUnavailableError, match=r"^spec\.replicas is 0$"):
+            made.submit("refused", (1,), 2)
+        await made.engine.apply(topology("a"))
+        made.submit("waits", (1,), 2)
+        assert await made.collect(1) == {"waits": continuation((1,), 2)}
+        assert made.engine.snapshot.state is EngineState.SERVING
+
+    play(lambda: Engine(topology("a"), CLUSTER), scene)
+
+
+def test_requests_that_wait_without_pipelines_learn_why_the_engine_closes():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        await made.engine.apply(NONE)
+        made.submit("waits", (1,), 2)
+        await made.engine.apply(PAUSED)
+        assert await made.ended("waits") == "spec.replicas is 0"
+        await made.engine.apply(NONE)
+        made.submit("waits again", (1,), 2)
+        await made.engine.apply(topology("a"))
+        assert await made.collect(1) == {"waits again": continuation((1,), 2)}
+
+    play(lambda: Engine(topology("a"), CLUSTER), scene)
+
+
+def test_an_engine_that_never_served_may_be_paused():
+    """`spec.replicas: 0` from the beginning: it needs no limits to refuse every request."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.refusals["a"] = [WorkerLostError("no pod")] * 100_000
+        start = asyncio.create_task(made.engine.start())
+        await made.until(lambda: bool(made.engine.snapshot.pipelines))
+        await made.engine.apply(PAUSED)
+        assert made.engine.snapshot.state is EngineState.PAUSED
+        made.cluster.refusals["a"] = []
+        await made.engine.apply(topology("a"))
+        await start
+        made.submit("r", (1,), 2)
+        assert await made.collect(1) == {"r": continuation((1,), 2)}
+
+    play(lambda: Engine(topology("a"), CLUSTER), scene)
+
+
+@pytest.mark.parametrize(
+    ("state", "draining", "refusal", "ready"),
+    [
+        (EngineState.PAUSED, False, "paused: spec.replicas is 0", True),
+        (EngineState.PAUSED, True, "draining: the server is shutting down", False),
+        (EngineState.LOADING, False, "loading: spec.replicas is 0", False),
+    ],
+)
+def test_a_paused_engine_is_ready_to_say_why_it_refuses(state, draining, refusal, ready):
+    """A Service without ready pods refuses connections: then nobody learns why."""
+    status = EngineStatus(state, "spec.replicas is 0", draining, 9, 9, 9, Progress(), 9, 9, Recovery())
+    assert (status.unavailable, not status.not_ready) == (refusal, ready)
+
+
+class Anyone:
+    """Accepts every token."""
+
+    @staticmethod
+    def matches(_token: str) -> bool:
+        return True
+
+
 def serve(engine: EngineThread) -> None:
     """Let the engine be in the state of a pipeline that begins to serve now."""
     engine.engine._progressed_at = time.monotonic()
@@ -190,11 +312,6 @@ def serve(engine: EngineThread) -> None:
 
 def test_the_operator_learns_of_a_request_at_once_and_how_long_there_has_been_none():
     """`GET /state?wait=60` of an idle master. Neither loading nor refused requests count as requests or idleness."""
-
-    class Anyone:
-        @staticmethod
-        def matches(_token: str) -> bool:
-            return True
 
     async def run() -> None:
         metrics = Metrics("m")
@@ -236,13 +353,37 @@ def test_the_operator_learns_of_a_request_at_once_and_how_long_there_has_been_no
             released = time.monotonic()
             engine.release("r", "abort")
             after = (await client.get("/state")).json()
+            while after["waiting"]:  # the engine's thread learns of the release later
+                after = (await client.get("/state")).json()
             assert after["idle"]
             assert 0 <= after["idleSeconds"] <= time.monotonic() - released + 0.001, "counted from the release"
             assert (await client.get("/state", params={"wait": 61})).status_code == 422
-            await submit("r2")
-            body = {**after["topology"], "pipelines": []}
+        await engine.stop("the test ends")
+
+    asyncio.run(run())
+
+
+def test_the_admin_port_removes_the_last_pipeline_or_says_why_not():
+    """409: never in this state. 423: not while requests are unfinished."""
+
+    async def run() -> None:
+        metrics = Metrics("m")
+        engine = EngineThread(topology("a"), EngineConfig(max_queued_requests=1), metrics, metrics)
+        engine._thread.start()
+        transport = httpx.ASGITransport(create_admin_app(engine, Anyone(), no_journal))  # type: ignore[arg-type]
+        headers = {"Authorization": "Bearer any"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://master", headers=headers) as client:
+            submission = Submission("r2", (1,), 4, SamplingParameters(), frozenset())
+            await engine.submit(submission, lambda output: None)
+            body = {**(await client.get("/state")).json()["topology"], "pipelines": []}
             assert (await client.put("/topology", json=body)).status_code == 409, "no pipeline has served"
+            closed = {**body, "closed": "spec.replicas is 0"}
+            answer = await client.put("/topology", json=closed)
+            assert (answer.status_code, "1 requests are unfinished" in answer.text) == (423, True)
             engine.release("r2", "abort")
+            while (answer := await client.put("/topology", json=closed)).status_code == 423:
+                pass
+            assert (answer.json()["state"], answer.json()["topology"]["closed"]) == ("paused", "spec.replicas is 0")
         await engine.stop("the test ends")
 
     asyncio.run(run())

@@ -1,7 +1,7 @@
 """The probe port for the kubelet and the admin port for the operator (docs/contracts.md, section 6).
 
-`GET /state` returns the engine's state (with `?wait` as soon as a request comes), `PUT /topology` and `PUT /scheduler`
-change its configuration, `POST /drain` starts draining. Every call needs the bearer token of the Secret `d-admin`.
+`GET /state` returns the engine's state, `PUT /topology` and `PUT /scheduler` change its configuration, `POST /drain`
+starts draining. Every admin call needs the bearer token of the Secret `d-admin`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from orca_master.endpoint.admin_token import AdminToken
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.endpoint.live_settings import LiveSettings, in_force
 from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.pipeline_set import RequestsUnfinishedError
 from orca_master.engine.progress import progress_report
 from orca_master.errors import ConfigurationError
 from orca_master.journal.status import JournalStatus
@@ -53,6 +54,7 @@ def report(engine: EngineThread, settings: LiveSettings, journal: JournalStatus)
         journal_failure=journal.failure,
         in_force=in_force(config),
         idle_seconds=round(engine.idle_seconds, 3),
+        has_backlog=snapshot.has_backlog,
     )
 
 
@@ -81,7 +83,7 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
 
     @app.get(routes.STATE)
     async def state(wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 0.0) -> dict[str, Any]:
-        """Return the engine's state, with `wait` as soon as one has been accepted, after `wait` seconds at most."""
+        """Return the engine's state, with `wait` as soon as an accepted request is unfinished, or after that time."""
         if wait:
             await engine.wait_for_request(wait)
         return response()
@@ -96,6 +98,8 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
             await engine.apply(new_topology)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
+        except RequestsUnfinishedError as error:
+            raise HTTPException(423, str(error)) from error
         return response()
 
     @app.put(routes.SCHEDULER)
@@ -132,7 +136,7 @@ def create_probes(engine: EngineThread) -> Any:
         return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
 
     async def readyz() -> tuple[int, str]:
-        reason = engine.status.unavailable
+        reason = engine.status.not_ready
         return (503, f"{reason}\n") if reason else (200, "ok\n")
 
     async def progressz() -> tuple[int, str]:

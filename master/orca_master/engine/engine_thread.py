@@ -43,7 +43,6 @@ class _Stream:
     first: float = 0.0
     last: float = 0.0
     num_generated: int = 0
-    accepted: bool = False
     ended: bool = False
 
 
@@ -67,12 +66,6 @@ class EngineThread(EngineClient):
         self._num_unfinished = 0
         self._busy_since = 0.0
         """Arrival of the first unfinished request, in seconds of the monotonic clock."""
-        self._num_accepted = 0
-        """Accepted requests that are unreleased."""
-        self._busy = asyncio.Event()
-        """Set while there are accepted requests."""
-        self._idle_since = 0.0
-        """Release of the last accepted request, in seconds of the monotonic clock."""
 
     @property
     def status(self) -> EngineStatus:
@@ -108,20 +101,20 @@ class EngineThread(EngineClient):
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds for which the engine has served without a request; 0 if an accepted request is unreleased.
+        """Seconds for which the engine has served without an accepted request; 0 while one is unfinished.
 
         A pipeline that begins to serve begins them anew: loading is not idleness. Refused requests count nothing.
         """
         engine = self.engine.snapshot
-        if self._num_accepted or engine.state is not EngineState.SERVING:
+        if engine.state is not EngineState.SERVING:
             return 0.0
-        return max(0.0, time.monotonic() - max(self._idle_since, engine.progressed_at))
+        return max(0.0, time.monotonic() - max(engine.idle_since, engine.progressed_at))
 
     async def wait_for_request(self, seconds: float) -> None:
-        """Return as soon as an accepted request is unreleased, after `seconds` at the latest."""
+        """Return as soon as an accepted request is unfinished, after `seconds` at the latest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._busy.wait()
+                await self._on_engine(self.engine.demand.exists.wait)
 
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
@@ -172,23 +165,17 @@ class EngineThread(EngineClient):
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
         now = time.monotonic()
-        stream = self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
         accepted: asyncio.Future[None] = self._own_loop.create_future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
-        accepted.add_done_callback(lambda done: self._note_answer(submission.request_id, stream, done))
         return accepted
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
         stream = self._streams.pop(request_id)
-        if stream.accepted:
-            self._num_accepted -= 1
-            self._idle_since = time.monotonic()
-            if not self._num_accepted:
-                self._busy.clear()
         if not stream.ended:
             self._num_unfinished -= 1
             if ended_as is not None:
@@ -213,13 +200,6 @@ class EngineThread(EngineClient):
         except Exception as error:  # raised to the caller of `submit`
             refusal = error
         self._own_loop.call_soon_threadsafe(_settle, accepted, refusal)
-
-    def _note_answer(self, request_id: str, stream: _Stream, answer: asyncio.Future[None]) -> None:
-        """Count a request that the engine has accepted, unless it was released before."""
-        if not answer.cancelled() and answer.exception() is None and self._streams.get(request_id) is stream:
-            stream.accepted = True
-            self._num_accepted += 1
-            self._busy.set()
 
     def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]

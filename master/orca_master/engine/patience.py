@@ -1,8 +1,8 @@
 """`Patience`: how long requests wait while no pipeline serves. It counts silence: progress begins the wait anew.
 
-Without pipelines (`rest`) the wait begins with the first accepted request, which wakes the deployment up. The expected
-time of a wake-up refuses no request, because pods may have to start; a wake-up that is over refuses requests until a
-pipeline serves, as a recovery does. A wake-up is no recovery: its time says nothing about the next loss.
+Without pipelines (`rest`) the wait lasts while there are requests; the first of them wakes the deployment up. The
+expected time of a wake-up refuses no request, because pods may have to start; a wake-up that is over refuses requests
+until a pipeline serves, as a recovery does. A wake-up is no recovery: its time says nothing about the next loss.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ class Patience:
         self.recovery = Recovery(self._begun, self.recovery.usual, self._longest_wait)
         self._start()
 
-    def rest(self, num_requests: int) -> None:
-        """Wait for new pipelines: there are none. The wait begins with a request; `num_requests` have come before."""
+    def rest(self) -> None:
+        """Wait for new pipelines: there are none."""
         self._rests, self._begun = True, None
         self._num_ended = max(1, self._num_ended)  # the engine has started: what comes is not its start
         self._stop_timer()
-        self.recovery = Recovery(time.monotonic(), self.recovery.usual, math.inf)
-        if num_requests:
-            self.note_request()
+        self.recovery = Recovery(math.inf, self.recovery.usual, math.inf)  # it begins with the first request
 
     def wake(self) -> None:
         """Wait for pipelines that have been added, if there were none."""
         if self._rests:
             self._rests = False
-            self.recovery = replace(self.recovery, since=time.monotonic())
-            if self._timer is None:
-                self._start()
+            self._begin_wake_up()
 
-    def note_request(self) -> None:
-        """Begin to wait for an accepted request if there are no pipelines and no request waits yet."""
-        if self._rests and self._timer is None:
-            self._start()
+    def note_requests(self, number: int) -> None:
+        """Let the first request begin the wait, and the end of the last one end it, while there are no pipelines."""
+        if not self._rests:
+            return
+        if not number:
+            self._stop_timer()
+        elif self._timer is None:
+            self._begin_wake_up()
 
     def note_progress(self) -> None:
         """Wait anew if a wait is under way and not over."""
@@ -96,6 +96,10 @@ class Patience:
         self._seconds = seconds
         if self._timer is not None:
             self._set_timer()
+
+    def _begin_wake_up(self) -> None:
+        self.recovery = replace(self.recovery, since=time.monotonic())
+        self._start()
 
     def _start(self) -> None:
         self._silent_since = asyncio.get_running_loop().time()
