@@ -1,13 +1,13 @@
-"""`Alarm`: waits for a request at a master without pipelines, by calls that the master answers when one comes."""
+"""`Alarm`: waits for a request at masters that sleep, by calls that a master answers as soon as one comes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from orca_operator.master_client import Door, MasterClient, MasterError
-from orca_operator.observe import holds_requests
+from orca_operator.sleep import sleeps
 
 logger = logging.getLogger(__name__)
 
@@ -19,33 +19,27 @@ RETRY_SECONDS = 1.0
 
 
 class Alarm:
-    """Calls `on_request` once after each `watch` of a master with a request."""
+    """Calls `on_request` once when a watched master no longer sleeps; the next `watch` asks that master again."""
 
     def __init__(self, client: MasterClient, on_request: Callable[[], None]) -> None:
         self._client = client
         self._on_request = on_request
-        self._door: Door | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[Door, asyncio.Task[None]] = {}
 
-    def watch(self, door: Door) -> None:
-        """Ask the master behind `door` from now on; a call to another door or with other credentials is the last."""
-        self._door = door
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+    def watch(self, doors: Collection[Door]) -> None:
+        """Ask the masters behind `doors`, and no others."""
+        for door in self._tasks.keys() - set(doors):
+            self._tasks.pop(door).cancel()
+        for door in doors:
+            if door not in self._tasks or self._tasks[door].done():
+                self._tasks[door] = asyncio.create_task(self._run(door))
 
-    def stop(self) -> None:
-        """Ask no master."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
+    async def _run(self, door: Door) -> None:
         while True:
             pause = PAUSE_SECONDS
-            assert self._door is not None
             try:
-                report = await self._client.state(self._door, wait=CALL_SECONDS)
-                if holds_requests(report):
+                report = await self._client.state(door, wait=CALL_SECONDS)
+                if not sleeps(report):
                     self._on_request()
                     return
             except MasterError as error:

@@ -18,12 +18,12 @@ from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, UNAUTHORIZED, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
-from orca_operator.idleness import desired_pipelines, is_asleep
 from orca_operator.journal_condition import journal_ready
 from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.scaling import not_implemented, scaling_ready
+from orca_operator.sleep import CLOSED, desired_pipelines, is_asleep
 from orca_operator.upgrade_notes import old_master, old_strategy
 
 CONDITIONS: Mapping[str, str] = {
@@ -148,7 +148,7 @@ def _without_pipelines(situation: Situation) -> Diagnosis:
     assert situation.spec is not None
     assert situation.revision is not None
     if not situation.is_asleep:
-        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
     observed = situation.view.observed
     if situation.revision in observed.reports and observed.master_is_ready(situation.revision):
         return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")

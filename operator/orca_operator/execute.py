@@ -11,7 +11,7 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -55,14 +55,14 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `not_deleted`: why pods of lost nodes were not deleted.
+    `failures`: why pods of lost nodes were not deleted, or StatefulSets not scaled.
     """
 
     writes: int = 0
     skipped: list[str] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     autoscaler_refusal: str = ""
-    not_deleted: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 class Executor:
@@ -75,7 +75,7 @@ class Executor:
         self._accepted: dict[tuple[str, str], str] = {}
         self._token = ""
 
-    def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
+    def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
 
         Raises RejectedError for a manifest that the API server rejects, ClusterError if it does not answer.
@@ -84,25 +84,20 @@ class Executor:
         for action in actions:
             match action:
                 case Check(manifest):
-                    self._check(manifest, context, observed)
+                    self._check(manifest, owner, observed)
                 case Apply(manifest):
-                    self._apply(manifest, context, observed, outcome)
+                    self._apply(manifest, owner, observed, outcome)
                 case ApplyAutoscaler(manifest):
-                    self._apply_autoscaler(manifest, context, observed, outcome)
+                    self._apply_autoscaler(manifest, owner, observed, outcome)
                 case Scale(child, replicas):
-                    self._scale(child, replicas, context.namespace, outcome)
+                    self._scale(child, replicas, owner.namespace, outcome)
                 case Delete(child):
-                    self._delete(child, context.namespace, outcome)
+                    self._delete(child, owner.namespace, outcome)
                 case ForceDelete():
-                    self._force_delete(action, context, outcome)
+                    self._force_delete(action, owner, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         return outcome
-
-    def scale(self, scales: Sequence[Scale], namespace: str) -> None:
-        """Change replicas of StatefulSets, without a spec."""
-        for each in scales:
-            self._scale(each.child, each.replicas, namespace, Outcome())
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
         """Return the admin token, created at first use; `fresh` reads the Secret again, and restores its token."""
@@ -153,7 +148,7 @@ class Executor:
             raise _refused("Secret", metadata["name"], error) from error
         logger.info("%s: wrote Secret %s", metadata["namespace"], metadata["name"])
 
-    def _check(self, manifest: dict[str, Any], context: Context, observed: Observed) -> None:
+    def _check(self, manifest: dict[str, Any], owner: Owner, observed: Observed) -> None:
         """Have the API server validate an object; an object that it has accepted before is not sent again.
 
         Raises RejectedError for a rejected manifest, and for an object of another owner with the same name.
@@ -163,8 +158,8 @@ class Executor:
         if self._accepted.get((kind, name)) == content or self._written.get((kind, name), ("",))[0] == content:
             return
         try:
-            live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
-            if live is not None and (is_ending(live) or not _is_own(live, context)):
+            live = observed.find(kind, name) or self._cluster.get(kind, owner.namespace, name)
+            if live is not None and (is_ending(live) or not _is_own(live, owner)):
                 return
             self._cluster.apply(manifest, dry_run=True)
         except KindNotServedError:
@@ -175,23 +170,28 @@ class Executor:
         self._accepted[(kind, name)] = content
 
     def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:
+        """Change the replicas of an object; a failure does not end the pass, which has other revisions to care for."""
         kind, name = child["kind"], name_of(child)
-        self._cluster.scale(kind, namespace, name, replicas)
+        try:
+            self._cluster.scale(kind, namespace, name, replicas)
+        except ClusterError as error:
+            outcome.failures.append(f"{kind} {name} is not scaled to {replicas}: {error}")
+            return
         outcome.writes += 1
         logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
-    def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
+    def _apply(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
         live = observed.find(kind, name)
         if live is not None and self._written.get((kind, name)) == (content, version(live)):
             return
         try:
-            if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or of another owner
-                live = self._cluster.get(kind, context.namespace, name)
+            if live is None or owner_uid(live) != owner.uid:  # new, not seen yet, or of another owner
+                live = self._cluster.get(kind, owner.namespace, name)
                 if live is not None and self._written.get((kind, name)) == (content, version(live)):
                     return
-            if live is not None and (is_ending(live) or not self._claim(live, context)):
+            if live is not None and (is_ending(live) or not self._claim(live, owner)):
                 return  # the next pass creates it after the deletion
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
@@ -201,15 +201,13 @@ class Executor:
             raise _refused(kind, name, error) from error
         if live is None or version(written) != version(live):
             outcome.writes += 1
-            logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
+            logger.info("%s/%s: wrote %s %s", owner.namespace, owner.name, kind, name)
         self._written[(kind, name)] = (content, version(written))
 
-    def _apply_autoscaler(
-        self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome
-    ) -> None:
+    def _apply_autoscaler(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
         """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
         try:
-            self._apply(manifest, context, observed, outcome)
+            self._apply(manifest, owner, observed, outcome)
         except RejectedError as error:
             outcome.autoscaler_refusal = str(error)
         except ClusterError as error:  # also an admission webhook that does not answer
@@ -232,21 +230,21 @@ class Executor:
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
 
-    def _force_delete(self, deletion: ForceDelete, context: Context, outcome: Outcome) -> None:
+    def _force_delete(self, deletion: ForceDelete, owner: Owner, outcome: Outcome) -> None:
         """Delete a pod by force; a failed deletion does not end the pass, because a webhook may have run on the node.
 
         The Event is written at once: a later action of the pass may fail.
         """
         name = name_of(deletion.pod)
         try:
-            if not self._cluster.force_delete(context.namespace, name, deletion.pod["metadata"]["uid"]):
+            if not self._cluster.force_delete(owner.namespace, name, deletion.pod["metadata"]["uid"]):
                 return
         except ClusterError as error:
-            outcome.not_deleted.append(f"{name} on the lost node {deletion.node}: {error}")
+            outcome.failures.append(f"{name} on the lost node {deletion.node}: {error}")
             return
         outcome.writes += 1
-        logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
-        self._announcer.announce_forced(context, deletion)
+        logger.info("%s: deleted Pod %s of the lost node %s by force", owner.namespace, name, deletion.node)
+        self._announcer.announce_forced(owner, deletion)
 
 
 def version(live: Mapping[str, Any]) -> str:

@@ -78,6 +78,15 @@ class Observed:
             for child in self.of_kind(kind)
         }  # fmt: skip
 
+    def held_pipelines(self, revision: str) -> int:
+        """Return how many pipelines of a revision have pods, by its StatefulSets."""
+        replicas = [
+            int(stateful_set["spec"]["replicas"])
+            for stateful_set in self.of_kind("StatefulSet")
+            if label(stateful_set, REVISION_LABEL) == revision
+        ]
+        return max(replicas, default=0)
+
     def master_is_ready(self, revision: str) -> bool:
         """Whether a revision's master accepts requests."""
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))
@@ -166,13 +175,3 @@ def runs(pod: Object) -> bool:
 def restarts(pod: Object) -> int:
     """Return the number of container restarts of a pod."""
     return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))
-
-
-def has_no_pipelines(report: StateReport) -> bool:
-    """Whether a master runs without pipelines."""
-    return report.topology is not None and not report.topology.pipelines
-
-
-def holds_requests(report: StateReport) -> bool:
-    """Whether the engine has accepted requests that are unfinished; `idle` is False also while a request is refused."""
-    return bool(report.running or report.waiting)

@@ -2,8 +2,7 @@
 The view holds the children, the masters' reports, the diagnosis of each pod, and the time of the pass.
 
 Every pass plans from scratch, independent of the event that triggered it. Order within a pass:
-0. delete pods on lost nodes by force (lost_nodes.py), and wake outdated revisions whose requests wait (wake_up.py):
-   what the API server thinks of an edit must not stop that;
+0. delete pods on lost nodes by force (lost_nodes.py);
 1. check the objects of a new revision by a dry run: if the API server rejects one, nothing is changed;
 2. apply what pods need before they start (account, Services, policies, boot ConfigMap, stored rendering);
 3. apply StatefulSets and Deployment of the desired revision, and the live settings of the running master;
@@ -13,7 +12,8 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 does not check it, because its rejection
    must not stop a revision.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
-pipelines first.
+pipelines first. Only `suspend` ends the master of the desired revision: without pipelines it keeps requests until one
+serves (minReplicas 0, sleep.py), or refuses them with the reason (replicas 0).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from orca_contract.state import StateReport
+from orca_contract.topology import Topology
+
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
 from orca_operator.diagnose import View
-from orca_operator.idleness import desired_pipelines, is_asleep
 from orca_operator.lost_nodes import forced_deletions
 from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
@@ -33,7 +35,7 @@ from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_r
 from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
-from orca_operator.wake_up import wake_ups
+from orca_operator.sleep import CLOSED, desired_pipelines
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
@@ -61,21 +63,19 @@ def plan(context: Context, view: View, has_certificates: bool = True, serving_re
     """
     observed, outdated = view.observed, outdated_revisions(context, view.observed)
     steps = _steps(context, view, outdated, serving_revision)
-    surroundings, workloads = _surroundings(context, observed, steps.new), _workloads(context, observed, steps.new)
+    surroundings, workloads = _surroundings(context, observed, steps), _workloads(context, observed, steps.new)
     is_new = context.revision not in observed.revisions()
+    lacks_certificates = is_new and not context.spec.suspend and not has_certificates
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
     grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
     actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now)]
-    if _desired(context, observed):
-        scales, puts = wake_ups(observed, outdated)
-        actions += [*scales, *puts]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
-    if is_new and _desired(context, observed) and not has_certificates:
+    if lacks_certificates and _desired(context, observed):
         return actions
-    if not _waits(context, observed, steps.new):
+    if not lacks_certificates and not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
     actions += _live(context, observed, steps.new)
     for revision, kept in steps.old.items():
@@ -123,11 +123,6 @@ def _desired(context: Context, observed: Observed) -> int:
     return desired_pipelines(context.spec, context.revision, observed)
 
 
-def _has_master(context: Context, observed: Observed, pipelines: int) -> bool:
-    """Whether the revision's master runs: with pipelines, or without them as the waiting room of requests."""
-    return pipelines > 0 or is_asleep(context.spec, context.revision, observed)
-
-
 def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
     """Whether the workloads of the revision wait for the end of other pods."""
     if context.spec.rollout_strategy.recreates:
@@ -135,14 +130,14 @@ def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
     return context.revision not in observed.revisions() and pipelines == 0 < _desired(context, observed)
 
 
-def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+def _surroundings(context: Context, observed: Observed, steps: Shares) -> list[dict[str, Any]]:
     optional = (access.disruption_budget(context), access.pod_monitor(context))
     return [
         access.service_account(context),
         services.control_service(context),
-        services.client_service(context),
+        services.client_service(context, steps.replaced),
         *access.network_policies(context),
-        boot.boot_config_map(context, pipelines),
+        boot.boot_config_map(context, steps.new),
         controller_revision(context, observed),
         *tls.issued_certificates(context),
         *(manifest for manifest in optional if manifest is not None),
@@ -160,9 +155,9 @@ def _others_exist(context: Context, observed: Observed) -> bool:
 
 def _workloads(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    has_master = _has_master(context, observed, pipelines)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if has_master else 0
-    deployment["spec"] = deployment["spec"] | {"replicas": 1 if has_master else 0}
+    in_order = not context.spec.suspend and (pipelines or _can_be_empty(context, observed))  # else all pods go at once
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if in_order else 0
+    deployment["spec"] = deployment["spec"] | {"replicas": 0 if context.spec.suspend else 1}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
@@ -187,11 +182,30 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
     if report is None:
         return []
     actions: list[Action] = []
-    version = report.contract_version
-    topology = boot.topology(context, pipelines).known_to(version)
-    if _has_master(context, observed, pipelines) and topology != report.topology:
-        actions.append(PutTopology(context.revision, topology))
+    version, topology = report.contract_version, _topology(context, observed, pipelines, report)
+    if topology is not None and topology.known_to(version) != report.topology:
+        actions.append(PutTopology(context.revision, topology.known_to(version)))
     change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
     if change.body != change.reported(report):
         actions.append(change)
     return actions
+
+
+def _topology(context: Context, observed: Observed, pipelines: int, report: StateReport) -> Topology | None:
+    """Return the topology that the desired revision's master is to have, None if the present one stays for now."""
+    if pipelines:
+        return boot.topology(context, pipelines)
+    wanted = _desired(context, observed)
+    if wanted or context.spec.suspend or not _can_be_empty(context, observed):  # `wanted`: it waits for its place
+        return None
+    if context.spec.scales_to_zero:
+        return boot.topology(context, 0)
+    answers = report.running or report.waiting  # then its pipelines stay until it has answered all requests
+    last = report.topology.pipelines if report.topology is not None and answers else []
+    return boot.topology(context, 0).model_copy(update={"pipelines": last, "closed": CLOSED})
+
+
+def _can_be_empty(context: Context, observed: Observed) -> bool:
+    """Whether the master of the desired revision can run without pipelines."""
+    report = observed.reports.get(context.revision)
+    return report is None or report.contract_version >= TO_ZERO_VERSION

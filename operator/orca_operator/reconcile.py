@@ -85,9 +85,9 @@ class _Deployment:
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
 
     def stop_alarm(self) -> None:
-        """Stop waiting for requests at a master without pipelines."""
+        """Stop waiting for requests at masters that sleep."""
         if self.parts is not None:
-            self.parts.masters.alarm.stop()
+            self.parts.masters.alarm.watch(())
 
 
 class Reconciler:
@@ -205,7 +205,7 @@ class Reconciler:
         if resource is None:
             return False
         metadata = resource["metadata"]
-        parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
+        parts = self._parts(deployment, owner := Owner(name, namespace, metadata["uid"]))
         keeper, masters = parts.keeper, parts.masters
         if metadata.get("deletionTimestamp"):
             return True
@@ -215,7 +215,7 @@ class Reconciler:
         context: Context | None = None
         problem: Diagnosis | None = None
         source = refusal = ""
-        changes, not_deleted = 0, list[str]()
+        changes, failures = 0, list[str]()
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -223,23 +223,21 @@ class Reconciler:
             context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
             source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
             await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
+            view = await parts.viewer.view(await masters.observe(owner, children, context), namespace, now)
             if is_supported(spec.model):
                 serving = str(previous.get("currentRevision", ""))
                 actions = plan(context, view, not keeper.problems.get(source), serving)
                 outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
                 view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-                refusal, not_deleted = outcome.autoscaler_refusal, outcome.not_deleted
+                refusal, failures = outcome.autoscaler_refusal, outcome.failures
                 await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
                 changes = outcome.writes + len(outcome.puts)
             else:
                 problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
-                await masters.wake(key, view.observed)
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(key, children, None), namespace, now)
-            await masters.wake(key, view.observed)
+            view = await parts.viewer.view(await masters.observe(owner, children, None), namespace, now)
         situation = Situation(
             name,
             namespace,
@@ -249,7 +247,7 @@ class Reconciler:
             view,
             problem,
             parts.status.skipped,
-            [*masters.not_applied, *not_deleted],
+            [*masters.not_applied, *masters.not_woken, *failures],
             source,
             keeper.problems,
             refusal,

@@ -1,4 +1,4 @@
-"""`Alarm`: one call after another to a master without pipelines, until a request comes; and who sets it."""
+"""`Alarm`: one call after another to each master that sleeps, until a request comes; and who sets it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from orca_operator import alarm
 from orca_operator.alarm import Alarm
 from orca_operator.master_client import Door, MasterError
 from orca_operator.masters import Masters
-from orca_operator.observe import Observed
 from support.orcadeployments import context, everything, report
 
 DEMO = context()
 DOOR, OTHER = Door("10.0.0.1:8082", "token"), Door("10.0.0.2:8082", "token")
 ASLEEP = report(DEMO, pipelines=0)
-BUSY = ASLEEP.model_copy(update={"idle": False, "waiting": 1})
+BUSY = ASLEEP.model_copy(update={"idle": False, "has_backlog": True})
+PAUSED = ASLEEP.model_copy(update={"topology": ASLEEP.topology.model_copy(update={"closed": "spec.replicas is 0"})})
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,43 @@ def test_the_first_request_is_announced_once_whatever_the_calls_before_answer():
         client, rings = FakeClient(ASLEEP, MasterError("silence"), ASLEEP, BUSY, BUSY), list[int]()
         made = Alarm(client, lambda: rings.append(1))  # type: ignore[arg-type]
         for _ in range(3):
-            made.watch(DOOR)
+            made.watch([DOOR])
         await until(lambda: bool(rings))
         await asyncio.sleep(0.05)
         assert (len(client.calls), rings) == (4, [1]), "it asks no more, until it is set again"
         assert set(client.calls) == {(DOOR, alarm.CALL_SECONDS)}
-        made.watch(OTHER)
+        made.watch([OTHER])
         await until(lambda: len(rings) == 2)
         assert client.calls[-1][0] == OTHER
+
+    asyncio.run(run())
+
+
+def test_every_master_that_sleeps_is_watched():
+    """A request may come to an old revision, while the new one sleeps too."""
+
+    class Answers:
+        def __init__(self) -> None:
+            self.asked = {DOOR: 0, OTHER: 0}
+
+        async def state(self, door: Door, wait: float) -> StateReport:
+            self.asked[door] += 1
+            await asyncio.sleep(0)
+            return BUSY if door == OTHER and self.asked[DOOR] > 2 else ASLEEP
+
+    async def run() -> None:
+        client, rings = Answers(), list[int]()
+        made = Alarm(client, lambda: rings.append(1))  # type: ignore[arg-type]
+        made.watch([DOOR, OTHER])
+        await until(lambda: bool(rings))
+        asked = client.asked[DOOR]
+        await until(lambda: client.asked[DOOR] > asked + 2)
+        made.watch([OTHER])
+        await until(lambda: len(rings) > 1)
+        asked = client.asked[DOOR]
+        await asyncio.sleep(0.02)
+        assert client.asked[DOOR] == asked, "it is watched no more"
+        made.watch([])
 
     asyncio.run(run())
 
@@ -71,14 +100,14 @@ def test_a_stopped_alarm_asks_nobody():
     async def run() -> None:
         client = FakeClient()
         made = Alarm(client, lambda: None)  # type: ignore[arg-type]
-        made.stop()
-        made.watch(DOOR)
+        made.watch([])
+        made.watch([DOOR])
         await until(lambda: bool(client.calls))
-        made.stop()
+        made.watch([])
         await asyncio.sleep(0)
         await until(lambda: len(asyncio.all_tasks()) == 1)
         client.answers.append(BUSY)
-        made.watch(DOOR)
+        made.watch([DOOR])
         await until(lambda: not client.answers)
 
     asyncio.run(run())
@@ -86,24 +115,45 @@ def test_a_stopped_alarm_asks_nobody():
 
 class FakeExecutor:
     @staticmethod
-    def admin_token(_context: Any) -> str:
+    def admin_token(_context: Any, _fresh: bool = False) -> str:
         return "token"
 
 
+class Reporting(FakeClient):
+    """Answers a call without a wait with `said`, and the others never."""
+
+    def __init__(self, said: StateReport | MasterError) -> None:
+        super().__init__()
+        self.said = said
+
+    async def state(self, door: Door, wait: float = 0.0) -> StateReport:
+        if not wait:
+            self.answers.append(self.said)
+        return await super().state(door, wait)
+
+
 @pytest.mark.parametrize(
-    ("said", "watches"), [(ASLEEP, True), (BUSY, False), (report(DEMO), False), (None, False)],
-    ids=["asleep", "a request waits", "with a pipeline", "no answer"],
+    ("said", "watches"),
+    [(ASLEEP, True), (report(DEMO), False), (PAUSED, False), (MasterError("no answer"), False)],
+    ids=["asleep", "with a pipeline", "it refuses requests", "no answer"],
 )  # fmt: skip
-def test_only_a_master_without_pipelines_and_requests_is_watched(said, watches):
+def test_only_a_master_that_sleeps_is_watched(said, watches):
     async def run() -> None:
-        client = FakeClient()
-        made = Masters(client, FakeExecutor(), None, lambda: None)  # type: ignore[arg-type]
+        client = Reporting(ASLEEP)
+        made = Masters(client, FakeExecutor(), FakeKeeper(), lambda: None)  # type: ignore[arg-type]
         children = everything(DEMO).children
-        await made.send((), Observed(children, {DEMO.revision: ASLEEP}), DEMO)
-        await until(lambda: bool(client.calls))
-        await made.send((), Observed(children, {} if said is None else {DEMO.revision: said}), DEMO)
+        await made.observe(DEMO, children, DEMO)
+        await until(lambda: len(client.calls) == 2)
+        client.said = said
+        await made.observe(DEMO, children, DEMO)
         await asyncio.sleep(0.01)
         assert (len(asyncio.all_tasks()) == 2) == watches
-        made.alarm.stop()
+        made.alarm.watch([])
 
     asyncio.run(run())
+
+
+class FakeKeeper:
+    @staticmethod
+    def forget(_secret: str) -> None:
+        pass

@@ -56,6 +56,8 @@ class Server:
         return self.objects[kind, metadata["name"]]
 
     def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        if self.refusal is not None and kind == self.refused_kind:
+            raise self.refusal
         live = self.objects[kind, name]
         metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
         self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
@@ -367,9 +369,9 @@ def test_a_forced_deletion_is_reported_once():
     server, deletion = forced()
     executor = Executor(server)
     outcome = executor.run([deletion], FULL, Observed())
-    assert (outcome.writes, outcome.not_deleted) == (1, [])
+    assert (outcome.writes, outcome.failures) == (1, [])
     late = executor.run([deletion], FULL, Observed())  # the watch has not told of the deletion yet
-    assert (late.writes, late.not_deleted) == (0, [])
+    assert (late.writes, late.failures) == (0, [])
     name = deletion.pod["metadata"]["name"]
     assert server.events == [("PodForceDeleted", f"{name}: node n1 is lost since 2026-01-01T12:00:00Z")]
 
@@ -387,9 +389,24 @@ def test_a_refused_deletion_is_named_and_ends_no_pass():
     server.refusal, server.refused_kind = ClusterError(403, 'pods "x" is forbidden'), "Pod"
     outcome = Executor(server).run([deletion, Apply(services.client_service(FULL))], FULL, Observed())
     name = deletion.pod["metadata"]["name"]
-    assert outcome.not_deleted == [f'{name} on the lost node n1: pods "x" is forbidden']
+    assert outcome.failures == [f'{name} on the lost node n1: pods "x" is forbidden']
     assert server.events == []
     assert outcome.writes == 1, "the Service"
     server.refusal = ClusterError(500, "failed calling webhook")
     outcome = Executor(server).run([deletion], FULL, Observed())
-    assert outcome.not_deleted == [f"{name} on the lost node n1: failed calling webhook"]
+    assert outcome.failures == [f"{name} on the lost node n1: failed calling webhook"]
+
+
+@pytest.mark.parametrize("status", [403, 422, 500, 0])
+def test_a_refused_scale_is_named_and_ends_no_pass(status):
+    """It is that of one revision: the other revisions, and the status, are not to wait for it."""
+    server = Server()
+    executor = Executor(server)
+    stateful_set = server.apply(worker_stateful_sets(SCALED)[0])
+    server.refusal = ClusterError(status, "denied by a webhook")
+    outcome = executor.run([Scale(stateful_set, 1), Apply(services.client_service(SCALED))], SCALED, Observed())
+    name = stateful_set["metadata"]["name"]
+    assert outcome.failures == [f"StatefulSet {name} is not scaled to 1: denied by a webhook"]
+    assert (outcome.writes, ("Service", "demo") in server.objects) == (1, True)
+    server.refusal = None
+    assert executor.run([Scale(stateful_set, 1)], SCALED, Observed()).failures == []

@@ -29,7 +29,7 @@ class Masters(MasterClient):
     """`failure`: last failure of every pipeline. `silent`: no answers. `refusal`: status and message for every PUT.
 
     `journal_failure`: why the journal is off, "" while it is on. `version`: of the contract, which a report follows.
-    `waiting`: requests that wait; `idle_seconds`: see StateReport.
+    `waiting`: requests that wait, a backlog for a master that had no pipelines; `idle_seconds`: see StateReport.
     """
 
     def __init__(self, api: Api) -> None:
@@ -41,6 +41,8 @@ class Masters(MasterClient):
         self.journal_failure = ""
         self.waiting = 0
         self.idle_seconds: float | None = None
+        self._with_backlog: set[str] = set()
+        """The uids of the pods whose requests came without pipelines."""
         self._api = api
         self._memory: dict[str, tuple[Topology, SchedulerKnobs, SchedulerKnobs | None]] = {}
         """By the uid of the pod: topology, knobs at the start, and the last PUT of knobs."""
@@ -49,6 +51,11 @@ class Masters(MasterClient):
         await asyncio.sleep(wait)
         pod = self._reach(door, routes.STATE)
         topology, start, changes = self._remembered(pod)
+        uid = pod["metadata"]["uid"]
+        if not self.waiting:
+            self._with_backlog.discard(uid)
+        elif not topology.pipelines:
+            self._with_backlog.add(uid)
         pipelines = [self._pipeline(spec.id, spec.workers) for spec in topology.pipelines]
         serving = any(pipeline.phase == PipelinePhase.SERVING for pipeline in pipelines)
         return StateReport(
@@ -66,6 +73,7 @@ class Masters(MasterClient):
             journal=JournalState.OFF if self.journal_failure else JournalState.ON,
             journal_failure=self.journal_failure,
             idle_seconds=self.idle_seconds,
+            has_backlog=uid in self._with_backlog,
         ).known_to(self.version)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
@@ -129,5 +137,6 @@ class Masters(MasterClient):
 
 def _summary(body: Message) -> str:
     if isinstance(body, Topology):
-        return f"pipelines {', '.join(pipeline.id for pipeline in body.pipelines)}"
+        closed = f", closed: {body.closed}" if body.closed else ""
+        return f"pipelines {', '.join(pipeline.id for pipeline in body.pipelines)}{closed}"
     return ", ".join(f"{name} {value}" for name, value in body.wire().items())

@@ -16,7 +16,7 @@ from orca_operator.manifests.model import model_source
 
 
 def topology(context: Context, pipelines: int) -> Topology:
-    """Return the topology of `pipelines`; a master starts with at least 1."""
+    """Return the open topology of `pipelines`; a master starts with at least 1."""
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
     return Topology(
         model=ModelSpec(

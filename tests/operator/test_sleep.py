@@ -1,4 +1,4 @@
-"""The number of pipelines with `minReplicas: 0`: none while no request comes, at least one otherwise."""
+"""Which revisions sleep, wake up, or stay, with `minReplicas: 0`; and the master of a deployment without pipelines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.state import EngineState, StateReport
 from orca_operator import names
-from orca_operator.actions import Apply, PutTopology
+from orca_operator.actions import Apply, Delete, PutTopology, Scale
 from orca_operator.conditions import Situation, find_condition
-from orca_operator.idleness import desired_pipelines
+from orca_operator.manifests import boot
 from orca_operator.observe import Observed
 from orca_operator.plan import plan, unknown_to_master
+from orca_operator.sleep import CLOSED, desired_pipelines, sleeps, wake_ups
 from orca_operator.status import make_status
 from support.orcadeployments import MINIMAL, context, everything, merged, report, view
 
@@ -25,6 +26,13 @@ DEMO = context(ZERO)
 def reporting(pipelines: int = 1, **changes) -> StateReport:
     state = EngineState.SERVING if pipelines else EngineState.RECOVERING
     return report(DEMO, pipelines=pipelines).model_copy(update={"state": state, "idle_seconds": DELAY, **changes})
+
+
+def paused(**changes) -> StateReport:
+    """Return the report of a master that refuses requests."""
+    said = reporting(0, state=EngineState.PAUSED, **changes)
+    assert said.topology is not None
+    return said.model_copy(update={"topology": said.topology.model_copy(update={"closed": CLOSED})})
 
 
 def observed(said: StateReport | None, held: int = 1) -> Observed:
@@ -49,16 +57,15 @@ def desired(said: StateReport | None, held: int = 1, **changes) -> int:
         (reporting(idle_seconds=DELAY - 0.1), 1, 1),
         (reporting(idle_seconds=0.0, idle=False), 1, 1),
         (reporting(idle=False), 1, 1),
-        (reporting(waiting=1), 1, 1),
-        (reporting(running=1), 1, 1),
         (reporting(idle_seconds=None), 1, 1),  # an older master, which rejects an empty topology
         (reporting(state=EngineState.LOADING), 1, 1),
         (reporting(state=EngineState.RECOVERING), 1, 1),
         (reporting(0), 0, 0),
         (reporting(0, idle_seconds=1.0), 0, 0),  # a request came and was refused at once
         (reporting(0, idle=False), 0, 0),  # a request is being refused
-        (reporting(0, idle=False, waiting=1), 0, 1),
-        (reporting(0, idle=False, waiting=1), 1, 1),
+        (reporting(0, idle=False, has_backlog=True), 0, 1),
+        (reporting(0, idle=False, has_backlog=True), 1, 1),
+        (paused(), 0, 1),  # it was closed, and may never have served
         (reporting(state=EngineState.RECOVERING), 0, 1),  # it wakes up, and the request has left meanwhile
         (None, 1, 1),
         (None, 0, 0),
@@ -116,8 +123,7 @@ def test_a_history_of_requests(gaps, delay, formation, interval):
                 held,
                 state=state,
                 idle=idle,
-                running=int(running),
-                waiting=len(waiting),
+                has_backlog=bool(waiting) and not serves,
                 idle_seconds=max(0.0, now - last_end) if idle else 0.0,
             )
             wanted = desired_pipelines(spec, DEMO.revision, observed(said, held))
@@ -153,13 +159,13 @@ def test_the_pipeline_leaves_the_topology_before_its_pods_and_the_master_stays()
 
 def test_a_request_during_the_scale_down_keeps_the_pods():
     """It came after the report by which the pipeline was removed: the next pass adds the pipeline again."""
-    (put,), replicas = actions(reporting(0, idle=False, waiting=1), 1)
+    (put,), replicas = actions(reporting(0, idle=False, has_backlog=True), 1)
     assert len(put.body.pipelines) == 1
     assert replicas == {"StatefulSet": 1, "Deployment": 1}
 
 
 def test_a_waiting_request_wakes_the_deployment_up():
-    (put,), replicas = actions(reporting(0, idle=False, waiting=20), 0)
+    (put,), replicas = actions(reporting(0, idle=False, has_backlog=True), 0)
     assert [pipeline.id for pipeline in put.body.pipelines] == [names.pipeline_id(DEMO.revision, 0)]
     assert replicas == {"StatefulSet": 1, "Deployment": 1}
 
@@ -188,3 +194,149 @@ def test_the_status_has_the_number_and_why(ready, answers):
     assert (condition["status"] == "True", condition["reason"] == "ScaledToZero") == (ready, ready)
     assert (find_condition(found, "MasterServing")["status"] == "True") == ready
     assert (find_condition(found, "FullyApplied")["status"]) == "True"
+
+
+# -- waking up --------------------------------------------------------------------------------------------------------
+
+OLD = DEMO
+EDITED = merged(ZERO, restart={"id": "2"})
+STRATEGIES = [{}, {"type": "Recreate"}, {"maxSurge": 0, "maxUnavailable": 1}]
+
+
+def woken(phase: str = "Connecting", **changes) -> StateReport:
+    """Return the report of a master with a pipeline, which it has got for its backlog."""
+    return report(OLD, phase).model_copy(update={"state": EngineState.RECOVERING, "has_backlog": True, **changes})
+
+
+def summary(made) -> tuple[list[PutTopology], bool]:
+    """Return the changed topologies, and whether a master is deleted."""
+    return (
+        [action for action in made if isinstance(action, PutTopology)],
+        any(isinstance(action, Delete) and action.child["kind"] == "Deployment" for action in made),
+    )
+
+
+def test_only_requests_wake_a_master_and_only_one_without_pipelines():
+    scale, put = wake_ups(observed(reporting(0, has_backlog=True), 0))
+    assert isinstance(scale, Scale)
+    assert isinstance(put, PutTopology)
+    assert (scale.replicas, put.revision, put.body) == (1, OLD.revision, boot.topology(OLD, 1))
+    assert wake_ups(observed(reporting(0), 0)) == []
+    assert wake_ups(observed(woken(), 1)) == []
+    assert wake_ups(observed(woken(), 0)) == [scale], "the API server has refused it before"
+    assert wake_ups(observed(paused(), 0)) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("said", [reporting(0, has_backlog=True), woken(), woken("Serving", state=EngineState.SERVING)])
+def test_an_edit_keeps_the_old_revision_until_it_has_answered_the_requests_of_its_sleep(strategy, said):
+    """Before it gets its pipeline, while that loads, and while it serves with a full queue."""
+    new = context(merged(EDITED, rolloutStrategy=strategy))
+    assert summary(plan(new, view(observed(said, len(said.pipelines))), serving_revision=OLD.revision)) == ([], False)
+
+
+@pytest.mark.parametrize(("strategy", "ends"), list(zip(STRATEGIES, [False, True, True], strict=True)))
+def test_an_edit_without_requests_keeps_the_waiting_room_if_the_strategy_does(strategy, ends):
+    new = context(merged(EDITED, rolloutStrategy=strategy))
+    assert summary(plan(new, view(observed(reporting(0), 0)), serving_revision=OLD.revision)) == ([], ends)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_ordinary_rollout_does_not_wait_for_the_requests_of_a_broken_revision(strategy):
+    """The edit may be its repair: only requests that came during a sleep keep an old revision."""
+    new = context(merged(EDITED, rolloutStrategy=strategy))
+    broken = woken(has_backlog=False, waiting=20, idle=False)
+    _, ends = summary(plan(new, view(observed(broken, 1)), serving_revision=OLD.revision))
+    assert ends == (strategy != {})
+
+
+def both(said: StateReport, new_serves: bool = True) -> Observed:
+    """Return the old revision, and the new one, which serves."""
+    new = context(EDITED)
+    found, before = everything(new), observed(said, 1)
+    phase = "Serving" if new_serves else "Connecting"
+    children = {(child["kind"], child["metadata"]["name"]): child for child in (*before.children, *found.children)}
+    return Observed(tuple(children.values()), {OLD.revision: said, new.revision: report(new, phase)})
+
+
+@pytest.mark.parametrize(
+    ("said", "new_serves", "alone"),
+    [(woken(), True, True), (woken("Serving"), True, True), (woken(), False, False), (reporting(0), False, False)],
+    ids=["cannot wake up", "answers its backlog", "the new one does not serve", "the waiting room"],
+)
+def test_clients_reach_only_the_new_revision_as_soon_as_that_serves(said, new_serves, alone):
+    """Otherwise every second request would wait at a revision that may never serve again."""
+    new = context(EDITED)
+    made = plan(new, view(both(said, new_serves)), serving_revision=OLD.revision)
+    (service,) = (
+        action.manifest["spec"]["selector"]
+        for action in made
+        if isinstance(action, Apply) and action.manifest["kind"] == "Service" and "type" in action.manifest["spec"]
+    )
+    assert service.get(names.REVISION_LABEL) == (new.revision if alone else None)
+    assert summary(made)[1] is False
+
+
+@pytest.mark.parametrize("said", [reporting(0), reporting(0, has_backlog=True)], ids=["asleep", "requests wait"])
+def test_an_edit_back_to_a_revision_without_a_place_keeps_its_master(said):
+    """Three revisions: the two others hold all places, and the master of the first has the waiting room."""
+    others = [everything(context(merged(ZERO, restart={"id": number}))) for number in ("2", "3")]
+    children = {(child["kind"], child["metadata"]["name"]): child for each in others for child in each.children}
+    children |= {(child["kind"], child["metadata"]["name"]): child for child in observed(said, 0).children}
+    reports = {OLD.revision: said} | {key: value for each in others for key, value in each.reports.items()}
+    made = plan(OLD, view(Observed(tuple(children.values()), reports)), serving_revision=OLD.revision)
+    (deployment,) = (
+        action.manifest for action in made if isinstance(action, Apply) and action.manifest["kind"] == "Deployment"
+    )
+    assert deployment["spec"]["replicas"] == 1
+    assert [put for put in summary(made)[0] if put.revision == OLD.revision] == []
+
+
+# -- replicas 0 without an autoscaler ---------------------------------------------------------------------------------
+
+STOPPED = context(merged(MINIMAL, replicas=0))
+
+
+def stopped(said: StateReport | None, held: int) -> tuple[list[PutTopology], dict[str, int]]:
+    """Return what `actions` returns for `replicas: 0`."""
+    assert STOPPED.revision == DEMO.revision, "the same pods"
+    made = plan(STOPPED, view(observed(said, held)))
+    workloads = [action.manifest for action in made if isinstance(action, Apply)]
+    return (
+        summary(made)[0],
+        {each["kind"]: each["spec"]["replicas"] for each in workloads if each["kind"] in ("StatefulSet", "Deployment")},
+    )
+
+
+def test_without_pipelines_the_master_stays_and_tells_clients_why():
+    """First it refuses new requests, then the last pipeline leaves the topology, then its pods go."""
+    (put,), replicas = stopped(reporting(running=1, idle=False), 1)
+    assert (put.body.closed, len(put.body.pipelines), replicas) == (CLOSED, 1, {"StatefulSet": 1, "Deployment": 1})
+    (put,), replicas = stopped(reporting(), 1)
+    assert (put.body.closed, put.body.pipelines, replicas) == (CLOSED, [], {"StatefulSet": 1, "Deployment": 1})
+    assert stopped(paused(), 1) == ([], {"StatefulSet": 0, "Deployment": 1})
+    assert not sleeps(paused())
+
+
+def test_a_master_that_starts_without_pipelines_gets_no_pods():
+    """Its boot topology has a pipeline."""
+    loading = reporting(state=EngineState.LOADING, idle_seconds=0.0)
+    (put,), replicas = stopped(loading, 0)
+    assert (put.body.closed, put.body.pipelines, replicas) == (CLOSED, [], {"StatefulSet": 0, "Deployment": 1})
+    assert stopped(None, 0) == ([], {"StatefulSet": 0, "Deployment": 1})
+
+
+def test_a_master_too_old_for_that_loses_its_pods():
+    old_master = reporting(contract_version=4, idle_seconds=None)
+    assert stopped(old_master, 1) == ([], {"StatefulSet": 0, "Deployment": 1})
+
+
+def test_suspend_ends_the_master_too():
+    made = plan(context(merged(ZERO, suspend=True)), view(observed(reporting(0, has_backlog=True), 0)))
+    replicas = {
+        action.manifest["kind"]: action.manifest["spec"]["replicas"]
+        for action in made
+        if isinstance(action, Apply) and action.manifest["kind"] in ("StatefulSet", "Deployment")
+    }
+    assert replicas == {"StatefulSet": 0, "Deployment": 0}
+    assert summary(made)[0] == []
