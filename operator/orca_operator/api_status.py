@@ -85,5 +85,8 @@ class Status(Part):
     restarts: int = Field(0, description="Container restarts of the existing pods.")
     scheduler: SchedulerStatus | None = Field(None, description="Settings of the scheduler in force.")
     recovery_policy: RecoveryPolicyStatus | None = Field(None, description="Timeouts of failure recovery in force.")
+    drain_timeout_seconds: float | None = Field(
+        None, description="Timeout in force for running requests when the master ends."
+    )
     pipelines: list[PipelineStatus] = Field([], description="Status of every pipeline.")
     conditions: list[Condition] = Field([], description="Conditions; Ready summarizes them.")

@@ -20,7 +20,7 @@ class Effect(enum.Enum):
 
     RESTARTS = "A change restarts the pods."
     LIVE = "A change takes effect immediately."
-    NEXT_REVISION = "A change takes effect with the next revision."
+    SMALLER_IS_LIVE = "A smaller value takes effect immediately, a larger one with the next revision."
     NOT_YET = "Not implemented yet."
     NONE = "Has no effect."
 

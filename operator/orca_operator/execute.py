@@ -1,8 +1,9 @@
 """Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
 An object is written if its manifest differs from the last one written, or if another client has changed it since: its
-generation (or resourceVersion, for kinds without one) differs from the one after our write. After a restart every
-object is applied once, which changes nothing if nothing differs.
+generation (or resourceVersion, for kinds without one) differs from the one after our write. What another client keeps
+changing is restored less and less often (repairs.py). After a restart every object is applied once, which changes
+nothing if nothing differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -33,10 +33,12 @@ from orca_operator.actions import (
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.diagnose import QUOTA
+from orca_operator.dropped_fields import check_kept
 from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
-from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid
+from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid, version
+from orca_operator.repairs import Repairs
 from orca_operator.validation import InvalidSpecError, RejectedError
 
 NO_DRY_RUN = "does not support dry run"
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED = (400, 403, 409, 422)
 """HTTP statuses of a rejected request: a retry is useless."""
+NOT_IN_SCHEMA = "failed to create typed patch object"
+"""In the answer (500, kubernetes/kubernetes#139253) to a field of an unknown name or a wrong type."""
 LACKS_RIGHT = 'is forbidden: User "'
 """Part of the answer of Kubernetes' authorization (403)."""
 
@@ -55,7 +59,8 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `failures`: why pods of lost nodes were not deleted, or StatefulSets not scaled.
+    `failures`: why pods of lost nodes were not deleted, which StatefulSets were not scaled, and which objects
+    another client keeps changing.
     """
 
     writes: int = 0
@@ -73,6 +78,7 @@ class Executor:
         self._announcer = Announcer(cluster)
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
+        self._repairs = Repairs()
         self._token = ""
 
     def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
@@ -97,6 +103,7 @@ class Executor:
                     self._force_delete(action, owner, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
+        outcome.failures += self._repairs.disputes()
         return outcome
 
     def admin_token(self, context: Context, fresh: bool = False) -> str:
@@ -161,7 +168,7 @@ class Executor:
             live = observed.find(kind, name) or self._cluster.get(kind, owner.namespace, name)
             if live is not None and (is_ending(live) or not _is_own(live, owner)):
                 return
-            self._cluster.apply(manifest, dry_run=True)
+            check_kept(manifest, self._cluster.apply(manifest, dry_run=True))
         except KindNotServedError:
             return
         except ClusterError as error:
@@ -181,18 +188,20 @@ class Executor:
         logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
     def _apply(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = place = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
-        live = observed.find(kind, name)
-        if live is not None and self._written.get((kind, name)) == (content, version(live)):
+        live, (before, known) = observed.find(kind, name), self._written.get(place, ("", ""))
+        if live is not None and (before, known) == (content, version(live)):
             return
         try:
             if live is None or owner_uid(live) != owner.uid:  # new, not seen yet, or of another owner
                 live = self._cluster.get(kind, owner.namespace, name)
-                if live is not None and self._written.get((kind, name)) == (content, version(live)):
+                if live is not None and (before, known) == (content, version(live)):
                     return
             if live is not None and (is_ending(live) or not self._claim(live, owner)):
                 return  # the next pass creates it after the deletion
+            if before == content and self._repairs.is_early(place, content):
+                return
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -202,7 +211,9 @@ class Executor:
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", owner.namespace, owner.name, kind, name)
-        self._written[(kind, name)] = (content, version(written))
+            if before == content and (live is None or version(written) != known):  # not only an event that was late
+                self._repairs.note(place, content)
+        self._written[place] = (content, version(written))
 
     def _apply_autoscaler(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
         """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
@@ -247,18 +258,6 @@ class Executor:
         self._announcer.announce_forced(owner, deletion)
 
 
-def version(live: Mapping[str, Any]) -> str:
-    """Return a value that changes with the object's content, but not with its status alone."""
-    metadata = live["metadata"]
-    if "generation" in metadata:
-        return f"g{metadata['generation']}"
-    if "status" not in live:
-        return f"r{metadata['resourceVersion']}"
-    # An HPA: it has no generation, and its status changes with every value of a metric.
-    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
-    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)
-
-
 def _is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
@@ -276,7 +275,7 @@ def _is_own(live: Object, owner: Owner) -> bool:
 
 def _refused(kind: str, name: str, error: ClusterError) -> Exception:
     """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
-    if error.status not in REFUSED:
+    if error.status not in REFUSED and NOT_IN_SCHEMA not in str(error):
         return error
     words = f"{kind} {name}: {error}"
     if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:

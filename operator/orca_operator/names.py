@@ -49,6 +49,8 @@ CERTIFICATE_VOLUME = "orca-tls"
 """The volume with a pod's certificate; a pod without this volume uses plaintext."""
 ROTATE_ANNOTATION = f"{GROUP}/rotate-certificates"
 """Annotation of an OrcaDeployment; a new value requests a new certificate authority (`tls.mode: selfSigned`)."""
+BOOT_ANNOTATION = f"{GROUP}/boot"
+"""Annotation of a ControllerRevision: the parts of the master's start-up files that the revision keeps (boot.Kept)."""
 
 
 def master(name: str, revision: str) -> str:

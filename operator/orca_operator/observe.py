@@ -5,6 +5,7 @@ Objects stay the API's own dictionaries; the other modules read them through the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,3 +176,15 @@ def runs(pod: Object) -> bool:
 def restarts(pod: Object) -> int:
     """Return the number of container restarts of a pod."""
     return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))
+
+
+def version(live: Mapping[str, Any]) -> str:
+    """Return a value that changes with the object's content, but not with its status alone."""
+    metadata = live["metadata"]
+    if "generation" in metadata:
+        return f"g{metadata['generation']}"
+    if "status" not in live:
+        return f"r{metadata['resourceVersion']}"
+    # An HPA: it has no generation, and its status changes with every value of a metric.
+    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
+    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)

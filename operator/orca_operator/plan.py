@@ -32,14 +32,14 @@ from orca_operator.manifests import access, boot, services, tls
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, label, name_of, owner
 from orca_operator.outdated import WORKLOADS, engine, is_dispensable, outdated_revisions, shrink, used_pipelines
-from orca_operator.revision import controller_revision, rendering, stale_rendering, surplus
+from orca_operator.revision import controller_revision, kept_boot, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
-from orca_operator.sleep import CLOSED, desired_pipelines
+from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
-TO_ZERO_VERSION = 5
+TO_ZERO_VERSION = 6
 """Version of the contract from which on masters run without pipelines."""
 PRUNED = (
     *WORKLOADS,
@@ -137,7 +137,7 @@ def _surroundings(context: Context, observed: Observed, steps: Shares) -> list[d
         services.control_service(context),
         services.client_service(context, steps.replaced),
         *access.network_policies(context),
-        boot.boot_config_map(context, steps.new),
+        boot.boot_config_map(context, steps.new, kept_boot(context, observed)),
         controller_revision(context, observed),
         *tls.issued_certificates(context),
         *(manifest for manifest in optional if manifest is not None),
@@ -168,10 +168,12 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     report = observed.reports.get(context.revision)
     if report is None:
         return []
-    messages = (boot.topology(context, max(1, context.spec.num_pipelines)), boot.scheduler_knobs(context))
+    kept = kept_boot(context, observed)
+    topology = boot.topology(context, max(1, context.spec.num_pipelines), kept)
+    messages = (topology, boot.scheduler_knobs(context, kept))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
-    if context.spec.scales_to_zero and report.contract_version < TO_ZERO_VERSION:
+    if scales_to_zero(context.spec) and report.contract_version < TO_ZERO_VERSION:
         fields.append("autoscaling.minReplicas: 0 and keeps one pipeline; a new value of spec.restart.id replaces it")
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
 
@@ -182,10 +184,11 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
     if report is None:
         return []
     actions: list[Action] = []
-    version, topology = report.contract_version, _topology(context, observed, pipelines, report)
+    version, kept = report.contract_version, kept_boot(context, observed)
+    topology = _topology(context, observed, pipelines, report)
     if topology is not None and topology.known_to(version) != report.topology:
         actions.append(PutTopology(context.revision, topology.known_to(version)))
-    change = PutScheduler(context.revision, boot.scheduler_knobs(context).known_to(version))
+    change = PutScheduler(context.revision, boot.scheduler_knobs(context, kept).known_to(version))
     if change.body != change.reported(report):
         actions.append(change)
     return actions
@@ -193,16 +196,17 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
 
 def _topology(context: Context, observed: Observed, pipelines: int, report: StateReport) -> Topology | None:
     """Return the topology that the desired revision's master is to have, None if the present one stays for now."""
+    kept = kept_boot(context, observed)
     if pipelines:
-        return boot.topology(context, pipelines)
+        return boot.topology(context, pipelines, kept)
     wanted = _desired(context, observed)
     if wanted or context.spec.suspend or not _can_be_empty(context, observed):  # `wanted`: it waits for its place
         return None
-    if context.spec.scales_to_zero:
-        return boot.topology(context, 0)
+    if scales_to_zero(context.spec):
+        return boot.topology(context, 0, kept)
     answers = report.running or report.waiting  # then its pipelines stay until it has answered all requests
     last = report.topology.pipelines if report.topology is not None and answers else []
-    return boot.topology(context, 0).model_copy(update={"pipelines": last, "closed": CLOSED})
+    return boot.topology(context, 0, kept).model_copy(update={"pipelines": last, "closed": CLOSED})
 
 
 def _can_be_empty(context: Context, observed: Observed) -> bool:

@@ -1,21 +1,27 @@
-"""Revisions: the hash of a spec's fields that affect pods, and the stored rendering (workload specs). Pure.
+"""Revisions: the hash of a spec's fields that affect pods, and the stored rendering. Pure.
 
-A revision is a whole engine (docs/contracts.md, section 7). The rendering is stored in a ControllerRevision and read
-from there afterwards, so that an operator of another version, which would render differently, restarts no pod
-(kuberay#2315). The hash omits defaults, so that new fields of the API change no hash. A field that becomes live leaves
-the hash; a running revision whose hash contains it is kept (`spec_revision`).
+A revision is a whole engine (docs/contracts.md, section 8). The rendering, which is the specs of the workloads and the
+fixed parts of the master's start-up files, is stored in a ControllerRevision and read from there afterwards, so that an
+operator of another version, which would render differently, restarts no pod (kuberay#2315). The start-up files are an
+annotation: the data is immutable, and operators of versions before the annotation apply their own data again.
+The hash omits defaults, so that new fields of the API change no hash. A field that becomes live leaves the hash; a
+running revision whose hash contains it is kept (`spec_revision`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Collection
 from typing import Any
 
+from pydantic import ValidationError
+
 from orca_operator import names
 from orca_operator.api import Scheduler, Spec
 from orca_operator.effects import Effect, all_but
+from orca_operator.manifests.boot import Kept, kept_files
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
@@ -68,6 +74,16 @@ def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], lis
     return deployment, stateful_sets
 
 
+def kept_boot(context: Context, observed: Observed) -> Kept:
+    """Return the parts of the start-up files that a revision keeps: the stored ones while it has workloads."""
+    stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
+    if stored is not None and context.revision in observed.revisions():
+        with contextlib.suppress(ValidationError):  # stored by an older operator, or changed by another client
+            annotations = stored["metadata"].get("annotations") or {}
+            return Kept.model_validate_json(annotations.get(names.BOOT_ANNOTATION, ""))
+    return kept_files(context)
+
+
 def certificate_source(context: Context, observed: Observed) -> str:
     """Return the Secret with the certificate of the revision's master, "" if its pods use plaintext."""
     deployment, _ = rendering(context, observed)
@@ -79,14 +95,15 @@ def controller_revision(context: Context, observed: Observed) -> dict[str, Any]:
     existing = observed.find("ControllerRevision", names.revision(context.name, context.revision))
     if stale_rendering(context, observed):
         existing = None
+    metadata = context.metadata(
+        names.revision(context.name, context.revision),
+        names.labels(context.name) | {names.REVISION_LABEL: context.revision},
+    )
     highest = max((int(stored.get("revision", 0)) for stored in observed.stored_revisions()), default=0)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": context.metadata(
-            names.revision(context.name, context.revision),
-            names.labels(context.name) | {names.REVISION_LABEL: context.revision},
-        ),
+        "metadata": metadata | {"annotations": {names.BOOT_ANNOTATION: kept_boot(context, observed).model_dump_json()}},
         "revision": existing["revision"] if existing else highest + 1,
         "data": _data(context, observed),
     }

@@ -28,6 +28,11 @@ CLOSED = "spec.replicas is 0"
 """Why the master of a deployment without pipelines refuses requests."""
 
 
+def scales_to_zero(spec: Spec) -> bool:
+    """Whether no pipeline is to run while no request comes."""
+    return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
+
+
 def sleeps(report: StateReport) -> bool:
     """Whether a master without pipelines waits for the first request."""
     topology = report.topology
@@ -36,14 +41,14 @@ def sleeps(report: StateReport) -> bool:
 
 def desired_pipelines(spec: Spec, revision: str, observed: Observed) -> int:
     """Return the number of pipelines that the spec's `revision` is to have."""
-    if spec.suspend or not spec.scales_to_zero:
+    if spec.suspend or not scales_to_zero(spec):
         return spec.num_pipelines
     return 0 if _is_idle(spec, revision, observed) else max(1, spec.replicas)
 
 
 def is_asleep(spec: Spec, revision: str, observed: Observed) -> bool:
     """Whether the deployment is to have a master and no pipelines."""
-    return spec.scales_to_zero and not spec.suspend and not desired_pipelines(spec, revision, observed)
+    return scales_to_zero(spec) and not spec.suspend and not desired_pipelines(spec, revision, observed)
 
 
 def _is_idle(spec: Spec, revision: str, observed: Observed) -> bool:

@@ -67,18 +67,20 @@ def merge_patch(status: Mapping[str, Any], previous: Mapping[str, Any]) -> dict[
 
 
 def _settings_in_force(report: StateReport | None) -> dict[str, Any]:
-    """Return the fields `scheduler` and `recoveryPolicy` from a master's report, as far as its version reports them."""
+    """Return the settings in force from a master's report, as far as its version reports them."""
     knobs = None if report is None else report.in_force or report.scheduler
     if knobs is None:
         return {}
     values = knobs.model_dump(by_alias=True, exclude_none=True)
-    fields = {
+    fields: dict[str, Any] = {
         "scheduler": {name: _number(values[name]) for name in SCHEDULER_FIELDS if name in values},
         "recoveryPolicy": {name: _number(values[name]) for name in RECOVERY_FIELDS if name in values},
     }
     stall_timeout = fields["recoveryPolicy"].get("stallTimeoutSeconds")
     if isinstance(stall_timeout, float):  # neither an integer nor a string, as the field is in the schema
         fields["recoveryPolicy"]["stallTimeoutSeconds"] = str(stall_timeout)
+    if "drainTimeoutSeconds" in values:
+        fields["drainTimeoutSeconds"] = _number(values["drainTimeoutSeconds"])
     return {name: entry for name, entry in fields.items() if entry}
 
 

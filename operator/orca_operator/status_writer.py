@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.events import Announcer
 from orca_operator.observe import Object
+from orca_operator.repairs import Repairs
 from orca_operator.status import merge_patch
 
 REPEAT_SECONDS = 600.0
 """Interval of writes of a status of which the API server keeps only a part."""
+PLACE = ("OrcaDeployment", "status")
 
 
 class StatusWriter:
@@ -26,6 +29,7 @@ class StatusWriter:
         self._answered: tuple[Mapping[str, Any], Mapping[str, Any]] = {}, {}
         """The last status that was written, and what the API server has stored of it."""
         self._written_at = float("-inf")
+        self._repairs = Repairs()
 
     def announce_skipped(self, resource: Object, kinds: Sequence[str]) -> None:
         """Write an Event for each kind that is skipped from now on."""
@@ -45,8 +49,13 @@ class StatusWriter:
         differs for ever, and is written again after REPEAT_SECONDS only, because the CRD may have been replaced.
         Servers before 1.30 reject every status (422) while the stored spec is invalid under a newer CRD. Then only the
         Event has the reason; one Event per generation is written.
+        A status that an operator of another version keeps changing back is written less and less often (repairs.py).
         """
         if status == previous or self._is_stored(status, previous):
+            return resource
+        content, (before, stored) = _timeless(status), self._answered
+        is_repair = content == _timeless(before) and previous != stored
+        if is_repair and self._repairs.is_early(PLACE, content):
             return resource
         metadata = resource["metadata"]
         patch = merge_patch(status, previous)
@@ -60,9 +69,17 @@ class StatusWriter:
                 self._announcer.announce_change(resource, status, previous)
             raise
         self._answered, self._written_at = (status, written.get("status") or {}), time.monotonic()
+        if is_repair:
+            self._repairs.note(PLACE, content)
         self._announcer.announce_change(resource, status, previous)
         return written
 
     def _is_stored(self, status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
         """Whether the API server has stored as much of this status as it keeps."""
         return self._answered == (status, previous) and time.monotonic() - self._written_at < REPEAT_SECONDS
+
+
+def _timeless(status: Mapping[str, Any]) -> str:
+    """Return a status without the times of transitions: a condition that another client removed begins anew."""
+    conditions = [{**entry, "lastTransitionTime": None} for entry in status.get("conditions") or []]
+    return json.dumps({**status, "conditions": conditions}, sort_keys=True)

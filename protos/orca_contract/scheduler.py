@@ -38,3 +38,5 @@ class SchedulerKnobs(Message):
     """Allocation of K/V slots: for all tokens of a request at once, or on demand."""
     policy: Annotated[PolicyName | None, Since(4)] = None
     """Order in which requests are served."""
+    drain_timeout_seconds: Annotated[PositiveSeconds | None, Since(5)] = None
+    """How long running requests may continue at the end of the master; None: as its command line says."""

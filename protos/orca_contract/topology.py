@@ -61,8 +61,8 @@ class Topology(Message):
     tensor_parallel_size: Positive = 1
     communication: Communication = Communication()
     pipelines: list[PipelineSpec]
-    """Empty only in `PUT /topology` to a master of version 5 or newer: requests then wait for a later change."""
-    closed: Annotated[str, Since(5)] = ""
+    """Empty only in `PUT /topology` to a master of version 6 or newer: requests then wait for a later change."""
+    closed: Annotated[str, Since(6)] = ""
     """Why new requests are refused with 503; "": they are accepted. Accepted requests are answered."""
 
     def refusal(self) -> str:

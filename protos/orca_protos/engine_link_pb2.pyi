@@ -147,11 +147,10 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "drain_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     API_KEYS_FIELD_NUMBER: _ClassVar[int]
     ROOT_PATH_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_ORIGINS_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +166,6 @@ class EndpointConfig(_message.Message):
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
-    drain_timeout: float
     api_keys: _containers.RepeatedScalarFieldContainer[str]
     root_path: str
     allowed_origins: _containers.RepeatedScalarFieldContainer[str]
@@ -180,7 +178,7 @@ class EndpointConfig(_message.Message):
     api_key_file: bytes
     api_key_file_digests: _containers.RepeatedScalarFieldContainer[str]
     log_level: str
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ...) -> None: ...
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ...) -> None: ...
 
 class HttpLimits(_message.Message):
     __slots__ = ("max_header_bytes", "max_header_count", "max_body_bytes", "max_connections", "header_timeout", "body_timeout", "keep_alive_timeout", "write_timeout", "max_unread_bytes", "max_requests_per_connection", "handshake_timeout", "idle_seconds_when_full", "busy_seconds_when_full")
@@ -213,7 +211,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait", "drain_timeout")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +224,7 @@ class EngineStatus(_message.Message):
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     MAX_EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -238,7 +237,8 @@ class EngineStatus(_message.Message):
     recovery: Recovery
     expected_wait: float
     max_expected_wait: float
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ...) -> None: ...
+    drain_timeout: float
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ..., drain_timeout: _Optional[float] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("since", "usual", "longest_wait")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ API_SERVICE = "v1beta1.custom.metrics.k8s.io"
 MIN, MAX = 1, 2
 SCALING_SECONDS = 180
 """Until an HPA acts: it reads metrics every 15 s, and discovers a new metrics API within 30 s more."""
+STEADY_SECONDS = 600
+"""Of steady load."""
 BODY = {"prompt": [1, 2, 3], "max_tokens": 100, "temperature": 0, "ignore_eos": True}
 
 
@@ -109,23 +112,12 @@ def test_load_adds_pipelines_and_idleness_removes_them(namespace: Namespace):
         namespace.wait_ready()
         assert replicas(namespace) == MIN
         namespace.ask("demo", [{**BODY, "max_tokens": 1}])  # the client is there
-        stop = threading.Event()
-
-        def load() -> None:
-            while not stop.is_set():
-                namespace.ask("demo", [BODY] * 64)
-
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(load)
-            try:
-                grown = eventually(lambda: scaled_to(MAX) or loading.done(), SCALING_SECONDS)
-                assert grown, (seen, described(namespace))
-                # The queue asks for more than MAX: the HPA says so, and stays there.
-                assert eventually(lambda: limited(namespace), 60), described(namespace)
-                assert eventually(lambda: len(namespace.workers()) == MAX, 60)
-            finally:
-                stop.set()
-            loading.result(280)
+        with under_load(namespace) as loading:
+            grown = eventually(lambda: scaled_to(MAX) or loading.done(), SCALING_SECONDS)
+            assert grown, (seen, described(namespace))
+            # The queue asks for more than MAX: the HPA says so, and stays there.
+            assert eventually(lambda: limited(namespace), 60), described(namespace)
+            assert eventually(lambda: len(namespace.workers()) == MAX, 60)
         namespace.wait_ready()
         assert eventually(lambda: scaled_to(MIN), SCALING_SECONDS), (seen, described(namespace))
         assert {MIN} <= set(seen) <= {MIN, MAX}
@@ -140,6 +132,50 @@ def test_load_adds_pipelines_and_idleness_removes_them(namespace: Namespace):
         else:
             assert scaling["reason"] == "KindNotServed"
             assert "autoscaling/v2 HorizontalPodAutoscaler" in scaling["message"]
+
+
+@pytest.mark.timeout(STEADY_SECONDS + 900)
+def test_a_steady_load_does_not_flap(namespace: Namespace):
+    """Batches of requests follow each other with short pauses, in which the queue is empty."""
+    if "not found" not in namespace.kubectl("get", "apiservice", API_SERVICE, check=False):
+        pytest.skip("the cluster has an adapter for custom metrics of its own")
+    with custom_metrics(namespace):
+        autoscale(namespace, scaleDownDelaySeconds=60)
+        namespace.wait_ready()
+        namespace.ask("demo", [{**BODY, "max_tokens": 1}])  # the client is there
+        with under_load(namespace) as loading:
+            assert eventually(lambda: replicas(namespace) == MAX, SCALING_SECONDS), described(namespace)
+            assert numbers(namespace, STEADY_SECONDS) == {MAX}
+            assert not loading.done()
+        assert eventually(lambda: replicas(namespace) == MIN, SCALING_SECONDS), described(namespace)
+
+
+def numbers(namespace: Namespace, seconds: float) -> set[int]:
+    """Return the values that `spec.replicas` has during some time."""
+    seen = set()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        seen.add(replicas(namespace))
+        time.sleep(3)
+    return seen
+
+
+@contextlib.contextmanager
+def under_load(namespace: Namespace) -> Iterator[Future[None]]:
+    """Send requests during the block, more than MAX pipelines keep up with; yield the future of the sender."""
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            namespace.ask("demo", [BODY] * 64)
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        try:
+            yield loading
+        finally:
+            stop.set()
+        loading.result(280)
 
 
 def limited(namespace: Namespace) -> bool:

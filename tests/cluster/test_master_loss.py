@@ -1,6 +1,7 @@
-"""The master's pod is deleted by force under streams through the Service; its journal is on a PersistentVolume.
+"""The master's pod is deleted by force, deleted and evicted under streams through the Service.
 
-The clients continue by request id and Last-Event-ID, with the master of the new pod.
+Its journal is on a PersistentVolume: the clients continue by request id and Last-Event-ID, with the master of the new
+pod. A master that gets a signal first finishes the requests that run.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.edits import evict
 from support.kubernetes import MASTER_IMAGE, Namespace, demo_spec, eventually
 
 FOLDERS = Path("/var/tmp")
 """Folder of the node in which the volume's folder is created."""
 POD_USER = 10001
-NUM_DELETIONS = 2
+FORCED = "deleted by force"
+ENDS = (FORCED, FORCED, "deleted", "evicted")
 RECOVERY_SECONDS = 150
 """From a deletion to the new master's continuation of the requests; the old master may hold the journal meanwhile."""
+READY = {"type": "Ready", "status": "True"}
+MOST_SECONDS = 560
+"""Bound of the streams of a test, below that of the test."""
 RESUMED = "requests of an earlier master are resumed"
 STOP = "/tmp/stop"
 RESUMER = """
@@ -135,9 +141,9 @@ def test_streams_survive_the_end_of_the_master(namespace: Namespace, journal: st
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_streams, namespace)
         try:
-            for _ in range(NUM_DELETIONS):
+            for end in ENDS:
                 assert eventually(lambda: namespace.unfinished("demo") == len(BODIES), 30, interval=0.1)
-                logs.append(delete_master(namespace))
+                logs.append(end_master(namespace, end))
         finally:
             namespace.kubectl(*inside, "touch", STOP)
         transcripts = running.result(250)
@@ -154,21 +160,38 @@ def test_streams_survive_the_end_of_the_master(namespace: Namespace, journal: st
 def run_streams(namespace: Namespace) -> list[list[Any]]:
     """Run RESUMER in the client's pod; return [text, token ids, finish reason, resumptions] of each stream, by body."""
     program = ("python3", "-c", RESUMER, "http://demo", STOP)
-    printed = namespace.kubectl("exec", "-i", "client", "--", *program, stdin=json.dumps(BODIES))
+    printed = namespace.kubectl("exec", "-i", "client", "--", *program, stdin=json.dumps(BODIES), seconds=MOST_SECONDS)
     transcripts: list[list[Any]] = json.loads(printed)
     return transcripts
 
 
-def delete_master(namespace: Namespace) -> str:
-    """Delete the master's pod by force, wait until the master of another pod has resumed requests; return its log."""
+def end_master(namespace: Namespace, end: str) -> str:
+    """End the master's pod, wait until the master of another pod has taken over; return its log."""
     old = namespace.master()
-    namespace.kubectl("delete", "pod", old, "--force", "--grace-period=0")
+    match end:
+        case "evicted":
+            evict(namespace, old)
+        case "deleted":
+            namespace.kubectl("delete", "pod", old, "--wait=false")
+        case _:
+            namespace.kubectl("delete", "pod", old, "--force", "--grace-period=0")
 
     def log() -> str:
         new = namespace.master()
         return "" if new in ("", old) else namespace.kubectl("logs", new, check=False)
 
-    assert eventually(lambda: RESUMED in log(), RECOVERY_SECONDS), namespace.kubectl("get", "pods", "-o", "wide")
+    def took_over() -> bool:
+        if end == FORCED:
+            return RESUMED in log()
+        conditions = {
+            pod["metadata"]["name"]: pod["status"].get("conditions", [])
+            for pod in namespace.pods()
+            if "-master-" in pod["metadata"]["name"]
+        }
+        ready = [name for name, entries in conditions.items() for entry in entries if READY.items() <= entry.items()]
+        return old not in conditions and ready == list(conditions) != []
+
+    assert eventually(took_over, RECOVERY_SECONDS), namespace.kubectl("get", "pods", "-o", "wide")
     return log()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+from support.edits import evict
 from support.kubernetes import Namespace, demo_spec, eventually
 from support.pod_streams import streams_go_on
 
@@ -54,14 +54,3 @@ def pipeline(namespace: Namespace) -> dict[str, Any]:
     """Return the status of the only pipeline."""
     (status,) = namespace.get("orca", "demo")["status"]["pipelines"]
     return dict(status)
-
-
-def evict(namespace: Namespace, pod: str) -> None:
-    """Evict a pod, as `kubectl drain` does."""
-    eviction = {
-        "apiVersion": "policy/v1" if namespace.cluster.has_cel else "policy/v1beta1",
-        "kind": "Eviction",
-        "metadata": {"name": pod, "namespace": namespace.name},
-    }
-    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
-    namespace.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))

@@ -312,7 +312,7 @@ def test_timeouts_admission_and_policy_are_changed_taken_back_and_unknown_to_an_
     config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=600.0)
     at_start, changed, back = call("PUT", routes.SCHEDULER, knobs, {**knobs, **live}, knobs, config=config)
     start = {"stallTimeoutSeconds": "automatic", "recoveryTimeoutSeconds": 600.0, "admission": "reserve",
-             "policy": "fcfs", "maxExpectedWaitSeconds": 60.0}  # fmt: skip
+             "policy": "fcfs", "maxExpectedWaitSeconds": 60.0, "drainTimeoutSeconds": 30.0}  # fmt: skip
     assert [answer.json()["scheduler"] for answer in (at_start, changed, back)] == [knobs, {**knobs, **live}, knobs]
     assert [answer.json()["inForce"] for answer in (at_start, changed, back)] == [
         {**knobs, **start}, {**knobs, **start, **live}, {**knobs, **start},
@@ -349,8 +349,8 @@ class NewerTopology(Topology):
 def test_an_older_master_is_sent_only_what_it_knows(monkeypatch, quorum):
     today = boot.topology
 
-    def newer(deployment: Any, pipelines: int) -> NewerTopology:
-        return NewerTopology(quorum=quorum, **dict(today(deployment, pipelines)))
+    def newer(deployment: Any, pipelines: int, kept: Any = None) -> NewerTopology:
+        return NewerTopology(quorum=quorum, **dict(today(deployment, pipelines, kept)))
 
     monkeypatch.setattr(boot, "topology", newer)
     for changes, expected in (({}, []), ({"replicas": 1}, [1])):

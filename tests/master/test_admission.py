@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 
 import pytest
 from orca_contract.state import EngineState
@@ -13,6 +14,7 @@ from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
+from orca_master.engine.wait_margin import STEP
 from orca_master.errors import QueueFullError
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
@@ -60,6 +62,25 @@ def test_the_bound_can_change_and_be_taken_back():
         assert (await made.collect(3))["third"] == continuation((3,), 4)
 
     play(lambda: Engine(topology("a"), NO_WAIT), scene)
+
+
+def test_first_tokens_that_come_later_than_expected_lengthen_the_expected_wait():
+    long = dataclasses.replace(NO_WAIT, max_expected_wait=1e6)
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        await overloaded(made)
+        expected, now = made.engine.snapshot.expected_wait, time.monotonic()
+        for number in range(20):
+            made.submit(f"late-{number}", (3,), 60)
+        await made.until(lambda: time.monotonic() > now + 10 * expected)
+        made.cluster.newest("a").hangs = False
+        margin = 0.9 * STEP * long.max_expected_wait
+        await made.until(lambda: made.engine.snapshot.expected_wait > margin > expected)
+        await made.collect(22)
+        assert made.engine.snapshot.expected_wait == 0.0, "no request waits"
+
+    play(lambda: Engine(topology("a"), long), scene)
 
 
 def test_requests_that_were_accepted_before_and_further_choices_are_not_judged():

@@ -1,7 +1,8 @@
-"""`orca drain` beside a port that is not a master's: one line and exit code 1."""
+"""`orca drain`: how long it waits; beside a port that is not a master's, one line and exit code 1."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +20,8 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(request.param)
+
+        do_GET = do_POST
 
         def log_message(self, *_: object) -> None:
             pass
@@ -39,3 +42,27 @@ def test_an_answer_that_is_no_masters(stranger, tmp_path, monkeypatch, capsys):
     assert drain.main(["--admin-port", str(stranger), "--admin-token-file", str(token)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("orca drain: ")
+
+
+@pytest.mark.parametrize(
+    ("stranger", "seconds"),
+    [
+        (json.dumps({"idle": False, "inForce": in_force}).encode(), seconds)
+        for in_force, seconds in [
+            ({"drainTimeoutSeconds": 7}, 7),
+            ({"drainTimeoutSeconds": 90}, 20),
+            ({}, 20),
+            (None, 20),
+        ]
+    ],
+    indirect=["stranger"],
+)
+def test_the_shorter_of_option_and_master_bounds_the_wait(stranger, seconds, tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(drain.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(drain.time, "sleep", lambda slept: clock.append(clock.pop() + slept))
+    token = tmp_path / "token"
+    token.write_text("secret")
+    command = ["--admin-port", str(stranger), "--admin-token-file", str(token), "--timeout", "20"]
+    assert drain.main(command) == 1
+    assert seconds <= clock[0] <= seconds + drain.POLL_SECONDS

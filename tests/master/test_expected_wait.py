@@ -55,7 +55,7 @@ def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", MIXES)
 def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
-    """p99 waits of accepted requests: at 60 s, at most 1.2 x (60 s + that at 90 %); at twice that at 90 %, 3 x that."""
+    """p99 waits of accepted requests: at most 1.2 x (60 s + that at 90 %); at twice that at 90 %, 2.5 x that."""
     mix, setting = MIXES[name]
     most = capacity(mix, setting, 30.0)
 
@@ -67,7 +67,7 @@ def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
 
     before = p99(0.9, float("inf"))
     assert p99(3.0, 60.0) <= 1.2 * (60.0 + before)
-    assert p99(3.0, 2 * before) <= 3 * before
+    assert p99(3.0, 2 * before) <= 2.5 * before
 
 
 @pytest.mark.parametrize("most", [2000, 32_000])

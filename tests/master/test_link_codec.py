@@ -101,7 +101,6 @@ configs = build(
     model_names=st.lists(texts, max_size=3).map(tuple),
     chat_template=st.none() | paths,
     request_timeout=st.none() | floats,
-    drain_timeout=floats,
     api_keys=st.frozensets(texts, max_size=3),
     api_key_file=st.none() | paths,
     api_key_file_digests=st.frozensets(texts, max_size=3),
@@ -137,6 +136,7 @@ statuses = build(
     recovery=build(Recovery, since=floats, usual=floats, longest_wait=floats),
     expected_wait=floats,
     max_expected_wait=floats,
+    drain_timeout=floats,
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(

@@ -17,7 +17,7 @@ START = EngineConfig(
 VERSION_0 = {"maxBatchSize": 32, "tokenBudget": 2048, "maxQueueDepth": 4096}
 AT_START = {
     "maxExpectedWaitSeconds": 7.0, "stallTimeoutSeconds": 20.0, "recoveryTimeoutSeconds": 90.0, "admission": "paged",
-    "policy": "priority",
+    "policy": "priority", "drainTimeoutSeconds": 30.0,
 }  # fmt: skip
 
 
@@ -33,6 +33,7 @@ AT_START = {
         ("recoveryTimeoutSeconds", 30.0, "recovery_timeout", 30.0),
         ("admission", "reserve", "admission", "reserve"),
         ("policy", "fcfs", "scheduling_policy", "fcfs"),
+        ("drainTimeoutSeconds", 5.0, "drain_timeout", 5.0),
     ],
 )
 def test_a_knob_changes_its_option_alone_and_is_reported(name, value, field, option):
@@ -46,7 +47,13 @@ def test_a_knob_changes_its_option_alone_and_is_reported(name, value, field, opt
 def test_an_omitted_newer_knob_returns_to_the_start_and_an_older_one_stays():
     settings = LiveSettings(START)
     assert settings.changed(START).wire() == VERSION_0
-    knobs = {"maxBatchSize": 7, "stallTimeoutSeconds": "automatic", "admission": "reserve", "policy": "fcfs"}
+    knobs = {
+        "maxBatchSize": 7,
+        "stallTimeoutSeconds": "automatic",
+        "admission": "reserve",
+        "policy": "fcfs",
+        "drainTimeoutSeconds": 5,
+    }
     changed = settings.change(START, SchedulerKnobs.model_validate(knobs))
     back = settings.change(changed, SchedulerKnobs())
     assert back == dataclasses.replace(START, max_batch_size=7)

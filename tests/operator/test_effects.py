@@ -57,7 +57,7 @@ def test_descriptions_say_when_a_change_takes_effect():
     assert fields["worker"]["properties"]["env"]["description"].endswith("A change restarts the pods.")
     assert fields["startupTimeoutSeconds"]["description"].endswith("Not implemented yet.")
     assert fields["autoscaling"]["description"].endswith("A change takes effect immediately.")
-    assert fields["drainTimeoutSeconds"]["description"].endswith("with the next revision.")
+    assert fields["drainTimeoutSeconds"]["description"].endswith("immediately, a larger one with the next revision.")
 
 
 def test_specs_that_differ_in_live_fields_alone_share_their_pods():

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from orca_contract.reasons import Reason
-from orca_operator import names
+from orca_operator import names, repairs
 from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
-from orca_operator.execute import Executor, version
+from orca_operator.execute import Executor
 from orca_operator.manifests import services
 from orca_operator.manifests.workers import worker_stateful_sets
-from orca_operator.observe import Observed
+from orca_operator.observe import Observed, version
 from orca_operator.plan import plan
 from orca_operator.scaling import wanted_autoscaler
 from orca_operator.validation import InvalidSpecError, RejectedError
@@ -84,7 +84,9 @@ class Server:
         return manifest
 
 
-FULL = context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True}))
+SPEC = merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True}, monitoring={"enabled": True})
+FULL = context(SPEC)
+EDITED = context(merged(SPEC, service={"type": "NodePort"}))
 LATE = ("PodDisruptionBudget", "PodMonitor")
 
 
@@ -132,6 +134,46 @@ def test_what_somebody_changed_is_written_again():
     assert server.objects["Service", "demo"]["spec"]["selector"] == names.selector("demo", names.MASTER)
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_another_client_keeps_changing_is_restored_ever_less_often(deleted, monkeypatch):
+    """Every 5 s for two hours: the first repairs are immediate; a changed manifest is written at once all the same."""
+    now = [0.0]
+    monkeypatch.setattr(repairs, "monotonic", lambda: now[0])
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    writes, disputed = [], []
+    for _ in range(1440):
+        service = server.objects.get(("Service", "demo"))
+        if deleted:
+            server.objects.pop(("Service", "demo"), None)
+        elif service is not None and "changed" not in service:
+            metadata = {**service["metadata"], "generation": service["metadata"]["generation"] + 1}
+            server.objects["Service", "demo"] = {**service, "metadata": metadata, "changed": True}
+        outcome = run(executor, server)
+        writes.append(outcome.writes)
+        disputed.append(outcome.failures)
+        now[0] += 5
+    assert writes[:3] == [1, 1, 1]
+    assert writes[3:5] == [0, 1], "after 10 s"
+    assert sum(writes[720:]) == 6, "every ten minutes"
+    assert disputed[1:3] == [[], disputed[-1]]
+    assert disputed[-1][0].startswith("Service demo: another client keeps changing it")
+    assert run(executor, server, EDITED).writes >= 1
+    assert server.objects["Service", "demo"]["spec"]["type"] == "NodePort"
+
+
+def test_an_event_that_is_late_is_no_repair():
+    """The operator sees its own object as it was before the last write, again and again."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    stale = observed(server)
+    run(executor, server, EDITED)
+    for _ in range(10):
+        assert executor.run(plan(EDITED, view(stale)), EDITED, stale).failures == []
+
+
 def test_kinds_that_are_not_served_are_skipped():
     server = Server(missing=LATE)
     outcome = run(Executor(server), server)
@@ -154,6 +196,7 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
         (403, 'services "s" is forbidden: exceeded quota: small, requested: services=1', Reason.QUOTA_EXCEEDED),
         (403, 'admission webhook "a.example.com" denied the request: exceptional', Reason.INVALID_SPEC),
         (422, "spec.x: Invalid value: exceeded quota", Reason.INVALID_SPEC),
+        (500, "failed to create typed patch object (…): .spec.x: field not declared in schema", Reason.INVALID_SPEC),
     ],
 )
 def test_a_rejection_has_the_reason_of_its_cause(status, words, reason):
@@ -180,6 +223,23 @@ def test_a_new_revision_is_checked_whole_before_anything_is_written():
     checks = [action for action in plan(FULL, view(Observed())) if isinstance(action, Check)]
     assert server.checks == len(checks) > accepted > 0
     assert ("StatefulSet", names.partition("demo", FULL.revision, 0)) in server.objects
+
+
+def test_nothing_is_written_if_the_server_drops_a_field_that_the_pods_need():
+    class Forgetful(Server):
+        def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+            answer = super().apply(manifest, dry_run)
+            if manifest["kind"] != "StatefulSet":
+                return answer
+            template = answer["spec"]["template"]
+            pod = {key: value for key, value in template["spec"].items() if key != "affinity"}
+            return {**answer, "spec": {**answer["spec"], "template": {**template, "spec": pod}}}
+
+    placed = context(merged(MINIMAL, worker={"placement": {"policy": "colocate"}}))
+    server, actions = Forgetful(), plan(placed, view(Observed()))
+    with pytest.raises(InvalidSpecError, match=r"drops spec\.template\.spec\.affinity\..*matchLabelKeys"):
+        Executor(server).run(actions, placed, Observed())  # type: ignore[arg-type]
+    assert (server.writes, server.objects) == (0, {})
 
 
 def test_a_webhook_that_dry_runs_do_not_reach_is_not_the_users_mistake():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from orca_operator import status_writer
+from orca_operator import repairs, status_writer
 from orca_operator.cluster import ClusterError
 from orca_operator.status_writer import StatusWriter
 
@@ -70,6 +70,20 @@ def test_a_status_of_which_an_older_crd_drops_a_field_is_not_written_by_every_pa
     assert writer.write(written, desired, status("Serving", replicas=1)) is not written, "somebody has changed it"
     monkeypatch.setattr(status_writer, "REPEAT_SECONDS", -1.0)
     assert writer.write(written, desired, stored) is not written, "the CRD may be a newer one by now"
+
+
+def test_a_status_that_another_operator_keeps_changing_is_written_ever_less_often(server, writer, monkeypatch):
+    """The other one knows no condition `Newer`, which begins anew each time. Another status is written at once."""
+    now = [0.0]
+    monkeypatch.setattr(repairs, "monotonic", lambda: now[0])
+    theirs = status("Serving")
+    for _ in range(720):
+        newer = {"type": "Newer", "reason": "True", "message": "", "lastTransitionTime": str(now[0])}
+        ours = {"conditions": [*theirs["conditions"], newer]}
+        writer.write(RESOURCE, ours, theirs)
+        now[0] += 5
+    assert 10 <= len(server.patches) <= 15, "in an hour"
+    assert writer.write(RESOURCE, {**ours, "replicas": 2}, theirs) is not RESOURCE
 
 
 def test_a_deployment_that_is_gone_has_no_status(server, writer):

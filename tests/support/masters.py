@@ -119,6 +119,7 @@ class Masters(MasterClient):
                 recovery_timeout_seconds=options["recovery-timeout"],
                 admission=options["admission"],
                 policy="fcfs",
+                drain_timeout_seconds=options["drain-timeout"],
             )
             self._memory[uid] = (Topology.model_validate(json.loads(data["topology.json"])), start, None)
         return self._memory[uid]

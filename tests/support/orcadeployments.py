@@ -87,7 +87,7 @@ def report(
     deployment: Context, phase: PipelinePhase = PipelinePhase.SERVING, pipelines: int = 1, **failure: Any
 ) -> StateReport:
     """Return a master's state report, in which all pipelines have the same state, and no knob was changed."""
-    knobs = boot.scheduler_knobs(deployment)
+    knobs = boot.scheduler_knobs(deployment, boot.kept_files(deployment))
     last = FailureReport(**{"at": 0.0, "worker": "", "recovery_seconds": None, **failure}) if failure else None
     return StateReport(
         contract_version=VERSION,

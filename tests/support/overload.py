@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from orca_master.engine.expected_wait import ExpectedWait
+from orca_master.engine.wait_margin import WaitMargin
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.request import Request
@@ -67,7 +68,7 @@ class Accepted:
 
 @dataclass
 class Simulation:
-    """One pipeline and its queue. Requests whose expected wait exceeds `longest_wait` are refused."""
+    """One pipeline and its queue. Requests whose expected wait, with the margin, exceeds `longest_wait` are refused."""
 
     setting: Setting
     longest_wait: float = float("inf")
@@ -76,7 +77,7 @@ class Simulation:
     refused: list[float] = field(default_factory=list)
     """Times of the refusals."""
     retry_after: list[float] = field(default_factory=list)
-    """The wait that each refusal was told: that behind all waiting requests."""
+    """The wait that each refusal states: that behind all waiting requests, with the margin."""
     num_ended: int = 0
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Simulation:
         self.scheduler = Scheduler(config, RequestPool(1 << 30, 1 << 60))
         self.scheduler.add_pipeline("a", LEDGERS[setting.admission](setting.num_blocks))
         self.expected = ExpectedWait(self.scheduler)
+        self.margin = WaitMargin()
         self._by_id: dict[str, Accepted] = {}
         self._in_flight: deque[tuple[float, Batch]] = deque()
         self._free_at = [0.0] * setting.num_partitions
@@ -105,10 +107,10 @@ class Simulation:
         number = len(self._by_id)
         request = Request(f"r{number}", number, [1] * arrival.prompt, arrival.max_gen_tokens,
                           stop_token_ids=frozenset({STOP_TOKEN}), arrived_at=arrival.time)  # fmt: skip
-        estimate = self.expected.seconds(request)
-        if estimate > self.longest_wait:
+        estimate, margin = self.expected.seconds(request), self.margin.seconds(self.longest_wait)
+        if estimate and estimate + margin > self.longest_wait:
             self.refused.append(arrival.time)
-            self.retry_after.append(self.expected.seconds())
+            self.retry_after.append(self.expected.seconds() + margin)
             return
         accepted = self._by_id[request.request_id] = Accepted(request, estimate, arrival.length)
         self.accepted.append(accepted)
@@ -141,6 +143,8 @@ class Simulation:
                 tokens.append(STOP_TOKEN if len(scheduled.request.generated) + 1 >= length else 1)
         self.expected.note_returned(batch, self.now)
         for _, request in self.scheduler.commit(batch, tokens):
+            if len(request.generated) == 1 and (estimate := self._by_id[request.request_id].estimate):
+                self.margin.note(self.now - request.arrived_at - estimate, self.longest_wait)
             if request.finish_reason is not None:
                 self.expected.note_end(request)
                 self.num_ended += 1

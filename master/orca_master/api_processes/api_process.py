@@ -14,7 +14,6 @@ import contextlib
 import signal
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from orca_protos.http import serving
@@ -39,7 +38,6 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     engine, hello = await connect(engine_path)
     config, path = hello.config, hello.model_path
     configure_logging(config.log_format, config.log_level)
-    config = replace(config, drain_timeout=config.drain_timeout + LAST_SECONDS)
     endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
@@ -47,7 +45,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     try:
         async with endpoint.template, serving(create_app(endpoint), listener, config.http) as server:
             await asyncio.wait({listening, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await endpoint.drain()
+            await endpoint.drain(LAST_SECONDS)
     finally:
         for task in (listening, stopped):
             task.cancel()

@@ -169,7 +169,6 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
         message.chat_template = os.fsencode(config.chat_template)
     if config.request_timeout is not None:
         message.request_timeout = config.request_timeout
-    message.drain_timeout = config.drain_timeout
     message.api_keys.extend(config.api_keys)
     if config.api_key_file is not None:
         message.api_key_file = os.fsencode(config.api_key_file)
@@ -191,7 +190,6 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         model_names=tuple(message.model_names),
         chat_template=Path(os.fsdecode(message.chat_template)) if message.HasField("chat_template") else None,
         request_timeout=message.request_timeout if message.HasField("request_timeout") else None,
-        drain_timeout=message.drain_timeout,
         api_keys=frozenset(message.api_keys),
         api_key_file=Path(os.fsdecode(message.api_key_file)) if message.HasField("api_key_file") else None,
         api_key_file_digests=frozenset(message.api_key_file_digests),
@@ -228,6 +226,7 @@ def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.recovery.longest_wait = status.recovery.longest_wait
     message.expected_wait = status.expected_wait
     message.max_expected_wait = status.max_expected_wait
+    message.drain_timeout = status.drain_timeout
 
 
 def _status_of(message: pb.EngineStatus) -> EngineStatus:
@@ -253,4 +252,5 @@ def _status_of(message: pb.EngineStatus) -> EngineStatus:
         Recovery(message.recovery.since, message.recovery.usual, message.recovery.longest_wait),
         message.expected_wait,
         message.max_expected_wait,
+        message.drain_timeout,
     )

@@ -32,10 +32,10 @@ EXIT_SECONDS = 5.0
 class ApiProcesses:
     """One API process per listener; create it with `api_processes`."""
 
-    def __init__(self, server: EngineServer, path: Path, listeners: Sequence[socket.socket], drain_timeout: float):
+    def __init__(self, engine: EngineThread, server: EngineServer, path: Path, listeners: Sequence[socket.socket]):
+        self._engine = engine
         self._server = server
         self._path = path
-        self._drain_timeout = drain_timeout
         self._ending = False
         self._running: set[asyncio.subprocess.Process] = set()
         self._keepers = [asyncio.create_task(self._keep(listener)) for listener in listeners]
@@ -57,7 +57,7 @@ class ApiProcesses:
         """Send SIGTERM, after which the processes finish their requests; wait at most the drain timeout."""
         self._ending = True
         self._server.announce()
-        await self._signal(signal.SIGTERM, self._drain_timeout)
+        await self._signal(signal.SIGTERM, self._engine.config.drain_timeout)
 
     async def end(self) -> None:
         """Send SIGTERM to the processes, and SIGKILL after EXIT_SECONDS."""
@@ -108,7 +108,7 @@ async def api_processes(
         path = Path(folder) / "engine.sock"
         server = EngineServer(engine, model_path, config)
         async with server.listening(path):
-            processes = ApiProcesses(server, path, listeners, config.drain_timeout)
+            processes = ApiProcesses(engine, server, path, listeners)
             try:
                 yield processes
             finally:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from orca_contract import routes
@@ -34,24 +36,37 @@ def main(argv: list[str]) -> int:
         "--admin-token-file", type=Path, required=True, metavar="FILE", help="bearer token of the admin port"
     )
     parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="the master's certificates, if it uses TLS")
-    parser.add_argument("--timeout", type=positive, default=30, metavar="SECONDS", help="maximum wait (30)")
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=30,
+        metavar="SECONDS",
+        help="maximum wait, if that of the master is not shorter (30)",
+    )
     arguments = parser.parse_args(argv)
     try:
         tls = TlsFolder(arguments.tls_dir, "master").current() if arguments.tls_dir else None
     except TlsError as error:
         parser.error(str(error))
-    deadline = time.monotonic() + arguments.timeout
+    begin = time.monotonic()
     time.sleep(min(LINGER_SECONDS, arguments.timeout))
     try:
         token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
         state = _call(arguments.admin_port, routes.DRAIN, "POST", token, tls)
-        while not state["idle"] and time.monotonic() < deadline:
+        while not state["idle"] and time.monotonic() < begin + min(arguments.timeout, _drain_timeout(state)):
             time.sleep(POLL_SECONDS)
             state = _call(arguments.admin_port, routes.STATE, "GET", token, tls)
     except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"orca drain: {error}", file=sys.stderr)
         return 1
     return 0 if state["idle"] else 1
+
+
+def _drain_timeout(state: Mapping[str, object]) -> float:
+    """Return the drain timeout in force in seconds; infinite for a master that does not report it."""
+    in_force = state.get("inForce")
+    seconds = in_force.get("drainTimeoutSeconds") if isinstance(in_force, dict) else None
+    return float(seconds) if isinstance(seconds, int | float) else math.inf
 
 
 def _call(admin_port: int, path: str, method: str, token: str, tls: Certificates | None) -> dict[str, object]:

@@ -247,6 +247,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_expected_wait=arguments.max_expected_wait,
         stall_timeout=arguments.stall_timeout,
         max_recovery_wait=float(arguments.max_recovery_wait),
+        drain_timeout=float(arguments.drain_timeout),
         iteration_log=arguments.iteration_log,
     )
 
@@ -284,7 +285,6 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         model_names=tuple(arguments.served_model_name or [model_name]),
         chat_template=arguments.chat_template,
         request_timeout=arguments.request_timeout,
-        drain_timeout=arguments.drain_timeout,
         api_keys=keys,
         api_key_file=key_file,
         api_key_file_digests=file_keys,

@@ -32,7 +32,6 @@ class EndpointConfig:
     model_names: tuple[str, ...]
     chat_template: Path | None = None
     request_timeout: float | None = None
-    drain_timeout: float = 30.0
     api_keys: frozenset[str] = frozenset()
     api_key_file: Path | None = None
     api_key_file_digests: frozenset[str] = frozenset()

@@ -93,7 +93,7 @@ class Endpoint:
         if self.resumable is not None:
             self.resumable.interrupt()
 
-    async def drain(self) -> None:
-        """Wait for all running generations, at most `drain_timeout`."""
+    async def drain(self, more: float = 0.0) -> None:
+        """Wait for all running generations, at most the engine's drain timeout and `more` seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.generator.idle.wait(), self.config.drain_timeout)
+            await asyncio.wait_for(self.generator.idle.wait(), self.engine.status.drain_timeout + more)

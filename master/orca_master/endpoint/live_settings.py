@@ -37,6 +37,7 @@ class LiveSettings:
             recovery_timeout=knobs.recovery_timeout_seconds or start.recovery_timeout,
             admission=knobs.admission or start.admission,
             scheduling_policy=knobs.policy or start.scheduling_policy,
+            drain_timeout=knobs.drain_timeout_seconds or start.drain_timeout,
         )
 
     def changed(self, present: EngineConfig) -> SchedulerKnobs:
@@ -61,6 +62,7 @@ def in_force(present: EngineConfig) -> SchedulerKnobs:
         recovery_timeout_seconds=present.recovery_timeout or None,
         admission=present.admission,
         policy=present.scheduling_policy,
+        drain_timeout_seconds=present.drain_timeout,
     )
 
 

@@ -38,7 +38,7 @@ class EngineConfig:
     while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
     (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
-    (admission.py).
+    (admission.py). `drain_timeout`: maximum wait for running requests at the end.
     `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
@@ -64,6 +64,7 @@ class EngineConfig:
     worker_owner: WorkerOwner = WorkerOwner.ENGINE
     recovery_timeout: float = 0.0
     max_recovery_wait: float = 60.0
+    drain_timeout: float = 30.0
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
     restarted: bool = False

@@ -33,6 +33,8 @@ class EngineStatus:
     """See EngineSnapshot."""
     max_expected_wait: float = math.inf
     """Bound of `expected_wait` beyond which every new request is refused; infinite if one can come before others."""
+    drain_timeout: float = 30.0
+    """Maximum wait for running requests at the end, in seconds."""
 
     @property
     def unavailable(self) -> str:

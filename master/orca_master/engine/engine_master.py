@@ -192,7 +192,7 @@ class EngineMaster:
             self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
             self._pipelines.stall_seconds,
             self._patience.recovery,
-            self._admission.expected_wait.seconds(),
+            self._admission.seconds,
             sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
             self.demand.idle_since,
             self.demand.has_backlog,

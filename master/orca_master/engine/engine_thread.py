@@ -92,6 +92,7 @@ class EngineThread(EngineClient):
             engine.recovery,
             engine.expected_wait,
             self.config.max_expected_wait if self.config.scheduling_policy == "fcfs" else math.inf,
+            self.config.drain_timeout,
         )
 
     @property

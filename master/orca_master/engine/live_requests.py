@@ -112,6 +112,7 @@ class LiveRequests:
         logprobs = {entry.index: entry for entry in result.logprobs}
         for index, request in self._scheduler.commit(batch, list(result.token)):
             if len(request.generated) == 1:
+                self._admission.note_first_token(request, now)
                 self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
             reason = request.finish_reason
             outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))

@@ -56,6 +56,8 @@ class Request:
     """Seconds of the monotonic clock."""
     admitted_at: float = 0.0
     """Time at which the first iteration was sent, in seconds of the monotonic clock."""
+    expected_wait: float = 0.0
+    """Expected wait for the first iteration at the arrival, in seconds; 0: not estimated."""
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0

@@ -1,4 +1,8 @@
-"""The start-up files of a master: topology and options, in the same format as for `orca master` started by hand."""
+"""The start-up files of a master: topology and options, in the same format as for `orca master` started by hand.
+
+A revision keeps the parts of its files that no edit changes (`Kept`), as it keeps its pods: an option that a newer
+operator adds would keep an older master from starting.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,57 @@ from typing import Any
 import yaml
 from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from pydantic import BaseModel, ConfigDict
 
 from orca_operator import names
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.master import ADMIN, API_KEYS
 from orca_operator.manifests.model import model_source
 
+LIVE_OPTIONS = (
+    "admission", "max-batch-size", "max-queue-depth", "recovery-timeout", "stall-timeout", "token-budget",
+)  # fmt: skip
+"""Options that follow the spec while a revision runs."""
 
-def topology(context: Context, pipelines: int) -> Topology:
-    """Return the open topology of `pipelines`; a master starts with at least 1."""
+
+class Kept(BaseModel):
+    """Parts of the start-up files that stay the same while a revision has workloads.
+
+    Parts that a newer operator has added are kept, too.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    options: dict[str, Any]
+    """All but the live options."""
+    live: list[str]
+    """The live options that the revision's master knows."""
+    topology: dict[str, Any]
+    """All but the pipelines."""
+
+
+def kept_files(context: Context) -> Kept:
+    """Return the parts that a revision keeps which begins now."""
+    fixed = {name: value for name, value in _options(context).items() if name not in LIVE_OPTIONS}
+    wire = {name: value for name, value in _topology(context, 1).wire().items() if name != "pipelines"}
+    return Kept(options=fixed, live=list(LIVE_OPTIONS), topology=wire)
+
+
+def topology(context: Context, pipelines: int, kept: Kept | None = None) -> Topology:
+    """Return the topology of `pipelines`, at least 1; of a revision that has begun before, with its `kept` parts."""
+    return Topology.model_validate(_wire(context, pipelines, kept))
+
+
+def _wire(context: Context, pipelines: int, kept: Kept | None) -> dict[str, Any]:
+    wire = _topology(context, pipelines).wire()
+    return wire if kept is None else {**kept.topology, "pipelines": wire["pipelines"]}
+
+
+def _topology(context: Context, pipelines: int) -> Topology:
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
     return Topology(
         model=ModelSpec(
-            path=model_source(spec.model).path,
+            path=model_source(spec).path,
             served_name=spec.model.name or context.name,
             dtype=spec.model.dtype,
             max_model_len=spec.model.max_model_len,
@@ -45,12 +87,14 @@ def topology(context: Context, pipelines: int) -> Topology:
     )
 
 
-def scheduler_knobs(context: Context) -> SchedulerKnobs:
-    """Return the settings of scheduler and recovery that change without a restart.
+def scheduler_knobs(context: Context, kept: Kept) -> SchedulerKnobs:
+    """Return the settings of scheduler, recovery and drain that change without a restart.
 
     The boot ConfigMap has them too, except those for which an older master would refuse to start (None: its default).
+    The drain timeout can only become smaller: the grace period of a pod does not change.
     """
-    scheduler, recovery = context.spec.scheduler, context.spec.recovery_policy
+    spec = context.spec
+    scheduler, recovery, drain = spec.scheduler, spec.recovery_policy, spec.drain_timeout_seconds
     return SchedulerKnobs(
         max_batch_size=scheduler.max_batch_size,
         token_budget=scheduler.token_budget,
@@ -60,11 +104,19 @@ def scheduler_knobs(context: Context) -> SchedulerKnobs:
         recovery_timeout_seconds=recovery.recovery_timeout_seconds,
         admission=scheduler.admission,
         policy=scheduler.policy,
+        drain_timeout_seconds=drain if drain < kept.options.get("drain-timeout", drain) else None,
     )
 
 
-def options(context: Context) -> dict[str, Any]:
-    """Return the options of `orca master`."""
+def options(context: Context, kept: Kept | None = None) -> dict[str, Any]:
+    """Return the options of `orca master`; of a revision that has begun before, with its `kept` ones."""
+    values = _options(context)
+    if kept is None:
+        return values
+    return {**kept.options, **{name: values[name] for name in kept.live if name in values}}
+
+
+def _options(context: Context) -> dict[str, Any]:
     spec = context.spec
     values: dict[str, Any] = {
         "host": "0.0.0.0",
@@ -90,7 +142,7 @@ def options(context: Context) -> dict[str, Any]:
     return values
 
 
-def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
+def boot_config_map(context: Context, pipelines: int, kept: Kept | None = None) -> dict[str, Any]:
     """Return the ConfigMap; a running master receives changes through its admin port instead."""
     return {
         "apiVersion": "v1",
@@ -99,7 +151,7 @@ def boot_config_map(context: Context, pipelines: int) -> dict[str, Any]:
             names.boot(context.name, context.revision), names.master_labels(context.name, context.revision)
         ),
         "data": {
-            "topology.json": json.dumps(topology(context, max(1, pipelines)).wire(), indent=1, sort_keys=True),
-            "master.yaml": yaml.safe_dump(options(context), sort_keys=True),
+            "topology.json": json.dumps(_wire(context, max(1, pipelines), kept), indent=1, sort_keys=True),
+            "master.yaml": yaml.safe_dump(options(context, kept), sort_keys=True),
         },
     }
