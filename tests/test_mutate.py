@@ -18,8 +18,8 @@ def test_each_fault_fits_its_file(fault):
     assert all((ROOT / test).exists() for test in fault.tests)
 
 
-def test_there_are_twenty_faults():
-    assert len({fault.breaks for fault in FAULTS}) == 20
+def test_no_fault_is_there_twice():
+    assert len({fault.breaks for fault in FAULTS}) == len(FAULTS) >= 20
 
 
 @pytest.mark.parametrize("text", ["", "a a"])

@@ -245,7 +245,9 @@ class Spec(Part):
         Parallelism(), description="Partitioning of a pipeline."
     )
     replicas: Annotated[int, Field(ge=0, le=1000), Effect.LIVE] = Field(
-        1, description="Number of pipelines, also set through the scale subresource."
+        1,
+        description="Number of pipelines, also set through the scale subresource. With 0, requests get 503, "
+        "unless `autoscaling.minReplicas` is 0.",
     )
     autoscaling: Annotated[Autoscaling | None, Effect.LIVE] = Field(
         None,
@@ -296,5 +298,5 @@ class Spec(Part):
 
     @property
     def num_pipelines(self) -> int:
-        """Desired number of pipelines, 0 while suspended."""
+        """Number of pipelines by the spec alone (see sleep.py), 0 while suspended."""
         return 0 if self.suspend else self.replicas

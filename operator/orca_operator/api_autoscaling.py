@@ -36,8 +36,7 @@ class Keda(Part):
     )
     idle_replica_count: Annotated[int, Field(ge=0, le=999)] | None = Field(
         None,
-        description="Number of pipelines without any load, less than minReplicas. 0, the only value that KEDA supports "
-        "fully, is not rendered yet: scaling to zero is not implemented.",
+        description="Number of pipelines without any load, less than minReplicas. 0 has no effect: use minReplicas: 0.",
     )
     fallback: Fallback | None = Field(None, description="The number of pipelines while the metrics cannot be read.")
 
@@ -46,7 +45,7 @@ class Autoscaling(Part):
     """Bounds and targets of automatic scaling."""
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
-        1, description="Minimum number of pipelines. 0 counts as 1: scaling to zero is not implemented yet."
+        1, description="Minimum number of pipelines. 0: none while no request comes."
     )
     max_replicas: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Maximum number of pipelines.")
     backend: Literal["hpa", "keda"] = Field(
@@ -72,7 +71,7 @@ class Autoscaling(Part):
 
     @property
     def effective_min_replicas(self) -> int:
-        """The minimum in force: at least 1."""
+        """The minimum of the autoscaler: at least 1, because an HPA of 0 pipelines does nothing."""
         return max(1, self.min_replicas)
 
     @property
@@ -88,7 +87,6 @@ class Autoscaling(Part):
 
     @property
     def not_implemented(self) -> list[str]:
-        """The YAML paths and values that have no effect yet."""
+        """The YAML paths and values that have no effect."""
         idle = None if self.keda is None else self.keda.idle_replica_count
-        values = {"minReplicas": self.min_replicas, "keda.idleReplicaCount": idle}
-        return [f"autoscaling.{field}: 0" for field, value in values.items() if value == 0]
+        return ["autoscaling.keda.idleReplicaCount: 0"] if idle == 0 else []

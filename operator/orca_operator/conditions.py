@@ -23,9 +23,12 @@ from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
+from orca_operator.sleep import CLOSED, desired_pipelines, is_asleep
+from orca_operator.upgrade_notes import old_master, old_strategy
 
 CONDITIONS: Mapping[str, str] = {
-    "Ready": "every desired pipeline serves, at the spec's revision",
+    "Ready": "every desired pipeline serves, at the spec's revision; with reason `ScaledToZero` none is desired, "
+    "because no request comes",
     "Available": "at least one pipeline serves requests",
     "Progressing": "not ready yet, and within `progressDeadlineSeconds`",
     "Degraded": "requests are served, but the deployment does not match its spec",
@@ -77,12 +80,22 @@ class Situation:
     autoscaler_refusal: str = ""
     recovery: Recovery = NO_RECOVERY
 
+    @property
+    def desired(self) -> int:
+        """Desired number of pipelines; 0 if the spec is invalid."""
+        return 0 if self.spec is None else desired_pipelines(self.spec, self.revision or "", self.view.observed)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether there are no pipelines because no request comes."""
+        return self.spec is not None and is_asleep(self.spec, self.revision or "", self.view.observed)
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """Counts of pipelines, and the revision that served last.
 
-    `desired`: of the spec; `serving`: by revision; `ready`: those of the spec's revision whose pods are all ready.
+    `desired`: now; `serving`: by revision; `ready`: those of the spec's revision whose pods are all ready.
     """
 
     desired: int
@@ -114,7 +127,7 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     assert situation.spec is not None
     assert situation.revision is not None
     if not rollout.desired:
-        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else "spec.replicas is 0")
+        return _without_pipelines(situation)
     revision, existing = situation.revision, situation.view.observed.revisions()
     lacking = situation.certificate_problems.get(situation.certificates, "")
     if lacking and revision not in existing:
@@ -136,6 +149,17 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     return cause
 
 
+def _without_pipelines(situation: Situation) -> Diagnosis:
+    assert situation.spec is not None
+    assert situation.revision is not None
+    if not situation.is_asleep:
+        return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
+    observed = situation.view.observed
+    if situation.revision in observed.reports and observed.master_is_ready(situation.revision):
+        return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
+    return diagnose(situation.view, situation.revision)
+
+
 def _rolling(cause: Diagnosis, revision: str, replaced: str) -> Diagnosis:
     """Return the reason of `Ready` while `revision` replaces another one, and does not serve as desired yet."""
     if cause.reason in HEALTHY:
@@ -149,7 +173,8 @@ def _states(
     """Return (status, reason, message) of every condition."""
     spec, observed = situation.spec, situation.view.observed
     desired, available = rollout.desired, rollout.available
-    ready = verdict.reason is Reason.SERVING
+    asleep = verdict.reason is Reason.SCALED_TO_ZERO
+    ready = asleep or verdict.reason is Reason.SERVING
     resting = verdict.reason is Reason.SUSPENDED
     waiting = not ready and not resting and verdict.reason is not Reason.INVALID_SPEC
     overdue = (
@@ -170,7 +195,7 @@ def _states(
     enough = len(updated) >= desired * (spec.parallelism.pipeline_parallel_size if spec else 1)
     scheduled = enough and not unscheduled
     serving = f"{available} of {desired} pipelines serve"
-    master_ready = bool(rollout.serving)
+    master_ready = asleep or bool(rollout.serving)
     revision = rollout.current or situation.revision or ""
     return {
         "Ready": (ready, reason, message),
@@ -183,7 +208,9 @@ def _states(
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
         "JournalReady": journal_ready(observed.reports.get(revision), reason, message),
-        "ScalingReady": scaling_ready(situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal),
+        "ScalingReady": scaling_ready(
+            situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal, asleep
+        ),
         "TLSReady": _tls_ready(situation, revision),
         "FullyApplied": _fully_applied(situation),
     }
@@ -242,25 +269,10 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     notes = ["every field takes effect"]
     report = situation.view.observed.reports.get(situation.revision or "")
     if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:
-        notes = [_old_master(situation.revision or "")]
+        notes = [old_master(situation.revision or "")]
     if situation.spec.rollout_strategy.filled_in_by_old_schema:
-        notes.append(_old_strategy(situation))
+        notes.append(old_strategy(situation.namespace, situation.name))
     return True, "Applied", "; ".join(notes)
-
-
-def _old_master(revision: str) -> str:
-    """Return a sentence about a master that gets some live settings only at its start."""
-    return (
-        "every field takes effect, but a change of recoveryPolicy or scheduler.admission only at the next start of the "
-        f"master of revision {revision}, which has an older version; a new value of spec.restart.id replaces it"
-    )
-
-
-def _old_strategy(situation: Situation) -> str:
-    """Return a sentence about a `rolloutStrategy` that was a default of an older CRD."""
-    patch = '{"spec":{"rolloutStrategy":null}}'
-    command = f"kubectl -n {situation.namespace} patch orca {situation.name} --type=merge -p '{patch}'"
-    return f"rolloutStrategy has the values of an older CRD's defaults (Recreate); for RollingUpdate: {command}"
 
 
 def _condition(

@@ -38,7 +38,8 @@ FEW_RESTARTS = 3
 """A running container with fewer restarts counts as recovering, not as crash-looping."""
 
 
-SEVERITY = {reason: rank for rank, reason in enumerate(list(Reason)[2:])}
+NO_FAILURES = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
+SEVERITY = {reason: rank for rank, reason in enumerate(reason for reason in Reason if reason not in NO_FAILURES)}
 """Most severe first, in the order of the enum."""
 
 PULL_REASONS = {

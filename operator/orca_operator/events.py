@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 ALREADY_EXISTS = 409
 LONGEST_NOTE = 1000
 NORMAL = {
-    Reason.SERVING, Reason.SUSPENDED, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS,
+    Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE,
+    Reason.LOADING_WEIGHTS,
 }  # fmt: skip
 
 

@@ -60,8 +60,8 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, and which objects another
-    client keeps changing.
+    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which StatefulSets were not
+    scaled, and which objects another client keeps changing.
     """
 
     writes: int = 0
@@ -82,7 +82,7 @@ class Executor:
         self._repairs = Repairs()
         self._token = ""
 
-    def run(self, actions: list[Action], context: Context, observed: Observed) -> Outcome:
+    def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
 
         Raises RejectedError for a manifest that the API server rejects, ClusterError if it does not answer.
@@ -91,19 +91,19 @@ class Executor:
         for action in actions:
             match action:
                 case Check(manifest):
-                    self._check(manifest, context, observed)
+                    self._check(manifest, owner, observed)
                 case Apply(manifest):
-                    self._apply(manifest, context, observed, outcome)
+                    self._apply(manifest, owner, observed, outcome)
                 case ApplyAutoscaler(manifest):
-                    self._apply_autoscaler(manifest, context, observed, outcome)
+                    self._apply_autoscaler(manifest, owner, observed, outcome)
                 case Scale(child, replicas):
-                    self._scale(child, replicas, context.namespace, outcome)
+                    self._scale(child, replicas, owner.namespace, outcome)
                 case Delete(child):
-                    self._delete(child, context.namespace, outcome)
+                    self._delete(child, owner.namespace, outcome)
                 case ForceDelete():
-                    self._force_delete(action, context, outcome)
+                    self._force_delete(action, owner, outcome)
                 case Replace():
-                    self._replace(action, context, outcome)
+                    self._replace(action, owner, outcome)
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         outcome.failures += self._repairs.disputes()
@@ -158,7 +158,7 @@ class Executor:
             raise _refused("Secret", metadata["name"], error) from error
         logger.info("%s: wrote Secret %s", metadata["namespace"], metadata["name"])
 
-    def _check(self, manifest: dict[str, Any], context: Context, observed: Observed) -> None:
+    def _check(self, manifest: dict[str, Any], owner: Owner, observed: Observed) -> None:
         """Have the API server validate an object; an object that it has accepted before is not sent again.
 
         Raises RejectedError for a rejected manifest, and for an object of another owner with the same name.
@@ -168,8 +168,8 @@ class Executor:
         if self._accepted.get((kind, name)) == content or self._written.get((kind, name), ("",))[0] == content:
             return
         try:
-            live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
-            if live is not None and (is_ending(live) or not _is_own(live, context)):
+            live = observed.find(kind, name) or self._cluster.get(kind, owner.namespace, name)
+            if live is not None and (is_ending(live) or not _is_own(live, owner)):
                 return
             check_kept(manifest, self._cluster.apply(manifest, dry_run=True))
         except KindNotServedError:
@@ -180,23 +180,28 @@ class Executor:
         self._accepted[(kind, name)] = content
 
     def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:
+        """Change the replicas of an object; a failure does not end the pass, which has other revisions to care for."""
         kind, name = child["kind"], name_of(child)
-        self._cluster.scale(kind, namespace, name, replicas)
+        try:
+            self._cluster.scale(kind, namespace, name, replicas)
+        except ClusterError as error:
+            outcome.failures.append(f"{kind} {name} is not scaled to {replicas}: {error}")
+            return
         outcome.writes += 1
         logger.info("%s: set the replicas of %s %s to %d", namespace, kind, name, replicas)
 
-    def _apply(self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome) -> None:
+    def _apply(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
         kind, name = place = manifest["kind"], manifest["metadata"]["name"]
         content = json.dumps(manifest, sort_keys=True)
         live, (before, known) = observed.find(kind, name), self._written.get(place, ("", ""))
         if live is not None and (before, known) == (content, version(live)):
             return
         try:
-            if live is None or owner_uid(live) != context.uid:  # new, not seen yet, or of another owner
-                live = self._cluster.get(kind, context.namespace, name)
+            if live is None or owner_uid(live) != owner.uid:  # new, not seen yet, or of another owner
+                live = self._cluster.get(kind, owner.namespace, name)
                 if live is not None and (before, known) == (content, version(live)):
                     return
-            if live is not None and (is_ending(live) or not self._claim(live, context)):
+            if live is not None and (is_ending(live) or not self._claim(live, owner)):
                 return  # the next pass creates it after the deletion
             if before == content and self._repairs.is_early(place, content):
                 return
@@ -208,17 +213,15 @@ class Executor:
             raise _refused(kind, name, error) from error
         if live is None or version(written) != version(live):
             outcome.writes += 1
-            logger.info("%s/%s: wrote %s %s", context.namespace, context.name, kind, name)
+            logger.info("%s/%s: wrote %s %s", owner.namespace, owner.name, kind, name)
             if before == content and (live is None or version(written) != known):  # not only an event that was late
                 self._repairs.note(place, content)
         self._written[place] = (content, version(written))
 
-    def _apply_autoscaler(
-        self, manifest: dict[str, Any], context: Context, observed: Observed, outcome: Outcome
-    ) -> None:
+    def _apply_autoscaler(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:
         """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
         try:
-            self._apply(manifest, context, observed, outcome)
+            self._apply(manifest, owner, observed, outcome)
         except RejectedError as error:
             outcome.autoscaler_refusal = str(error)
         except ClusterError as error:  # also an admission webhook that does not answer
@@ -241,37 +244,37 @@ class Executor:
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
 
-    def _force_delete(self, deletion: ForceDelete, context: Context, outcome: Outcome) -> None:
+    def _force_delete(self, deletion: ForceDelete, owner: Owner, outcome: Outcome) -> None:
         """Delete a pod by force; a failed deletion does not end the pass, because a webhook may have run on the node.
 
         The Event is written at once: a later action of the pass may fail.
         """
         name = name_of(deletion.pod)
         try:
-            if not self._cluster.force_delete(context.namespace, name, deletion.pod["metadata"]["uid"]):
+            if not self._cluster.force_delete(owner.namespace, name, deletion.pod["metadata"]["uid"]):
                 return
         except ClusterError as error:
             outcome.failures.append(f"{name} on the lost node {deletion.node}: {error}")
             return
         outcome.writes += 1
-        logger.info("%s: deleted Pod %s of the lost node %s by force", context.namespace, name, deletion.node)
-        self._announcer.announce_forced(context, deletion)
+        logger.info("%s: deleted Pod %s of the lost node %s by force", owner.namespace, name, deletion.node)
+        self._announcer.announce_forced(owner, deletion)
 
-    def _replace(self, replacement: Replace, context: Context, outcome: Outcome) -> None:
+    def _replace(self, replacement: Replace, owner: Owner, outcome: Outcome) -> None:
         """Delete the pods of a pipeline; a failed deletion does not end the pass, and the others are deleted."""
         num_deleted = 0
         for pod in replacement.pods:
             name = name_of(pod)
             try:
-                self._cluster.delete("Pod", context.namespace, name, pod["metadata"]["uid"])
+                self._cluster.delete("Pod", owner.namespace, name, pod["metadata"]["uid"])
             except ClusterError as error:
                 outcome.failures.append(f"{name} of pipeline {replacement.pipeline}: {error}")
             else:
                 num_deleted += 1
         outcome.writes += num_deleted
         if num_deleted:
-            logger.info("%s: deleted %d pods of pipeline %s", context.namespace, num_deleted, replacement.pipeline)
-            self._announcer.announce_replaced(context, replacement)
+            logger.info("%s: deleted %d pods of pipeline %s", owner.namespace, num_deleted, replacement.pipeline)
+            self._announcer.announce_replaced(owner, replacement)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

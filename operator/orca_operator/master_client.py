@@ -64,9 +64,10 @@ class MasterClient:
         self._secure: dict[str, tuple[Credentials, httpx.AsyncClient]] = {}
         self._unknown_fields = UnknownFields(logger)
 
-    async def state(self, door: Door) -> StateReport:
-        """Return the response to `GET /state`; raise MasterError."""
-        return await self._call("GET", door, routes.STATE, None)
+    async def state(self, door: Door, wait: float = 0.0) -> StateReport:
+        """Return the response to `GET /state`, at the next request or after `wait` seconds; raise MasterError."""
+        path = f"{routes.STATE}?wait={wait:g}" if wait else routes.STATE
+        return await self._call("GET", door, path, None, wait)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
         """Change topology or scheduler and return the state after the change; raise MasterError."""
@@ -99,21 +100,23 @@ class MasterClient:
         self._secure[credentials.server_name] = (credentials, client)
         return client
 
-    async def _call(self, method: str, door: Door, path: str, body: Any) -> StateReport:
+    async def _call(self, method: str, door: Door, path: str, body: Any, wait: float = 0.0) -> StateReport:
         client = await self._client(door.credentials)
         scheme, extensions = "http", {}
         if door.credentials is not None:
             scheme, extensions = "https", {"sni_hostname": door.credentials.server_name}
         headers = {"Authorization": f"Bearer {door.token}"}
-        url = f"{scheme}://{door.address}{path}"
+        url, timeout = f"{scheme}://{door.address}{path}", httpx.Timeout(CALL_SECONDS, read=wait + CALL_SECONDS)
         try:
             async with (
-                asyncio.timeout(ANSWER_SECONDS),
-                client.stream(method, url, headers=headers, json=body, extensions=extensions) as answer,
+                asyncio.timeout(wait + ANSWER_SECONDS),
+                client.stream(
+                    method, url, headers=headers, json=body, extensions=extensions, timeout=timeout
+                ) as answer,
             ):
                 content = await _content(answer)
         except TimeoutError as error:
-            raise MasterError(f"{door.address}{path}: no answer within {ANSWER_SECONDS:.0f} s") from error
+            raise MasterError(f"{door.address}{path}: no answer within {wait + ANSWER_SECONDS:.0f} s") from error
         except httpx.HTTPError as error:
             raise MasterError(f"{door.address}{path}: {str(error) or type(error).__name__}") from error
         if not answer.is_success:  # redirects, too: the token must not be sent to another address

@@ -12,14 +12,16 @@ from http import HTTPStatus
 from orca_contract.state import StateReport
 
 from orca_operator.actions import Put
+from orca_operator.alarm import Alarm
 from orca_operator.attempts import REFUSALS, Attempts
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.execute import Executor
-from orca_operator.manifests.context import Context
+from orca_operator.manifests.context import Context, Owner
 from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
 from orca_operator.observe import AdminPort, Object, Observed, is_ending, runs
 from orca_operator.plan import unknown_to_master
+from orca_operator.sleep import desired_pipelines, sleeps, wake_ups
 from orca_operator.store import Key
 
 logger = logging.getLogger(__name__)
@@ -29,22 +31,37 @@ RESTORE_SECONDS = 30.0
 
 
 class Masters:
-    """The masters of one OrcaDeployment, one per revision. `on_change` is called when a change took effect."""
+    """The masters of one OrcaDeployment, one per revision.
+
+    `on_change` is called when a change took effect, and when a request comes to a master that sleeps.
+    """
 
     def __init__(
         self, client: MasterClient, executor: Executor, keeper: CertificateKeeper, on_change: Callable[[], None]
     ) -> None:
         self.not_applied: tuple[str, ...] = ()
         """Why parts of the spec are not in effect, as sentences."""
+        self.not_woken: tuple[str, ...] = ()
+        """Why masters with waiting requests got no pipeline, as sentences."""
         self._client = client
         self._executor = executor
         self._keeper = keeper
         self._on_change = on_change
+        self.alarm = Alarm(client, on_change)
         self._attempts = Attempts()
         self._restored_at = float("-inf")
 
-    async def observe(self, key: Key, children: tuple[Object, ...], context: Context | None) -> Observed:
-        """Return the children and the reports of running masters; without a context no token is created."""
+    async def observe(
+        self, owner: Owner, children: tuple[Object, ...], context: Context | None, stopped: str = ""
+    ) -> Observed:
+        """Return the children and the reports of running masters, after waking those whose requests wait.
+
+        `context` is None while the spec is rejected: then no token is created. The revision `stopped` is not woken.
+        """
+        observed = await self._read((owner.namespace, owner.name), children, context)
+        return await self._wake(owner, observed, context, stopped)
+
+    async def _read(self, key: Key, children: tuple[Object, ...], context: Context | None) -> Observed:
         observed = Observed(children)
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         reports: dict[str, StateReport] = {}
@@ -62,6 +79,9 @@ class Masters:
                 reports[revision] = report
             elif status == HTTPStatus.UNAUTHORIZED:
                 unauthorized.add(revision)
+        asleep = [ports[revision] for revision, report in reports.items() if sleeps(report)]
+        doors = [self._door(port, token) for port in asleep if port is not None]
+        self.alarm.watch([door for door in doors if door is not None])
         return Observed(children, reports, frozenset(unauthorized))
 
     async def _token(self, key: Key, context: Context | None, fresh: bool) -> str:
@@ -96,26 +116,50 @@ class Masters:
         self._attempts.prune(puts, reports)
         token = await asyncio.to_thread(self._executor.admin_token, context)
         for put in puts:
-            port, before = observed.admin_port(put.revision), reports[put.revision]
-            if port is None or (door := self._door(port, token)) is None:
-                continue
-            if not (problem := self._attempts.futile(put, before)):
-                problem, reports[put.revision] = await self._put(door, put, before)
-                if problem:
-                    logger.warning("%s/%s: %s", context.namespace, context.name, problem)
-                else:
-                    self._on_change()
-            if problem:
-                problems.append(f"master of revision {put.revision}: {problem}")
+            if problem := await self._send(put, observed, reports, token):
+                problems.append(problem)
         if context.revision in reports:
             self.not_applied = (*problems, *unknown_to_master(context, observed))
         return replace(observed, reports=reports)
+
+    async def _wake(self, owner: Owner, observed: Observed, context: Context | None, stopped: str) -> Observed:
+        """Wake masters whose requests wait, unless the spec has no pipelines; return the latest reports.
+
+        Nothing that fails later in the pass can prevent it.
+        """
+        self.not_woken = ()
+        wanted = context is None or desired_pipelines(context.spec, context.revision, observed) > 0
+        if not wanted or not (actions := wake_ups(observed, stopped)):
+            return observed
+        outcome = await asyncio.to_thread(self._executor.run, actions, owner, observed)
+        reports, problems = dict(observed.reports), outcome.failures
+        token = await self._token((owner.namespace, owner.name), context, False)
+        for put in outcome.puts:
+            if problem := await self._send(put, observed, reports, token):
+                problems.append(problem)
+        self.not_woken = tuple(problems)
+        return replace(observed, reports=reports)
+
+    async def _send(self, put: Put, observed: Observed, reports: dict[str, StateReport], token: str) -> str:
+        """Send one change unless it is futile, and update the report; return why it is not in effect, "" if it is."""
+        port, before = observed.admin_port(put.revision), reports[put.revision]
+        if port is None or (door := self._door(port, token)) is None:
+            return ""
+        if not (problem := self._attempts.futile(put, before)):
+            problem, reports[put.revision] = await self._put(door, put, before)
+            if problem:
+                logger.warning("%s: master of revision %s: %s", door.address, put.revision, problem)
+            elif reports[put.revision] is not before:
+                self._on_change()
+        return f"master of revision {put.revision}: {problem}" if problem else ""
 
     async def _put(self, door: Door, put: Put, before: StateReport) -> tuple[str, StateReport]:
         """Send one change; return why the change is not in effect ("" if it is), and the master's latest report."""
         try:
             after = await self._client.put(door, put.route, put.body)
         except MasterError as error:
+            if error.status == HTTPStatus.LOCKED:  # a request came after the report: the last pipeline stays for now
+                return "", before
             if error.status in REFUSALS:
                 self._attempts.note(put, before, str(error))
             return str(error), before

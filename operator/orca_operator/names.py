@@ -127,7 +127,7 @@ def labels(name: str, role: str | None = None) -> dict[str, str]:
 
 
 def selector(name: str, role: str) -> dict[str, str]:
-    """Return the selector of Services and policies, which never includes the revision."""
+    """Return the selector of Services and policies, which includes the revisions."""
     return {DEPLOYMENT_LABEL: name, ROLE_LABEL: role}
 
 
@@ -142,7 +142,7 @@ def worker_labels(name: str, revision_hash: str, partition_index: int) -> dict[s
 
 
 def master_selector(name: str, revision_hash: str) -> dict[str, str]:
-    """Return the immutable selector of a master's Deployment."""
+    """Return the immutable selector of a master's Deployment: one revision."""
     return {**selector(name, MASTER), REVISION_LABEL: revision_hash}
 
 

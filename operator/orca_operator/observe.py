@@ -79,6 +79,15 @@ class Observed:
             for child in self.of_kind(kind)
         }  # fmt: skip
 
+    def held_pipelines(self, revision: str) -> int:
+        """Return how many pipelines of a revision have pods, by its StatefulSets."""
+        replicas = [
+            int(stateful_set["spec"]["replicas"])
+            for stateful_set in self.of_kind("StatefulSet")
+            if label(stateful_set, REVISION_LABEL) == revision
+        ]
+        return max(replicas, default=0)
+
     def master_is_ready(self, revision: str) -> bool:
         """Whether a revision's master accepts requests."""
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))

@@ -20,22 +20,11 @@ from orca_operator.diagnose import View
 from orca_operator.manifests.context import Context
 from orca_operator.observe import Object, Observed, is_ending, is_ready, label, name_of
 from orca_operator.rollout import Engine
+from orca_operator.sleep import sleeps
 
 WORKLOADS = ("Deployment", "StatefulSet")
 END_SECONDS = 30
 """After the grace period of a terminating master pod, its workers are deleted too: its node may be lost."""
-
-
-def held_pipelines(observed: Observed, revision: str) -> int:
-    """Return how many pipelines of a revision have pods, by its StatefulSets."""
-    return max(
-        (
-            int(stateful_set["spec"]["replicas"])
-            for stateful_set in observed.of_kind("StatefulSet")
-            if label(stateful_set, names.REVISION_LABEL) == revision
-        ),
-        default=0,
-    )
 
 
 def used_pipelines(observed: Observed, revision: str) -> int:
@@ -44,23 +33,33 @@ def used_pipelines(observed: Observed, revision: str) -> int:
     A running master that did not answer may use every pipeline that has pods: a timeout of one call must not delete
     pods whose pipeline is still in the topology.
     """
-    report = observed.reports.get(revision)
+    report, held = observed.reports.get(revision), observed.held_pipelines(revision)
     if report is not None:
-        return len(report.pipelines)
-    return 0 if observed.admin_port(revision) is None else held_pipelines(observed, revision)
+        return min(len(report.pipelines), held)
+    return 0 if observed.admin_port(revision) is None else held
 
 
 def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     """Return what one revision holds and serves."""
     observed, report = view.observed, view.observed.reports.get(revision)
-    held, lasts = held_pipelines(observed, revision), _master_lasts(observed, revision)
+    held, lasts = observed.held_pipelines(revision), _master_lasts(observed, revision)
+    waiting = report is not None and report.has_backlog and not dispensable
     if report is None or not lasts:
-        return Engine(revision, held, dispensable=dispensable, recovering=not lasts and not dispensable)
+        recovering = not lasts and not dispensable
+        return Engine(revision, held, dispensable=dispensable, recovering=recovering, waiting=waiting)
     phases = {pipeline.id: pipeline.phase for pipeline in report.pipelines}
     serving = frozenset(
         index for index in range(held) if phases.get(names.pipeline_id(revision, index)) == PipelinePhase.SERVING
     )
-    return Engine(revision, held, serving, frozenset(range(held)) - serving, dispensable and not serving)
+    return Engine(
+        revision,
+        held,
+        serving,
+        frozenset(range(held)) - serving,
+        dispensable and not serving,
+        waiting=waiting,
+        asleep=sleeps(report),
+    )
 
 
 def _master_lasts(observed: Observed, revision: str) -> bool:

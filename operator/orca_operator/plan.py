@@ -14,13 +14,17 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 does not check it, because its rejection
    must not stop a revision.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
-pipelines first.
+pipelines first. Only `suspend` ends the master of the desired revision: without pipelines it keeps requests until one
+serves (minReplicas 0, sleep.py), or refuses them with the reason (replicas 0).
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+
+from orca_contract.state import StateReport
+from orca_contract.topology import Topology
 
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
@@ -34,9 +38,12 @@ from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.revision import controller_revision, kept_boot, rendering, stale_rendering, surplus
 from orca_operator.rollout import Shares, shares
 from orca_operator.scaling import replaced_kind, wanted_autoscaler
+from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 
 AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
+TO_ZERO_VERSION = 6
+"""Version of the contract from which on masters run without pipelines."""
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -65,9 +72,10 @@ def plan(
     """
     observed, outdated = view.observed, outdated_revisions(context, view.observed)
     steps = _steps(context, view, outdated, serving_revision)
-    surroundings = _surroundings(context, observed, steps.new)
+    surroundings = _surroundings(context, observed, steps)
     workloads = _workloads(context, observed, steps.new, recovery.stopped == context.revision)
     is_new = context.revision not in observed.revisions()
+    lacks_certificates = is_new and not context.spec.suspend and not has_certificates
     stale, autoscaler = stale_rendering(context, observed), wanted_autoscaler(context)
     writable = [] if replaced_kind(context, observed) else autoscaler
     grace = timedelta(seconds=context.spec.recovery_policy.node_failure_grace_seconds)
@@ -75,9 +83,9 @@ def plan(
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
     actions += [Apply(manifest) for manifest in surroundings]
-    if is_new and context.spec.num_pipelines and not has_certificates:
+    if lacks_certificates and _desired(context, observed):
         return actions
-    if not _waits(context, observed, steps.new):
+    if not lacks_certificates and not _waits(context, observed, steps.new):
         actions += [Apply(manifest) for manifest in workloads]
     actions += _live(context, observed, steps.new)
     for revision, kept in steps.old.items():
@@ -112,28 +120,34 @@ def _as_deployment(stateful_set: dict[str, Any]) -> dict[str, Any]:
 
 def _steps(context: Context, view: View, outdated: list[str], serving_revision: str) -> Shares:
     """Return the pipelines of this pass by revision."""
-    strategy, pipelines = context.spec.rollout_strategy, context.spec.num_pipelines
-    if not pipelines or strategy.recreates:
+    strategy, pipelines = context.spec.rollout_strategy, _desired(context, view.observed)
+    if not pipelines:
         return Shares(pipelines, dict.fromkeys(outdated, 0))
     old = [engine(view, revision, is_dispensable(context, view, revision, serving_revision)) for revision in outdated]
+    if strategy.recreates:
+        return Shares(pipelines, {each.revision: each.place if each.waiting else 0 for each in old})
     return shares(pipelines, strategy.bounds(pipelines), engine(view, context.revision), old)
+
+
+def _desired(context: Context, observed: Observed) -> int:
+    return desired_pipelines(context.spec, context.revision, observed)
 
 
 def _waits(context: Context, observed: Observed, pipelines: int) -> bool:
     """Whether the workloads of the revision wait for the end of other pods."""
     if context.spec.rollout_strategy.recreates:
         return _others_exist(context, observed)
-    return context.revision not in observed.revisions() and pipelines == 0 < context.spec.num_pipelines
+    return context.revision not in observed.revisions() and pipelines == 0 < _desired(context, observed)
 
 
-def _surroundings(context: Context, observed: Observed, pipelines: int) -> list[dict[str, Any]]:
+def _surroundings(context: Context, observed: Observed, steps: Shares) -> list[dict[str, Any]]:
     optional = (access.disruption_budget(context), access.pod_monitor(context))
     return [
         access.service_account(context),
         services.control_service(context),
-        services.client_service(context),
+        services.client_service(context, steps.replaced),
         *access.network_policies(context),
-        boot.boot_config_map(context, pipelines, kept_boot(context, observed)),
+        boot.boot_config_map(context, steps.new, kept_boot(context, observed)),
         controller_revision(context, observed),
         *tls.issued_certificates(context),
         *(manifest for manifest in optional if manifest is not None),
@@ -151,8 +165,9 @@ def _others_exist(context: Context, observed: Observed) -> bool:
 
 def _workloads(context: Context, observed: Observed, pipelines: int, is_stopped: bool) -> list[dict[str, Any]]:
     deployment, stateful_sets = rendering(context, observed)
-    pods = max(pipelines, used_pipelines(observed, context.revision)) if pipelines and not is_stopped else 0
-    deployment["spec"] = deployment["spec"] | {"replicas": 1 if pipelines else 0}
+    in_order = not context.spec.suspend and (pipelines or _can_be_empty(context, observed))  # else all pods go at once
+    pods = max(pipelines, used_pipelines(observed, context.revision)) if in_order and not is_stopped else 0
+    deployment["spec"] = deployment["spec"] | {"replicas": 0 if context.spec.suspend else 1}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
@@ -168,6 +183,8 @@ def unknown_to_master(context: Context, observed: Observed) -> list[str]:
     messages = (topology, boot.scheduler_knobs(context, kept))
     unknown = [field for message in messages for field in message.unknown_to(report.contract_version)]
     fields = [field for field in unknown if field not in AT_START]
+    if scales_to_zero(context.spec) and report.contract_version < TO_ZERO_VERSION:
+        fields.append("autoscaling.minReplicas: 0 and keeps one pipeline; a new value of spec.restart.id replaces it")
     return [f"the master of revision {context.revision} is too old for {field}" for field in fields]
 
 
@@ -178,10 +195,31 @@ def _live(context: Context, observed: Observed, pipelines: int) -> list[Action]:
         return []
     actions: list[Action] = []
     version, kept = report.contract_version, kept_boot(context, observed)
-    topology = boot.topology(context, max(1, pipelines), kept).known_to(version)
-    if pipelines and topology != report.topology:
-        actions.append(PutTopology(context.revision, topology))
+    topology = _topology(context, observed, pipelines, report)
+    if topology is not None and topology.known_to(version) != report.topology:
+        actions.append(PutTopology(context.revision, topology.known_to(version)))
     change = PutScheduler(context.revision, boot.scheduler_knobs(context, kept).known_to(version))
     if change.body != change.reported(report):
         actions.append(change)
     return actions
+
+
+def _topology(context: Context, observed: Observed, pipelines: int, report: StateReport) -> Topology | None:
+    """Return the topology that the desired revision's master is to have, None if the present one stays for now."""
+    kept = kept_boot(context, observed)
+    if pipelines:
+        return boot.topology(context, pipelines, kept)
+    wanted = _desired(context, observed)
+    if wanted or context.spec.suspend or not _can_be_empty(context, observed):  # `wanted`: it waits for its place
+        return None
+    if scales_to_zero(context.spec):
+        return boot.topology(context, 0, kept)
+    answers = report.running or report.waiting  # then its pipelines stay until it has answered all requests
+    last = report.topology.pipelines if report.topology is not None and answers else []
+    return boot.topology(context, 0, kept).model_copy(update={"pipelines": last, "closed": CLOSED})
+
+
+def _can_be_empty(context: Context, observed: Observed) -> bool:
+    """Whether the master of the desired revision can run without pipelines."""
+    report = observed.reports.get(context.revision)
+    return report is None or report.contract_version >= TO_ZERO_VERSION

@@ -46,10 +46,8 @@ QUIET_SECONDS = 0.2
 POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
 REST_SECONDS = (15.0, 20.0)
-"""The same after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING.
-
-Random in this range, so that the passes over many deployments spread."""
-RESTING = (Reason.SERVING, Reason.SUSPENDED)
+"""The same, random, after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING."""
+RESTING = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
 PROPAGATION = timedelta(minutes=5)
@@ -85,6 +83,11 @@ class _Deployment:
     """Since when a pass is due or runs, None between the passes."""
     rests: bool = False
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
+
+    def stop_alarm(self) -> None:
+        """Stop waiting for requests at masters that sleep."""
+        if self.parts is not None:
+            self.parts.masters.alarm.watch(())
 
 
 class Reconciler:
@@ -137,6 +140,8 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for deployment in self._deployments.values():
+            deployment.stop_alarm()
         await self._masters.close()
 
     def _deployment(self, key: Key) -> _Deployment:
@@ -146,6 +151,7 @@ class Reconciler:
 
     def _parts(self, deployment: _Deployment, owner: Owner) -> _Parts:
         if deployment.parts is None or deployment.parts.uid != owner.uid:
+            deployment.stop_alarm()
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
@@ -186,6 +192,7 @@ class Reconciler:
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]
+        deployment.stop_alarm()
         self.store.forget(key)
         self._metrics.forget(key)
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
@@ -198,7 +205,7 @@ class Reconciler:
         if resource is None:
             return False
         metadata = resource["metadata"]
-        parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
+        parts = self._parts(deployment, owner := Owner(name, namespace, metadata["uid"]))
         keeper, masters = parts.keeper, parts.masters
         if metadata.get("deletionTimestamp"):
             return True
@@ -210,6 +217,7 @@ class Reconciler:
         source = refusal = ""
         changes, failures = 0, list[str]()
         recovery = stored_recovery(previous)
+        stopped = recovery.stop.revision if recovery.stop is not None else ""
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -217,7 +225,7 @@ class Reconciler:
             context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
             source = certificate_source(context, Observed(children))
             await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
+            view = await parts.viewer.view(await masters.observe(owner, children, context, stopped), namespace, now)
             serving = str(previous.get("currentRevision", ""))
             recovery = recover(context, view, previous)
             actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
@@ -229,7 +237,7 @@ class Reconciler:
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(key, children, None), namespace, now)
+            view = await parts.viewer.view(await masters.observe(owner, children, None, stopped), namespace, now)
         situation = Situation(
             name,
             namespace,
@@ -239,7 +247,7 @@ class Reconciler:
             view,
             problem,
             parts.status.skipped,
-            [*masters.not_applied, *failures],
+            [*dict.fromkeys((*masters.not_applied, *masters.not_woken, *failures))],
             source,
             keeper.problems,
             refusal,

@@ -41,7 +41,6 @@ from orca_operator.observe import (
     ordinal,
     pod_condition,
 )
-from orca_operator.outdated import held_pipelines
 from orca_operator.restart_budget import NO_RESTARTS, Budget, begin_window, count, read_budget
 
 LONGEST_CAUSE = 300
@@ -190,7 +189,7 @@ def _time(text: str) -> datetime:
 def _new_stop(context: Context, view: View, budgets: Mapping[str, Budget]) -> Stop | None:
     """Return the stop of the spec's revision if no pipeline serves and all are beyond their budgets."""
     observed, revision = view.observed, context.revision
-    pipelines = [names.pipeline_id(revision, index) for index in range(held_pipelines(observed, revision))]
+    pipelines = [names.pipeline_id(revision, index) for index in range(observed.held_pipelines(revision))]
     restarts = [budgets.get(pipeline, NO_RESTARTS).restarts for pipeline in pipelines]
     most = context.spec.recovery_policy.max_restarts
     if not pipelines or min(restarts) <= most or not _may_end(observed, revision):
@@ -213,7 +212,7 @@ def _may_end(observed: Observed, revision: str) -> bool:
     """Whether a revision has no pods to lose, or its master reports that no pipeline serves."""
     master = observed.reports.get(revision)
     if master is None:
-        return held_pipelines(observed, revision) == 0
+        return observed.held_pipelines(revision) == 0
     return all(report.phase != PipelinePhase.SERVING for report in master.pipelines)
 
 

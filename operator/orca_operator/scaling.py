@@ -28,6 +28,8 @@ WAY_OUT = {
 }
 HEALTHY = {"hpa": {"AbleToScale": True, "ScalingActive": True}, "keda": {"Ready": True, "Fallback": False}}
 """Conditions of an autoscaler, and whether they are True while it works; those that are True are always present."""
+OWN_REASONS = ("KindNotServed", "AutoscalerRejected", "Suspended", "AutoscalerPending")
+"""Reasons of ScalingReady that are not the autoscaler's."""
 Verdict = tuple[bool, str, str]
 """Status, reason and message of a condition."""
 
@@ -50,19 +52,28 @@ def replaced_kind(context: Context, observed: Observed) -> str:
 def not_implemented(spec: Spec) -> list[str]:
     """Return the values of `autoscaling` that have no effect yet, for FullyApplied."""
     fields = spec.autoscaling.not_implemented if spec.autoscaling is not None else []
-    return [f"{field} (scaling to zero; 1 is in force)" for field in fields]
+    return [f"{field} (spec.autoscaling.minReplicas: 0 scales to zero)" for field in fields]
 
 
-def scaling_ready(name: str, spec: Spec | None, observed: Observed, skipped: Collection[str], refusal: str) -> Verdict:
+def scaling_ready(
+    name: str, spec: Spec | None, observed: Observed, skipped: Collection[str], refusal: str, asleep: bool
+) -> Verdict:
     """Return ScalingReady: without an autoscaler True, else what the autoscaler says of itself.
 
-    `skipped`: kinds that the cluster does not serve, with their API; `refusal`: why the autoscaler was not written.
+    `skipped`: kinds that the cluster does not serve, with their API; `refusal`: why the autoscaler was not written;
+    `asleep`: there are no pipelines because no request comes, and an HPA finds no pods to compute with.
     """
     if spec is None:
         return False, Reason.INVALID_SPEC.value, "the spec is invalid"
     if spec.autoscaling is None:
         return True, "Scalable", "spec.replicas and the scale subresource take effect"
     holds, reason, message = _verdict(name, spec, observed, skipped, refusal)
+    if asleep and reason not in OWN_REASONS:
+        holds, reason, message = (
+            True,
+            Reason.SCALED_TO_ZERO.value,
+            "the next request, or the autoscaler, adds pipelines",
+        )
     lacking = not_implemented(spec)
     note = f"; not implemented yet: spec.{', spec.'.join(lacking)}" if lacking else ""
     return holds, reason, message[: LONGEST_MESSAGE - len(note)] + note

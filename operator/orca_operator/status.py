@@ -28,7 +28,7 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     """Return the whole status."""
     spec, observed = situation.spec, situation.view.observed
     pipelines = _pipelines(situation, previous)
-    desired = spec.num_pipelines if spec is not None else 0
+    desired = situation.desired
     rollout = Rollout(
         desired,
         _serving(situation, pipelines),
@@ -116,7 +116,7 @@ def _serving(situation: Situation, pipelines: list[dict[str, Any]]) -> dict[str,
 
 def _current_revision(situation: Situation, pipelines: list[dict[str, Any]], previous: Mapping[str, Any]) -> str:
     """Return the revision that serves, or served last; during a rollout, the old one."""
-    serving, desired = _serving(situation, pipelines), situation.spec.num_pipelines if situation.spec else 0
+    serving, desired = _serving(situation, pipelines), situation.desired
     current, wanted = str(previous.get("currentRevision", "")), situation.revision or ""
     if wanted and 0 < desired <= serving.get(wanted, 0):
         return wanted
@@ -134,7 +134,7 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     """
     observed, wanted = situation.view.observed, situation.revision
     others = sorted(observed.revisions() - {wanted, ""})
-    entries = _pipelines_of(situation, wanted, situation.spec.num_pipelines) if situation.spec and wanted else []
+    entries = _pipelines_of(situation, wanted, situation.desired) if situation.spec and wanted else []
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
     for entry in entries:

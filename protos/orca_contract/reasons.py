@@ -11,6 +11,7 @@ class Reason(enum.StrEnum):
 
     SERVING = "Serving"
     SUSPENDED = "Suspended"
+    SCALED_TO_ZERO = "ScaledToZero"
     INVALID_SPEC = "InvalidSpec"
     OPERATOR_FORBIDDEN = "OperatorForbidden"
     CERTIFICATE_NOT_READY = "CertificateNotReady"
@@ -39,7 +40,10 @@ class Reason(enum.StrEnum):
 
 DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.SERVING: "Every desired pipeline serves.",
-    Reason.SUSPENDED: "`spec.suspend` is set, or `spec.replicas` is 0: there are no pods.",
+    Reason.SUSPENDED: "`spec.suspend` is set: there are no pods. Or `spec.replicas` is 0: the only pod is the master, "
+    "which refuses requests with 503.",
+    Reason.SCALED_TO_ZERO: "With `autoscaling.minReplicas: 0`: no request has come for `scaleDownDelaySeconds`, and no "
+    "pipeline runs. The master keeps the next requests in its queue until a pipeline serves.",
     Reason.INVALID_SPEC: "The spec cannot be applied; the running revision stays. The message names the field.",
     Reason.OPERATOR_FORBIDDEN: "The operator lacks a right on an object that the spec needs; the running revision "
     "stays. The message names the object and the right.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 STATE = "/state"
-"""GET: StateReport."""
+"""GET: StateReport; with `?wait=SECONDS` as soon as an accepted request is unfinished, or after that time."""
 TOPOLOGY = "/topology"
-"""PUT: Topology; returns StateReport, 409 if more than the pipelines differs, 422 if it is invalid."""
+"""PUT: Topology; returns StateReport, 409 if more than `pipelines` and `closed` differs, 422 if it is invalid, 423 if
+unfinished requests need the last pipeline."""
 SCHEDULER = "/scheduler"
 """PUT: SchedulerKnobs; returns StateReport, 422 if it is invalid."""
 DRAIN = "/drain"

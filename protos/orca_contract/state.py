@@ -15,6 +15,8 @@ from orca_contract.reasons import Reason
 from orca_contract.scheduler import SchedulerKnobs
 from orca_contract.topology import Topology
 
+LONGEST_WAIT = 60.0
+"""Maximum of `GET /state?wait=SECONDS`."""
 LAST_SECOND = 253402300799
 """Last second of the year 9999, the maximum of Python's dates."""
 
@@ -27,11 +29,15 @@ def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 class EngineState(enum.StrEnum):
-    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (recovery given up) or STOPPED."""
+    """LOADING → SERVING ⇄ RECOVERING (no pipeline serves) → FAILED (recovery given up) or STOPPED.
+
+    PAUSED (since version 6): the topology has no pipelines and is closed.
+    """
 
     LOADING = "loading"
     SERVING = "serving"
     RECOVERING = "recovering"
+    PAUSED = "paused"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -105,6 +111,10 @@ class StateReport(Message):
     """Why the journal is off; "" otherwise."""
     in_force: Annotated[SchedulerKnobs | None, Since(4), WrapValidator(_none_if_invalid)] = None
     """All values in force; None if the master is older, or if the reader's version rejects a value."""
+    idle_seconds: Annotated[float | None, Since(6), Field(ge=0, allow_inf_nan=False)] = None
+    """Seconds for which the engine has served without an accepted request; 0 otherwise, None from older masters."""
+    has_backlog: Annotated[bool, Since(6)] = False
+    """Requests are unfinished that came after the topology was empty and before a pipeline served again."""
 
 
 class ProgressReport(Message):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from orca_contract import rank_environment
-from orca_contract.message import Message, Positive
+from orca_contract.message import Message, Positive, Since
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of weights and activations; auto is the checkpoint's own."""
@@ -60,7 +60,10 @@ class Topology(Message):
     pipeline_parallel_size: Positive = 1
     tensor_parallel_size: Positive = 1
     communication: Communication = Communication()
-    pipelines: Annotated[list[PipelineSpec], Field(min_length=1)]
+    pipelines: list[PipelineSpec]
+    """Empty only in `PUT /topology` to a master of version 6 or newer: requests then wait for a later change."""
+    closed: Annotated[str, Since(6)] = ""
+    """Why new requests are refused with 503; "": they are accepted. Accepted requests are answered."""
 
     def refusal(self) -> str:
         """Return why a master must reject the topology, beginning with the field; "" if it is valid.

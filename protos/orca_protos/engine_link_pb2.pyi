@@ -22,6 +22,7 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_RECOVERING: _ClassVar[EngineState]
     ENGINE_STATE_FAILED: _ClassVar[EngineState]
     ENGINE_STATE_STOPPED: _ClassVar[EngineState]
+    ENGINE_STATE_PAUSED: _ClassVar[EngineState]
 
 class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ ENGINE_STATE_SERVING: EngineState
 ENGINE_STATE_RECOVERING: EngineState
 ENGINE_STATE_FAILED: EngineState
 ENGINE_STATE_STOPPED: EngineState
+ENGINE_STATE_PAUSED: EngineState
 ERROR_KIND_ENGINE: ErrorKind
 ERROR_KIND_REQUEST: ErrorKind
 ERROR_KIND_QUEUE_FULL: ErrorKind

@@ -39,7 +39,7 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
         ({"model": {"path": "", "servedName": "m"}}, "model.path"),
         ({"model": {"path": "a\0b", "servedName": "m"}}, "model.path"),
         ({"model": {"path": "a" * 5000, "servedName": "m"}}, "model.path"),
-        ({"pipelines": []}, "pipelines"),
+        ({"pipelines": {}}, "pipelines"),
         ({"pipelines": [{"id": "a", "workers": []}]}, "pipelines.0.workers"),
         ({"tensorParallelSize": 0}, "tensorParallelSize"),
         ({"communication": {"backend": "mpi"}}, "communication.backend"),

@@ -90,7 +90,13 @@ def engine(topology: Topology) -> Any:
 
     master = SimpleNamespace(snapshot=EngineSnapshot(EngineState.SERVING, "", topology))
     stub = SimpleNamespace(
-        engine=master, config=EngineConfig(), draining=False, idle=True, apply=apply, reconfigure=reconfigure
+        engine=master,
+        config=EngineConfig(),
+        draining=False,
+        idle=True,
+        idle_seconds=7.0,
+        apply=apply,
+        reconfigure=reconfigure,
     )
     return stub
 

@@ -301,7 +301,7 @@ def test_pipelines_come_and_go_while_requests_run():
         assert [report.id for report in made.engine.snapshot.pipelines] == ["b", "c"]
         assert made.cluster.newest("a").calls == ["close"]
         assert await made.collect(6) == {f"r{index}": continuation((index + 1,), 50) for index in range(6)}
-        with pytest.raises(ConfigurationError, match="only `pipelines` can change"):
+        with pytest.raises(ConfigurationError, match="only `pipelines` and `closed` can change"):
             await made.engine.apply(topology("b", partitions=2))
         made.submit("moves", (9,), 3)
         await made.engine.apply(topology("d"))

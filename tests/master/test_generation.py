@@ -12,6 +12,7 @@ import httpx
 import pytest
 from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint.admin import create_probes
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.choice_run import PIECES_TOGETHER, SUBMITTED_AT_ONCE
 from orca_master.endpoint.config import EndpointConfig
@@ -38,6 +39,7 @@ class Queue(EngineClient):
         self.room = room
         self.waits = expected_wait, max_expected_wait
         self.draining = False
+        self.state, self.failure = EngineState.SERVING, ""
         self.waiting = waiting
         self.accepted: dict[str, Submission] = {}
         self.receivers: dict[str, Callable[[Output], object]] = {}
@@ -49,7 +51,7 @@ class Queue(EngineClient):
     def status(self) -> EngineStatus:
         progress = Progress(num_waiting=self.waiting)
         limits = 100, 64, 64, progress, DEPTH, TOKENS
-        return EngineStatus(EngineState.SERVING, "", self.draining, *limits, Recovery(), *self.waits)
+        return EngineStatus(self.state, self.failure, self.draining, *limits, Recovery(), *self.waits)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         loop = asyncio.get_running_loop()
@@ -304,6 +306,30 @@ def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is
             assert (await client.post("/v1/completions", content=b"{")).status_code == 400
             engine.waits, engine.draining = (41.2, 41.0), True
             assert (await client.post("/v1/completions", json={"prompt": [1]})).status_code == 503
+
+    asyncio.run(run())
+
+
+def test_a_paused_engine_is_ready_and_refuses_requests_with_its_reason(tmp_path):
+    """Otherwise a Service would have no address, and clients would get no answer."""
+
+    async def run() -> None:
+        engine = Queue()
+        engine.state, engine.failure = EngineState.PAUSED, "spec.replicas is 0"
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.get("/readyz")).status_code == 200
+            answer = await client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 5})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["message"] == "paused: spec.replicas is 0"
+            engine.draining = True
+            assert (await client.get("/readyz")).status_code == 503
+        probes = httpx.ASGITransport(create_probes(cast(Any, engine)))
+        async with httpx.AsyncClient(transport=probes, base_url="http://localhost") as client:
+            assert (await client.get("/readyz")).status_code == 503
+            engine.draining = False
+            assert (await client.get("/readyz")).status_code == 200
 
     asyncio.run(run())
 

@@ -49,7 +49,7 @@ def test_the_report_follows_the_journal():
 
 async def ask(journal: Any, times: int) -> list[dict[str, Any]]:
     master = SimpleNamespace(snapshot=EngineSnapshot(EngineState.SERVING, "", None))
-    engine: Any = SimpleNamespace(engine=master, config=EngineConfig(), draining=False, idle=True)
+    engine: Any = SimpleNamespace(engine=master, config=EngineConfig(), draining=False, idle=True, idle_seconds=0.0)
     token: Any = SimpleNamespace(matches="token".__eq__)
     transport = httpx.ASGITransport(create_admin_app(engine, token, journal))
     headers = {"Authorization": "Bearer token"}

@@ -101,6 +101,100 @@ def test_a_request_is_accepted_if_it_is_expected_to_wait_at_most_that_long(monke
     assert status.retry_after == max(1, expected)
 
 
+def test_without_pipelines_the_first_request_begins_the_wait_and_none_is_refused(monkeypatch):
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.begin()
+        made.rest()
+        made.note_requests(0)
+        await clock.advance(1000)
+        assert over == [], "nobody waits"
+        assert made.recovery.accepts(clock.now)
+        assert made.recovery.retry_after(clock.now) == 1, "the time of the sleep is no time of a recovery"
+        for number in (1, 2):
+            made.note_requests(1)
+            await clock.advance(50)
+            made.note_requests(2)
+            assert made.recovery.accepts(clock.now), "longer than the longest expected wait of a recovery"
+            await clock.advance(11)
+            assert len(over) == number, "the second request shares the wait of the first"
+        assert made.recovery.accepts(clock.now), "the next request begins another wait"
+        assert not made.is_over
+        made.note_requests(1)
+        made.end()
+        made.note_requests(2)
+        await clock.advance(61)
+        assert len(over) == 2, "a pipeline serves"
+        made.rest()
+        made.note_requests(3)
+        await clock.advance(61)
+        assert len(over) == 3, "requests had come before"
+        made.begin()
+        await clock.advance(61)
+        assert made.recovery.longest_wait == 0, "a lost pipeline is no rest"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_was_cancelled_shortens_no_later_wait(monkeypatch):
+    """Neither that of the next request, nor that of a pipeline that has been added."""
+
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.rest()
+        made.note_requests(1)
+        await clock.advance(50)
+        made.note_requests(0)
+        await clock.advance(1000)
+        assert (over, made.is_over) == ([], False)
+        made.note_requests(1)
+        await clock.advance(50)
+        assert over == []
+        made.wake()
+        await clock.advance(50)
+        assert (over, made.is_over) == ([], False), "the wake-up has its own time"
+        await clock.advance(11)
+        assert (len(over), made.is_over) == (1, True)
+
+    asyncio.run(run())
+
+
+def test_a_wake_up_is_no_recovery(monkeypatch):
+    """Its time says nothing about the next loss: neither that of a sleep nor that of loading."""
+
+    async def run() -> None:
+        clock, over = Clock(monkeypatch), []
+        made = Patience(60.0, 30.0, lambda: over.append(clock.now))
+        made.note_progress()
+        await clock.advance(8)
+        made.end()
+        for requests in (0, 1):
+            made.rest()
+            made.note_requests(requests)
+            await clock.advance(50)
+            made.wake()
+            await clock.advance(50 if requests == 0 else 5)
+            made.note_progress()
+            await clock.advance(50)
+            assert made.recovery.accepts(clock.now)
+            made.end()
+            assert made.recovery.usual == 8
+        made.begin()
+        await clock.advance(2)
+        made.end()
+        assert made.recovery.usual == 2, "the first recovery replaces the start"
+        assert over == []
+        made.rest()
+        made.note_requests(1)
+        made.wake()
+        await clock.advance(61)
+        assert (len(over), made.is_over, made.recovery.accepts(clock.now)) == (1, True, False), "it has failed"
+
+    asyncio.run(run())
+
+
 def test_no_wait_at_all_is_an_option():
     assert not Recovery(since=1.0, usual=0.0, longest_wait=0.0).accepts(1.0)
 

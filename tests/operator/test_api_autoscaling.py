@@ -14,17 +14,17 @@ from support.orcadeployments import MINIMAL, merged
     [
         ({}, 1, []),
         ({"minReplicas": 2, "maxReplicas": 3}, 2, []),
-        ({"minReplicas": 0}, 1, ["autoscaling.minReplicas: 0"]),
+        ({"minReplicas": 0}, 1, []),
         ({"keda": {"idleReplicaCount": 0}}, 1, ["autoscaling.keda.idleReplicaCount: 0"]),
         (
             {"minReplicas": 0, "keda": {"idleReplicaCount": 0}},
             1,
-            ["autoscaling.minReplicas: 0", "autoscaling.keda.idleReplicaCount: 0"],
+            ["autoscaling.keda.idleReplicaCount: 0"],
         ),
         ({"minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 1}}, 2, []),
     ],
 )
-def test_scaling_to_zero_is_not_implemented(values, minimum, without_effect):
+def test_an_autoscaler_has_a_minimum_of_1_and_keda_no_idle_count_of_0(values, minimum, without_effect):
     autoscaling = Autoscaling.model_validate(values)
     assert autoscaling.effective_min_replicas == minimum
     assert autoscaling.not_implemented == without_effect

@@ -190,7 +190,7 @@ def test_the_worst_pod_is_named():
 
 def test_every_reason_is_documented_and_ranked():
     assert set(DESCRIPTIONS) == set(Reason)
-    assert set(SEVERITY) == set(Reason) - {Reason.SERVING, Reason.SUSPENDED}
+    assert set(SEVERITY) == set(Reason) - {Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO}
     ranked = [Diagnosis(reason, "") for reason in SEVERITY]
     assert worst(list(reversed(ranked))).reason is Reason.INVALID_SPEC
     assert worst([]) is None

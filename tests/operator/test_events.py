@@ -139,5 +139,5 @@ def test_an_event_that_is_refused_is_a_line_in_the_log(caplog):
 
 def test_normal_reasons_ask_nobody_to_act():
     assert {reason.value for reason in NORMAL} == {
-        "Serving", "Suspended", "ModelDownloading", "RollingUpdate", "LoadingWeights",
+        "Serving", "Suspended", "ScaledToZero", "ModelDownloading", "RollingUpdate", "LoadingWeights",
     }  # fmt: skip

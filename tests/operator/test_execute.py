@@ -56,6 +56,8 @@ class Server:
         return self.objects[kind, metadata["name"]]
 
     def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        if self.refusal is not None and kind == self.refused_kind:
+            raise self.refusal
         live = self.objects[kind, name]
         metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
         self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
@@ -482,3 +484,18 @@ def test_no_event_tells_of_a_replacement_that_is_refused():
     server.refusal, server.refused_kind = ClusterError(403, "forbidden"), found["metadata"]["name"]
     outcome = Executor(server).run([Replace("abc-0", (found,), NOW)], FULL, Observed())
     assert (outcome.writes, server.events) == (0, [])
+
+
+@pytest.mark.parametrize("status", [403, 422, 500, 0])
+def test_a_refused_scale_is_named_and_ends_no_pass(status):
+    """It is that of one revision: the other revisions, and the status, are not to wait for it."""
+    server = Server()
+    executor = Executor(server)
+    stateful_set = server.apply(worker_stateful_sets(SCALED)[0])
+    server.refusal = ClusterError(status, "denied by a webhook")
+    outcome = executor.run([Scale(stateful_set, 1), Apply(services.client_service(SCALED))], SCALED, Observed())
+    name = stateful_set["metadata"]["name"]
+    assert outcome.failures == [f"StatefulSet {name} is not scaled to 1: denied by a webhook"]
+    assert (outcome.writes, ("Service", "demo") in server.objects) == (1, True)
+    server.refusal = None
+    assert executor.run([Scale(stateful_set, 1)], SCALED, Observed()).failures == []

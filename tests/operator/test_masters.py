@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 from orca_contract.scheduler import SchedulerKnobs
 from orca_operator import masters, names
-from orca_operator.actions import PutScheduler
+from orca_operator.actions import PutScheduler, PutTopology, Scale
+from orca_operator.execute import Outcome
+from orca_operator.manifests.context import Owner
 from orca_operator.master_client import MasterError
 from orca_operator.masters import Masters
 from orca_operator.observe import AdminPort, Observed
-from support.orcadeployments import context, everything, pod, report
+from support.orcadeployments import MINIMAL, context, everything, merged, pod, report
 
 DEMO = context()
-KEY = (DEMO.namespace, DEMO.name)
+OWNER = Owner(DEMO.name, DEMO.namespace, DEMO.uid)
 STEADY = everything(DEMO)
 KNOBS = SchedulerKnobs(max_batch_size=7, token_budget=64, max_queue_depth=9)
 PUT = PutScheduler(DEMO.revision, KNOBS)
+EMPTY = PutTopology(DEMO.revision, report(DEMO, pipelines=0).topology)
+ZERO = merged(MINIMAL, autoscaling={"minReplicas": 0, "maxReplicas": 4})
 
 
 class FakeExecutor:
@@ -28,6 +32,8 @@ class FakeExecutor:
         self.fresh: list[bool] = []
         self.read: list[bool] = []
         self.stored = "token"
+        self.refusal = ""
+        self.scaled: list[Scale] = []
         self._token = "token"
 
     def admin_token(self, _context: Any, fresh: bool = False) -> str:
@@ -37,6 +43,12 @@ class FakeExecutor:
     def read_admin_token(self, _namespace: str, _name: str, fresh: bool = False) -> str:
         self.read.append(fresh)
         return self._known(fresh)
+
+    def run(self, actions: list[Any], _owner: Owner, _observed: Observed) -> Outcome:
+        """Return calls to masters as a real one does; `refusal` is that of every other action."""
+        puts = [action for action in actions if isinstance(action, PutTopology)]
+        self.scaled += [action for action in actions if isinstance(action, Scale)]
+        return Outcome(puts=puts, failures=[self.refusal] if self.refusal else [])
 
     def _known(self, fresh: bool) -> str:
         self._token = self.stored if fresh else self._token
@@ -82,9 +94,9 @@ class Scene:
 
     def observe(self, spec_is_valid: bool = True, observed: Observed = STEADY) -> Observed:
         found = DEMO if spec_is_valid else None
-        return asyncio.run(self.masters.observe(KEY, observed.children, found))
+        return asyncio.run(self.masters.observe(OWNER, observed.children, found))
 
-    def send(self, *puts: PutScheduler, observed: Observed = STEADY) -> Observed:
+    def send(self, *puts: PutScheduler | PutTopology, observed: Observed = STEADY) -> Observed:
         return asyncio.run(self.masters.send(puts, observed, DEMO))
 
 
@@ -181,6 +193,64 @@ def test_a_refused_change_is_sent_once_and_named_until_it_is_not_wanted_any_more
     assert (len(scene.client.calls), scene.changes) == (1, 0)
     scene.send()
     assert scene.masters.not_applied == ()
+
+
+def test_the_last_pipeline_may_not_leave_now_and_that_is_no_problem():
+    """423: a request came after the report. The change is neither remembered as futile nor announced."""
+    scene = Scene(*[MasterError("/topology: 423 the last pipeline stays", 423)] * 2)
+    for calls in (1, 2):
+        assert scene.send(EMPTY).reports == STEADY.reports
+        assert (len(scene.client.calls), scene.masters.not_applied, scene.changes) == (calls, (), 0)
+
+
+def test_another_refusal_of_an_empty_topology_is_named():
+    problem = "/topology: 409 `pipelines` can be empty only after one of them has served"
+    scene = Scene(MasterError(problem, 409))
+    for _ in range(2):
+        scene.send(EMPTY)
+        assert scene.masters.not_applied == (f"master of revision {DEMO.revision}: {problem}",)
+    assert len(scene.client.calls) == 1
+
+
+BACKLOG = report(DEMO, pipelines=0).model_copy(update={"has_backlog": True})
+
+
+@pytest.mark.parametrize("found", [context(ZERO), None], ids=["the spec is valid", "the spec is rejected"])
+def test_a_master_whose_requests_wait_gets_a_pipeline_before_the_pass_plans(found):
+    awake = report(DEMO, "Connecting").model_copy(update={"has_backlog": True})
+    scene = Scene(BACKLOG, awake)
+    observed = asyncio.run(scene.masters.observe(OWNER, without_worker_pods(), found))
+    assert observed.reports == {DEMO.revision: awake}
+    assert [each.replicas for each in scene.executor.scaled] == [1]
+    assert (scene.masters.not_woken, scene.changes) == ((), 1), "the next pass comes at once"
+
+
+def test_what_stops_a_wake_up_is_named_and_stops_nothing_else():
+    scene = Scene(BACKLOG, MasterError("silence"), BACKLOG, report(DEMO, "Connecting"))
+    scene.executor.refusal = "StatefulSet demo is not scaled to 1: quota"
+    observed = asyncio.run(scene.masters.observe(OWNER, without_worker_pods(), None))
+    assert observed.reports == {DEMO.revision: BACKLOG}
+    assert scene.masters.not_woken == (scene.executor.refusal, f"master of revision {DEMO.revision}: silence")
+    scene.executor.refusal = ""
+    asyncio.run(scene.masters.observe(OWNER, without_worker_pods(), None))
+    assert scene.masters.not_woken == ()
+
+
+@pytest.mark.parametrize("changes", [{"suspend": True}, {"autoscaling": None, "replicas": 0}])
+def test_a_spec_without_pipelines_wakes_no_master(changes):
+    scene = Scene(BACKLOG)
+    found = context(merged(ZERO, **changes))
+    asyncio.run(scene.masters.observe(OWNER, without_worker_pods(), found))
+    assert len(scene.client.calls) == 1, "it is only asked"
+
+
+def without_worker_pods() -> tuple[Any, ...]:
+    """Return the children of a deployment that sleeps."""
+    return tuple(
+        {**child, "spec": {**child["spec"], "replicas": 0}} if child["kind"] == "StatefulSet" else child
+        for child in STEADY.children
+        if child["kind"] != "Pod" or names.MASTER in child["metadata"]["name"]
+    )
 
 
 def test_a_change_that_no_master_answered_is_sent_again():

@@ -313,3 +313,14 @@ def test_replicas_are_the_autoscalers(replicas):
     found = autoscaled("hpa", replicas=replicas)
     (stateful_set,) = (m for (kind, _), m in manifests(plan(found, view(Observed()))).items() if kind == "StatefulSet")
     assert stateful_set["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize("strategy", [{}, {"type": "Recreate"}, {"maxSurge": 0, "maxUnavailable": 1}])
+@pytest.mark.parametrize(("replicas", "ends"), [(1, False), (0, True)])
+def test_a_new_revision_without_certificates_ends_no_old_one_that_is_to_serve(strategy, replicas, ends):
+    old = context(MINIMAL)
+    new = context(merged(MINIMAL, restart={"id": "2"}, rolloutStrategy=strategy, replicas=replicas))
+    actions = plan(new, view(everything(old)), has_certificates=False, serving_revision=old.revision)
+    assert not {kind for kind, _ in manifests(actions)} & {"StatefulSet", "Deployment"}
+    deleted = [action.child["metadata"]["name"] for action in actions if isinstance(action, Delete)]
+    assert (names.master(old.name, old.revision) in deleted) == ends

@@ -1,4 +1,5 @@
-"""Random histories of rollouts: pods start and fail, specs are edited and edited back, revisions never start."""
+"""Random histories of rollouts: pods start and fail, specs are edited and edited back, revisions never start, sleep, or
+wake up for requests."""
 
 from __future__ import annotations
 
@@ -43,8 +44,24 @@ NEW, OLD = "bbbbbb", "aaaaaa"
         # Whose master is unknown stays.
         (3, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 3), Shares(1, {OLD: 3})),
         # A master that may come back has requests, and is waited for if that costs the new revision nothing.
-        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, recovering=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, recovering=True), Shares(1, {OLD: 1}, True)),
         (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 1, recovering=True), Shares(0, {OLD: 0})),
+        # Requests that came while it slept keep the old revision, also when either serves, and take a place.
+        (1, Bounds(1, 0), Engine(NEW, 0), Engine(OLD, 0, waiting=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 0, waiting=True), Shares(1, {OLD: 1}, True)),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, down=frozenset({0}), waiting=True),
+         Shares(1, {OLD: 1}, True)),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 1, frozenset({0}), waiting=True),
+         Shares(1, {OLD: 1}, True)),
+        (3, Bounds(1, 0), Engine(NEW, 3, frozenset({0, 1, 2})), Engine(OLD, 3, frozenset({1, 2}), waiting=True),
+         Shares(3, {OLD: 2}, True)),
+        (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 0, waiting=True), Shares(0, {OLD: 1})),
+        # Requests of an old revision that did not sleep do not: those of a broken pipeline must not stop its repair.
+        (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 1, down=frozenset({0})), Shares(1, {OLD: 0})),
+        # A master without pipelines and requests is the waiting room until the new revision serves, or may lack.
+        (1, Bounds(1, 0), Engine(NEW, 1), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 1})),
+        (1, Bounds(1, 0), Engine(NEW, 1, frozenset({0})), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 0})),
+        (1, Bounds(0, 1), Engine(NEW, 0), Engine(OLD, 0, asleep=True), Shares(1, {OLD: 0})),
     ],
 )  # fmt: skip
 def test_steps(replicas, bounds, new, old, expected):
@@ -57,6 +74,7 @@ class World:
 
     A revision of `broken` never starts, a pipeline of `stuck` (revision, index) never starts again once it has failed.
     `unready`: revisions whose master is down. `current`: the revision that served last, as the status has it.
+    `asleep`: revisions without pipelines; `backlog`: those with requests that came while they slept.
     """
 
     broken: frozenset[int]
@@ -68,34 +86,62 @@ class World:
     serving: dict[int, set[int]] = field(default_factory=dict)
     stuck: set[tuple[int, int]] = field(default_factory=set)
     unready: set[int] = field(default_factory=set)
+    asleep: set[int] = field(default_factory=set)
+    backlog: set[int] = field(default_factory=set)
 
     def engine(self, revision: int) -> Engine:
         held, up = self.held.get(revision, 0), frozenset(self.serving.get(revision, ()))
         if revision in self.unready:
             return Engine(str(revision), held, recovering=revision != self.wanted)
-        never_served = not up and revision != self.current
+        waiting, asleep = revision in self.backlog, revision in self.asleep
+        never_served = not up and revision != self.current and not waiting and not asleep
         down = frozenset(range(held)) - up
-        return Engine(str(revision), held, up, down, never_served and revision != self.wanted)
+        return Engine(
+            str(revision),
+            held,
+            up,
+            down,
+            never_served and revision != self.wanted,
+            waiting=waiting,
+            asleep=asleep and not waiting,
+        )
 
     def total(self) -> int:
         return sum(len(serving) for revision, serving in self.serving.items() if revision not in self.unready)
 
     def run_pass(self) -> None:
+        for revision in self.asleep & self.backlog - self.unready:  # sleep.wake_ups
+            self.asleep.discard(revision)
+            self.held[revision] = 1
+        if self.wanted in self.asleep and self.held.keys() == {self.wanted} and self.replicas == 1:
+            return  # sleep.desired_pipelines
+        self._roll_out()
+
+    def _roll_out(self) -> None:
         served, held = self.total(), sum(self.held.values())
         old = [self.engine(revision) for revision in self.held if revision != self.wanted]
         step = shares(self.replicas, self.bounds, self.engine(self.wanted), old)
         self.held[self.wanted] = step.new
+        if step.new:
+            self.asleep.discard(self.wanted)
+        enough = len(self.serving.get(self.wanted, ())) >= self.replicas - self.bounds.max_unavailable
+        assert enough or not step.replaced, "requests go only to what serves"
         for engine in old:
-            assert step.old[engine.revision] or not engine.recovering or step.new < self.replicas, "requests are lost"
+            ends = not step.old[engine.revision]
+            recovers = engine.recovering and engine.held > 0
+            assert not ends or not recovers or step.new < self.replicas, "requests are lost"
+            assert not ends or not engine.waiting, "requests that came during the sleep are lost"
+            assert not ends or not engine.asleep or enough, "the waiting room is lost"
         for revision, kept in step.old.items():
-            self.held[int(revision)] = kept
+            self.held[int(revision)] = min(kept, self.held[int(revision)])
         for revision, kept in list(self.held.items()):
             self.serving[revision] = {index for index in self.serving.get(revision, ()) if index < kept}
-            if kept == 0 and revision != self.wanted:
+            if step.old.get(str(revision)) == 0:
                 del self.held[revision], self.serving[revision]
-                self.unready.discard(revision)
+                for those in (self.unready, self.asleep, self.backlog):
+                    those.discard(revision)
         assert self.total() >= min(served, self.replicas - self.bounds.max_unavailable), "too few serve"
-        most = self.replicas + self.bounds.max_surge + sum(len(engine.down) for engine in old)
+        most = self.replicas + self.bounds.max_surge + sum(len(engine.down) + engine.waiting for engine in old)
         assert sum(self.held.values()) <= max(held, most), "too many pods"
         if len(self.serving[self.wanted]) >= self.replicas or self.current not in self.held:
             self.current = self.wanted if self.serving[self.wanted] else self.current
@@ -116,8 +162,27 @@ class World:
             self.serving[revision].discard(index)
             self.stuck |= {(revision, index)} if stuck else set()
 
+    def fall_asleep(self) -> None:
+        """Let the only revision lose its last pipeline, as sleep.desired_pipelines permits."""
+        alone = self.held == {self.wanted: 1} and self.replicas == 1 and self.wanted not in self.unready
+        if alone and self.serving[self.wanted] and self.wanted not in self.backlog:
+            self.held[self.wanted], self.serving[self.wanted] = 0, set()
+            self.asleep.add(self.wanted)
+
+    def request(self, revision: int) -> None:
+        """Let a request come to a master; only without pipelines it matters."""
+        self.backlog |= {revision} & self.asleep
+
+    def answer(self) -> None:
+        """Let what serves answer the requests that came while it slept."""
+        self.backlog -= {revision for revision in self.backlog if self.serving[revision]} - self.unready
+
 
 events = st.one_of(
+    st.tuples(st.just("fall asleep"), st.just(0)),
+    st.tuples(st.just("request"), st.integers(0, 4)),
+    st.tuples(st.just("answer"), st.just(0)),
+    st.tuples(st.just("give up"), st.integers(0, 4)),
     st.tuples(st.just("edit"), st.integers(0, 4)),
     st.tuples(st.just("scale"), st.integers(1, 5)),
     st.tuples(st.just("start"), st.integers(1, 3)),
@@ -145,21 +210,46 @@ def play(world: World, history: list[tuple[str, int]]) -> None:
                 world.unready |= {value} & set(world.held)
             case "get the master back":
                 world.unready.discard(value)
+            case "fall asleep":
+                world.fall_asleep()
+            case "request":
+                world.request(value)
+            case "answer":
+                world.answer()
+            case "give up":
+                world.backlog.discard(value)
         world.run_pass()
 
 
+ASLEEP = [("pass", 0), ("start", 1), ("fall asleep", 0)]
+"""History of a deployment that sleeps."""
+
+
 @settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sets(st.integers(1, 4), max_size=3), bounds, st.lists(events, max_size=30), st.integers(0, 4))
-def test_every_history_keeps_the_bounds_and_ends(broken, limits, history, last):
-    """`run_pass` asserts the bounds; a working revision takes over, a broken one leaves what serves as it was."""
+@given(
+    st.sets(st.integers(1, 4), max_size=3),
+    bounds,
+    st.sampled_from([[], ASLEEP, [*ASLEEP, ("request", 0)]]),
+    st.lists(events, max_size=30),
+    st.integers(0, 4),
+)
+def test_every_history_keeps_the_bounds_and_ends(broken, limits, beginning, history, last):
+    """`run_pass` asserts the bounds; a working revision takes over, a broken one leaves what serves as it was.
+
+    At the end requests come to what sleeps, and those that nothing answers are given up.
+    """
     world = World(frozenset(broken), bounds=limits)
-    play(world, history)
+    play(world, beginning + history)
     world.unready.clear()
+    for revision in range(5):
+        world.request(revision)
+    world.backlog -= {revision for revision in world.backlog if revision in broken or (revision, 0) in world.stuck}
     world.stuck = {(revision, index) for revision, index in world.stuck if revision != (0 if last in broken else last)}
     if last in broken:
         world.wanted = 0
         for _ in range(40):
             world.start(1)
+            world.answer()
             world.run_pass()
         served = world.total()
         world.wanted = last
@@ -171,6 +261,7 @@ def test_every_history_keeps_the_bounds_and_ends(broken, limits, history, last):
         world.wanted = last
         for _ in range(60):
             world.start(1)
+            world.answer()
             world.run_pass()
         assert world.held == {last: world.replicas}
         assert world.serving == {last: set(range(world.replicas))}

@@ -60,15 +60,15 @@ READY = ("True", "ScaledObjectReady", "ScaledObject is defined correctly and is 
 )  # fmt: skip
 def test_the_autoscalers_own_words(backend, conditions, expected):
     holds, reason, words = expected
-    found = scaling_ready("demo", spec(backend), reporting(backend, **conditions), (), "")
+    found = scaling_ready("demo", spec(backend), reporting(backend, **conditions), (), "", False)
     assert found[:2] == (holds, reason)
     assert words in found[2]
 
 
 def test_without_autoscaling_replicas_are_the_users():
     verdict = (True, "Scalable", "spec.replicas and the scale subresource take effect")
-    assert scaling_ready("demo", context().spec, Observed(), (), "") == verdict
-    assert scaling_ready("demo", None, Observed(), (), "")[:2] == (False, "InvalidSpec")
+    assert scaling_ready("demo", context().spec, Observed(), (), "", False) == verdict
+    assert scaling_ready("demo", None, Observed(), (), "", False)[:2] == (False, "InvalidSpec")
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,23 @@ def test_without_autoscaling_replicas_are_the_users():
     ],
 )
 def test_a_kind_that_the_cluster_lacks_has_a_way_out(backend, skipped, words):
-    found = scaling_ready("demo", spec(backend), Observed(), ("monitoring.coreos.com/v1 PodMonitor", skipped), "")
+    found = scaling_ready(
+        "demo", spec(backend), Observed(), ("monitoring.coreos.com/v1 PodMonitor", skipped), "", False
+    )
     assert found[:2] == (False, "KindNotServed")
     assert all(word in found[2] for word in words)
-    assert scaling_ready("demo", spec(backend), Observed(), ("v1 PodMonitor",), "")[1] == "AutoscalerPending"
+    assert scaling_ready("demo", spec(backend), Observed(), ("v1 PodMonitor",), "", False)[1] == "AutoscalerPending"
 
 
 def test_a_rejection_is_quoted():
-    found = scaling_ready("demo", spec(), reporting(AbleToScale=ABLE, ScalingActive=ACTIVE), (), "denied by policy")
+    found = scaling_ready(
+        "demo", spec(), reporting(AbleToScale=ABLE, ScalingActive=ACTIVE), (), "denied by policy", False
+    )
     assert found == (False, "AutoscalerRejected", "denied by policy")
 
 
 def test_a_suspended_deployment_is_not_scaled():
-    found = scaling_ready("demo", spec(suspend=True), reporting(), (), "")
+    found = scaling_ready("demo", spec(suspend=True), reporting(), (), "", False)
     assert found[:2] == (False, "Suspended")
 
 
@@ -101,7 +105,7 @@ def test_an_autoscaler_waits_for_the_end_of_the_other_one(backend, other):
     assert replaced_kind(wanted, reporting(other)) == KINDS[other]
     assert replaced_kind(wanted, reporting(backend)) == ""
     assert replaced_kind(context(), reporting(other)) == ""
-    found = scaling_ready("demo", wanted.spec, reporting(other), (), "")
+    found = scaling_ready("demo", wanted.spec, reporting(other), (), "", False)
     assert found == (
         False,
         "AutoscalerPending",
@@ -109,14 +113,24 @@ def test_an_autoscaler_waits_for_the_end_of_the_other_one(backend, other):
     )
 
 
-def test_zero_is_named_with_what_is_in_force():
-    zero = context(merged(MINIMAL, autoscaling={"minReplicas": 0})).spec
-    assert not_implemented(zero) == ["autoscaling.minReplicas: 0 (scaling to zero; 1 is in force)"]
-    found = scaling_ready("demo", zero, reporting(AbleToScale=ABLE, ScalingActive=ACTIVE), (), "")
-    note = "; not implemented yet: spec.autoscaling.minReplicas: 0 (scaling to zero; 1 is in force)"
+def test_an_idle_count_of_keda_is_named_with_the_way_out():
+    autoscaling = {"backend": "keda", "minReplicas": 1, "keda": {"idleReplicaCount": 0}}
+    zero = context(merged(MINIMAL, autoscaling=autoscaling)).spec
+    field = "autoscaling.keda.idleReplicaCount: 0 (spec.autoscaling.minReplicas: 0 scales to zero)"
+    assert not_implemented(zero) == [field]
+    found = scaling_ready("demo", zero, reporting("keda", Ready=READY), (), "", False)
+    note = f"; not implemented yet: spec.{field}"
     assert found[:2] == (True, "Autoscaling")
     assert found[2].endswith(note)
-    long = scaling_ready("demo", zero, Observed(), (), "x" * 5000)[2]
+    long = scaling_ready("demo", zero, Observed(), (), "x" * 5000, False)[2]
     assert long.endswith(note)
     assert len(long) == LONGEST_MESSAGE
     assert not_implemented(context().spec) == []
+
+
+def test_without_pipelines_an_hpa_finds_no_pods_and_that_is_no_failure():
+    spec = context(merged(MINIMAL, autoscaling={"minReplicas": 0, "maxReplicas": 4})).spec
+    observed = reporting(AbleToScale=ABLE, ScalingActive=("False", "FailedGetObjectMetric", "no pods returned"))
+    assert scaling_ready("demo", spec, observed, (), "", True)[:2] == (True, "ScaledToZero")
+    assert scaling_ready("demo", spec, observed, (), "", False)[:2] == (False, "FailedGetObjectMetric")
+    assert scaling_ready("demo", spec, observed, (), "denied", True)[:2] == (False, "AutoscalerRejected")

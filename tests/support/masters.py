@@ -6,6 +6,7 @@ while all its workers are ready, unless a test sets other attributes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -30,6 +31,7 @@ class Masters(MasterClient):
     `hung`: no pipeline serves, although its workers are ready.
 
     `journal_failure`: why the journal is off, "" while it is on. `version`: of the contract, which a report follows.
+    `waiting`: requests that wait, a backlog for a master that had no pipelines; `idle_seconds`: see StateReport.
     """
 
     def __init__(self, api: Api) -> None:
@@ -39,13 +41,23 @@ class Masters(MasterClient):
         self.failure: dict[str, Any] | None = None
         self.version = VERSION
         self.journal_failure = ""
+        self.waiting = 0
+        self.idle_seconds: float | None = None
+        self._with_backlog: set[str] = set()
+        """The uids of the pods whose requests came without pipelines."""
         self._api = api
         self._memory: dict[str, tuple[Topology, SchedulerKnobs, SchedulerKnobs | None]] = {}
         """By the uid of the pod: topology, knobs at the start, and the last PUT of knobs."""
 
-    async def state(self, door: Door) -> StateReport:
+    async def state(self, door: Door, wait: float = 0.0) -> StateReport:
+        await asyncio.sleep(wait)
         pod = self._reach(door, routes.STATE)
         topology, start, changes = self._remembered(pod)
+        uid = pod["metadata"]["uid"]
+        if not self.waiting:
+            self._with_backlog.discard(uid)
+        elif not topology.pipelines:
+            self._with_backlog.add(uid)
         pipelines = [self._pipeline(spec.id, spec.workers) for spec in topology.pipelines]
         serving = any(pipeline.phase == PipelinePhase.SERVING for pipeline in pipelines)
         return StateReport(
@@ -53,15 +65,17 @@ class Masters(MasterClient):
             state=EngineState.SERVING if serving else EngineState.LOADING,
             failure="",
             draining=False,
-            idle=True,
+            idle=not self.waiting,
             running=0,
-            waiting=0,
+            waiting=self.waiting,
             topology=topology,
             scheduler=changes or start.known_to(0),
             in_force=start.model_copy(update=changes.model_dump(exclude_none=True)) if changes else start,
             pipelines=pipelines,
             journal=JournalState.OFF if self.journal_failure else JournalState.ON,
             journal_failure=self.journal_failure,
+            idle_seconds=self.idle_seconds,
+            has_backlog=uid in self._with_backlog,
         ).known_to(self.version)
 
     async def put(self, door: Door, path: str, body: Message) -> StateReport:
@@ -127,5 +141,6 @@ class Masters(MasterClient):
 
 def _summary(body: Message) -> str:
     if isinstance(body, Topology):
-        return f"pipelines {', '.join(pipeline.id for pipeline in body.pipelines)}"
+        closed = f", closed: {body.closed}" if body.closed else ""
+        return f"pipelines {', '.join(pipeline.id for pipeline in body.pipelines)}{closed}"
     return ", ".join(f"{name} {value}" for name, value in body.wire().items())

@@ -89,7 +89,7 @@ def test_pipelines_come_and_go(cluster):
 
     other = {**cluster.make_topology(1), "tensorParallelSize": 2}
     refused = cluster.call("PUT", "/topology", json=other)
-    assert (refused.status_code, "only `pipelines` can change" in refused.text) == (409, True)
+    assert (refused.status_code, "only `pipelines` and `closed` can change" in refused.text) == (409, True)
 
 
 @pytest.mark.long

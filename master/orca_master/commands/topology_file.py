@@ -21,6 +21,8 @@ def read_topology(path: Path) -> Topology:
         raise ConfigurationError(f"--topology {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"--topology {path}: {error}") from error
+    if not topology.pipelines:
+        raise ConfigurationError(f"--topology {path}: pipelines: a master starts with at least one pipeline")
     if refusal := topology.refusal():
         raise ConfigurationError(f"--topology {path}: {refusal}")
     UnknownFields(logger).log(f"--topology {path}", unknown)

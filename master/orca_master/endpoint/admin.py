@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from orca_contract import routes
 from orca_contract.message import VERSION, MessageT, UnknownFields, read
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.state import StateReport
+from orca_contract.state import LONGEST_WAIT, StateReport
 from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -26,6 +26,7 @@ from orca_master.endpoint.admin_token import AdminToken
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.endpoint.live_settings import LiveSettings, in_force
 from orca_master.engine.engine_thread import EngineThread
+from orca_master.engine.pipeline_set import RequestsUnfinishedError
 from orca_master.engine.progress import progress_report
 from orca_master.errors import ConfigurationError
 from orca_master.journal.status import JournalStatus
@@ -52,6 +53,8 @@ def report(engine: EngineThread, settings: LiveSettings, journal: JournalStatus)
         journal=journal.state,
         journal_failure=journal.failure,
         in_force=in_force(config),
+        idle_seconds=round(engine.idle_seconds, 3),
+        has_backlog=snapshot.has_backlog,
     )
 
 
@@ -79,8 +82,10 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
         return message
 
     @app.get(routes.STATE)
-    async def state() -> dict[str, Any]:
-        """Return the engine's state."""
+    async def state(wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 0.0) -> dict[str, Any]:
+        """Return the engine's state, with `wait` as soon as an accepted request is unfinished, or after that time."""
+        if wait:
+            await engine.wait_for_request(wait)
         return response()
 
     @app.put(routes.TOPOLOGY)
@@ -93,6 +98,8 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
             await engine.apply(new_topology)
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
+        except RequestsUnfinishedError as error:
+            raise HTTPException(423, str(error)) from error
         return response()
 
     @app.put(routes.SCHEDULER)
@@ -129,7 +136,7 @@ def create_probes(engine: EngineThread) -> Any:
         return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
 
     async def readyz() -> tuple[int, str]:
-        reason = engine.status.unavailable
+        reason = engine.status.not_ready
         return (503, f"{reason}\n") if reason else (200, "ok\n")
 
     async def progressz() -> tuple[int, str]:

@@ -169,8 +169,8 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/health", response_class=PlainTextResponse)
     @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """Answer 200 if requests are accepted, else 503 with the reason."""
-        reason = endpoint.engine.status.unavailable
+        """Answer 200 if clients should be sent here, else 503 with the reason."""
+        reason = endpoint.engine.status.not_ready
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ok\n")
 
     @app.get(routes.PROGRESS)

@@ -48,6 +48,14 @@ class EngineStatus:
         return f"{self.state.value}: {self.failure or 'the model is not loaded yet'}"
 
     @property
+    def not_ready(self) -> str:
+        """The reason why clients should be sent to another master, "" if they should come here.
+
+        A paused engine refuses them: there is no other master, and this one knows why.
+        """
+        return "" if self.state is EngineState.PAUSED and not self.draining else self.unavailable
+
+    @property
     def retry_after(self) -> int:
         """Whole seconds after which a request that was refused because of the engine's state may be tried again."""
         return self.recovery.retry_after(time.monotonic()) if self._recovers else 1

@@ -6,11 +6,12 @@ scheduler, so no lock is needed; other threads read `snapshot`.
 
 | state | meaning | next states |
 |---|---|---|
-| loading | the first pipeline is formed; at a first start all, unless WorkerOwner.CLUSTER | serving, failed, stopped |
-| serving | at least one pipeline serves | recovering, failed, stopped |
-| recovering | no pipeline serves; requests wait up to `recovery_timeout` without progress | serving, failed, stopped |
-| failed | no pipeline recovers, or an internal error occurred | stopped |
-| stopped | `stop` was called | |
+| loading | the first pipeline is formed; at a first start all, unless WorkerOwner.CLUSTER | serving, paused, failed |
+| serving | at least one pipeline serves | recovering, paused, failed |
+| recovering | no pipeline serves; requests wait up to `recovery_timeout` without progress | serving, paused, failed |
+| paused | the topology has no pipelines and is closed: requests are refused | loading, recovering |
+| failed | no pipeline recovers, or an internal error occurred | |
+| stopped | `stop` was called, in any state | |
 
 supervisor.py defines the life cycle of each pipeline. The requests of a lost pipeline are rewound and continue on
 another pipeline.
@@ -29,6 +30,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.demand import Demand
 from orca_master.engine.dispatcher import Dispatcher
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
@@ -36,8 +38,7 @@ from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
-from orca_master.engine.pipeline_set import PipelineSet
-from orca_master.engine.request_limits import check_fits, check_values
+from orca_master.engine.pipeline_set import NO_PIPELINES, PipelineSet
 from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers
@@ -45,7 +46,6 @@ from orca_master.errors import ConfigurationError, EngineUnavailableError, Reque
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
 from orca_master.scheduling.policies import POLICIES
-from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -68,28 +68,25 @@ class EngineMaster:
         self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, order)
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
         self._state, self._failure = EngineState.LOADING, ""
-        self._config = config
-        self._deliver = deliver
+        self._config, self._deliver = config, deliver
         self._pipelines = PipelineSet(topology, self, make_workers)
         self.on_departure = self._pipelines.departures.note
         self.begin_drain = self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
-        self._requests = LiveRequests(self.scheduler, self._admission, self._check_fits, deliver, observer)
+        self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
+        self.demand = Demand(self._requests)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
         # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
         looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
         self._dispatcher = Dispatcher(
             self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, observer, looks_ahead
         )
-        self._num_iterations = 0
-        self._progressed_at = self.snapshot.progressed_at
-        self._facts = pb.ModelFacts()
+        self._num_iterations, self._progressed_at = 0, self.snapshot.progressed_at
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
         self._patience = Patience(config.recovery_timeout, config.max_recovery_wait, self._fail_requests)
-        self.on_progress = self._patience.note_progress
-        self.on_timing = observer.on_timing
+        self.on_progress, self.on_timing = self._patience.note_progress, observer.on_timing
         self._applying = asyncio.Lock()
 
     async def start(self) -> None:
@@ -117,15 +114,25 @@ class EngineMaster:
     async def apply(self, topology: Topology) -> None:
         """Add and remove pipelines; requests of removed pipelines are rewound and continue on the others.
 
-        Raises ConfigurationError if another field of the topology differs.
+        Without pipelines, requests wait for later ones; a closed topology refuses new requests. Raises
+        ConfigurationError and RequestsUnfinishedError, see PipelineSet.check.
         """
-        present = self._pipelines.topology
-        if topology.model_copy(update={"pipelines": present.pipelines}) != present:
-            raise ConfigurationError("topology: only `pipelines` can change while the engine runs")
         async with self._applying:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
+            self._pipelines.check(topology, len(self._requests))
             await self._pipelines.replace(topology)
+            if topology.pipelines:
+                self._patience.wake()
+                if self._state is EngineState.PAUSED:
+                    self._enter(EngineState.RECOVERING if self._pipelines.formed else EngineState.LOADING, NO_PIPELINES)
+            elif self._state is not EngineState.FAILED:
+                self.demand.sleep()
+                self._patience.rest()
+                self._enter(EngineState.RECOVERING, NO_PIPELINES)
+                if topology.closed:
+                    self._enter(EngineState.PAUSED, topology.closed)
+                    self._fail_requests()
             self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
             self._refuse_misfits()  # publishes the change, too, if pipelines were only removed
 
@@ -148,11 +155,12 @@ class EngineMaster:
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        recovers = self._state is EngineState.RECOVERING
-        if self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over):
-            raise EngineUnavailableError(self._failure)
-        resumed = submission.generated is not None  # accepted by an earlier master, perhaps under another policy
-        if submission.priority and not resumed and self._config.scheduling_policy != "priority":
+        recovers, closed = self._state is EngineState.RECOVERING, self._pipelines.topology.closed
+        over = self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over)
+        if closed or over:
+            raise EngineUnavailableError(closed or self._failure)
+        is_new = submission.generated is None  # else an earlier master has accepted it, perhaps with another policy
+        if is_new and submission.priority and self._config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission)
         self._dispatch()
@@ -166,13 +174,14 @@ class EngineMaster:
 
     def on_change(self) -> None:
         """Publish a new snapshot."""
+        self._patience.note_requests(self.demand.note(self._state is EngineState.SERVING))
         self.snapshot = EngineSnapshot(
             self._state,
             self._failure,
             self._pipelines.topology,
             self._pipelines.reports,
-            self._facts.vocabulary_size,
-            self._facts.max_model_len,
+            self._pipelines.facts.vocabulary_size,
+            self._pipelines.facts.max_model_len,
             self._pipelines.most_slots,
             kv_usage(self.scheduler.ledgers),
             self.scheduler.num_running,
@@ -185,6 +194,8 @@ class EngineMaster:
             self._patience.recovery,
             self._admission.seconds,
             sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
+            self.demand.idle_since,
+            self.demand.has_backlog,
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:
@@ -200,7 +211,7 @@ class EngineMaster:
         if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
             self.on_change()
             return
-        self._facts = supervisor.workers.facts
+        self._pipelines.facts = supervisor.workers.facts
         self._patience.end()
         self._enter(EngineState.SERVING)
         if not self._started.done():
@@ -226,7 +237,7 @@ class EngineMaster:
         if self._pipelines.serving:
             # The lost pipeline may have been the largest. Requests that need it wait as long as it is expected back.
             self._refuse_misfits_now_and_later()
-        elif self._state is EngineState.SERVING:
+        elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self._config.worker_owner is WorkerOwner.ENGINE:
                 self._enter(EngineState.FAILED, failure)
@@ -272,12 +283,6 @@ class EngineMaster:
         """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""
         self._requests.refuse_misfits()
         self.on_change()
-
-    def _check_fits(self, request: Request) -> None:
-        """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
-        if (formed := self._pipelines.formed) is not None and self._facts.vocabulary_size:
-            check_fits(request, self._facts.max_model_len, self._pipelines.most_slots or formed.num_slots)
-            check_values(request, self._facts.vocabulary_size)
 
     def _fail(self, reason: str) -> None:
         self._enter(EngineState.FAILED, reason)

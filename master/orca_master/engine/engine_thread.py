@@ -7,6 +7,7 @@ requests pass through it, from the endpoint on the same loop and from API proces
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from orca_contract.state import EngineState
 from orca_contract.topology import Topology
 
 from orca_master.engine.config import EngineConfig
@@ -97,6 +99,23 @@ class EngineThread(EngineClient):
     def idle(self) -> bool:
         """True if no request is unreleased."""
         return not self._streams
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds for which the engine has served without an accepted request; 0 while one is unfinished.
+
+        A pipeline that begins to serve begins them anew: loading is not idleness. Refused requests count nothing.
+        """
+        engine = self.engine.snapshot
+        if engine.state is not EngineState.SERVING:
+            return 0.0
+        return max(0.0, time.monotonic() - max(engine.idle_since, engine.progressed_at))
+
+    async def wait_for_request(self, seconds: float) -> None:
+        """Return as soon as an accepted request is unfinished, after `seconds` at the latest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._on_engine(self.engine.demand.exists.wait)
 
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""

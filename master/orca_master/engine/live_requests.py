@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,11 @@ class LiveRequests:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def oldest(self) -> float:
+        """Arrival of the oldest request, in seconds of the monotonic clock; infinite without requests."""
+        return next((request.arrived_at for request in self._requests.values()), math.inf)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._requests.values()))

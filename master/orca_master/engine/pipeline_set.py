@@ -9,21 +9,33 @@ from dataclasses import replace
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelineReport
 from orca_contract.topology import Topology
+from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
+from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
+from orca_master.errors import ConfigurationError
+from orca_master.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
+
+NO_PIPELINES = "scaled to zero: no pipeline serves"
+"""Why an engine does not serve whose topology was empty; also the error of requests that have waited in vain."""
+
+
+class RequestsUnfinishedError(Exception):
+    """A change of the topology that is possible only without unfinished requests (HTTP 423 at the admin port)."""
 
 
 class PipelineSet:
     """One supervisor per pipeline of `topology`. `serving`: the pipelines that serve, in the order of their start.
 
-    `formed`: the pipeline that began to serve last, None before the first.
+    `formed`: the pipeline that began to serve last, None before the first. `facts`: the model, from the workers; its
+    numbers are 0 before the engine serves.
     """
 
     def __init__(self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers) -> None:
@@ -31,6 +43,7 @@ class PipelineSet:
         self.serving: dict[str, PipelineSupervisor] = {}
         self.departures = Departures(self.serving)
         self.formed: FormedPipeline | None = None
+        self.facts = pb.ModelFacts()
         self._listener = listener
         self._make_workers = make_workers
         self._supervisors: dict[str, PipelineSupervisor] = {}
@@ -83,6 +96,28 @@ class PipelineSet:
                 self._supervisors[spec.id] = supervisor
                 supervisor.begin()
                 self._listener.on_change()
+
+    def check(self, topology: Topology, num_requests: int) -> None:
+        """Raise an error if the present topology must not become `topology` while the engine runs.
+
+        ConfigurationError: it never may. RequestsUnfinishedError: the `num_requests` unfinished requests keep the last
+        pipeline, because they are newer than the report by which the sender has decided to remove it.
+        """
+        present = self.topology
+        if topology.model_copy(update={"pipelines": present.pipelines, "closed": present.closed}) != present:
+            raise ConfigurationError("topology: only `pipelines` and `closed` can change while the engine runs")
+        if topology.pipelines:
+            return
+        if self.formed is None and not topology.closed:  # requests are checked against what a pipeline reported
+            raise ConfigurationError("topology: `pipelines` can be empty only after one of them has served")
+        if present.pipelines and num_requests:
+            raise RequestsUnfinishedError(f"topology: the last pipeline stays: {num_requests} requests are unfinished")
+
+    def check_fits(self, request: Request) -> None:
+        """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
+        if self.formed is not None and self.facts.vocabulary_size:
+            check_fits(request, self.facts.max_model_len, self.most_slots or self.formed.num_slots)
+            check_values(request, self.facts.vocabulary_size)
 
     async def replace(self, topology: Topology) -> None:
         """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""

@@ -76,3 +76,7 @@ class EngineSnapshot(NamedTuple):
     """Seconds in which all waiting requests are expected to have begun; 0 if none waits or nothing is measured."""
     num_blocks: int = 0
     """K/V blocks of all serving pipelines."""
+    idle_since: float = 0.0
+    """Since when no accepted request is unfinished, in seconds of the monotonic clock; infinite while one is."""
+    has_backlog: bool = False
+    """See StateReport."""

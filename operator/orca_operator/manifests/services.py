@@ -8,12 +8,13 @@ from orca_operator import names
 from orca_operator.manifests.context import Context
 
 
-def client_service(context: Context) -> dict[str, Any]:
-    """Return the Service that clients use: port 80 to the ready masters of any revision."""
+def client_service(context: Context, alone: bool = False) -> dict[str, Any]:
+    """Return the Service that clients use: port 80 to the ready masters of all revisions, or of the present alone."""
     settings = context.spec.service
     metadata = context.metadata(context.name, {**settings.labels, **names.labels(context.name)})
     if settings.annotations:
         metadata["annotations"] = settings.annotations
+    every, present = names.selector(context.name, names.MASTER), names.master_selector(context.name, context.revision)
     port = {"name": "http", "port": 80, "targetPort": names.API_PORT, "protocol": "TCP"}
     return {
         "apiVersion": "v1",
@@ -21,7 +22,7 @@ def client_service(context: Context) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {
             "type": settings.type,
-            "selector": names.selector(context.name, names.MASTER),
+            "selector": present if alone else every,
             "ports": [port],
         },
     }
