@@ -19,7 +19,7 @@ commands:
   operator   run the Kubernetes operator, which creates masters and workers for OrcaDeployments
   bench      send load to a server and measure latency and throughput
   simulate   simulate a serving system under load, without its hardware
-  fetch      download a model from a hub
+  fetch      download a model from a hub or a bucket
   drain      make a master on this host refuse new requests, and wait until it is idle
 
 orca COMMAND --help lists the options of a command."""

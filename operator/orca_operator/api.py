@@ -23,6 +23,14 @@ from orca_operator.effects import Effect
 from orca_operator.pod_settings import MasterSettings, WorkerSettings
 
 URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
+OCI_REPOSITORY = "([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
+OCI_TAG, OCI_DIGEST = ":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", "@sha256:[a-f0-9]{64}"
+OCI_URI = (
+    f"^oci://((?P<latest>{OCI_REPOSITORY})"
+    f"|(?P<image>{OCI_REPOSITORY}({OCI_TAG}({OCI_DIGEST})?|{OCI_DIGEST}))(?P<path>/[^ ]*)?)$"
+)
+"""An image without a tag, or an image and a path in it: the tag or digest ends the image's name."""
+S3_URI = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^ ]*)?$"
 DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 Seconds = Annotated[int, Field(ge=1, le=86400)]
 
@@ -49,8 +57,8 @@ class Model(Part):
     """The model to serve."""
 
     uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
-        description="Location of the model: hf://ORGANISATION/NAME, pvc://CLAIM/PATH, or file:///PATH for a model in "
-        "the images. s3:// and oci:// are reserved."
+        description="Location of the model: hf://ORGANISATION/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH, "
+        "oci://IMAGE:TAG/PATH for an image volume, or file:///PATH for a model in the images."
     )
     name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
@@ -58,8 +66,12 @@ class Model(Part):
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."
     )
-    secret_ref: SecretKey | None = Field(None, description="Access token of the Hugging Face Hub.")
-    cache: Cache | None = Field(None, description="Cache of an hf:// model.")
+    secret_ref: SecretKey | None = Field(
+        None,
+        description="Access token of the Hugging Face Hub. For s3://: a Secret whose entries are environment variables "
+        "of the download, such as AWS_ACCESS_KEY_ID; `key` is not used.",
+    )
+    cache: Cache | None = Field(None, description="Cache of an hf:// or s3:// model.")
 
 
 class Parallelism(Part):
@@ -129,7 +141,9 @@ class Communication(Part):
     backend: Backend = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
     socket_interface: Text | None = Field(None, description="Network interface; the pod's first by default.")
     rdma_resource: Text | None = Field(
-        None, description="Extended resource of RDMA devices, such as rdma/hca; every worker pod gets one device."
+        None,
+        description="Extended resource of RDMA devices, such as rdma/hca; every worker pod gets one device, and the "
+        "capability IPC_LOCK.",
     )
     env: dict[str, Annotated[str, Field(max_length=rank_environment.MAX_VALUE_LENGTH)]] = Field(
         {},

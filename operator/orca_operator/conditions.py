@@ -19,7 +19,6 @@ from orca_operator.api import Spec
 from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, UNAUTHORIZED, Diagnosis, View, diagnose
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
-from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
@@ -205,8 +204,6 @@ def _model_ready(situation: Situation) -> tuple[bool, str, str]:
     spec = situation.spec
     if spec is None:
         return _not_carried_out(situation)
-    if not is_supported(spec.model):
-        return False, "NotSupported", not_supported(spec.model)
     fetching = (Reason.MODEL_DOWNLOADING, Reason.MODEL_DOWNLOAD_FAILED)
     for pod in situation.view.observed.pods(revision=situation.revision):
         diagnosis = situation.view.diagnoses.get(name_of(pod))

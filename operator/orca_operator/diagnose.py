@@ -173,6 +173,8 @@ def _init_container(pod: Object, container: Object) -> Diagnosis | None:
         return None
     if (diagnosis := _waiting(pod, container)) is not None:
         return diagnosis
+    if _is_sidecar(pod, container["name"]):
+        return None if container.get("started") and "running" in state else _container(pod, container)
     if container["name"] != FETCH_CONTAINER:
         return _of(Reason.LOADING_WEIGHTS, name, f"init container {container['name']} runs")
     failed = state.get("terminated") or container.get("lastState", {}).get("terminated")
@@ -194,6 +196,7 @@ def _waiting(pod: Object, container: Object) -> Diagnosis | None:
 def _container(pod: Object, container: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause
     if (diagnosis := _waiting(pod, container)) is not None:
         return diagnosis
+    foreign = "" if container["name"] in (MASTER, WORKER) else f"container {container['name']} "
     state = container.get("state", {})
     waiting = state.get("waiting", {}).get("reason", "")
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
@@ -202,19 +205,27 @@ def _container(pod: Object, container: Object) -> Diagnosis | None:  # noqa: PLR
             return _of(_crash_reason(pod), name_of(pod), state["waiting"].get("message", waiting))
         return None
     if ended.get("reason") == "OOMKilled" and label(pod, ROLE_LABEL) != MASTER:
-        limit = _limits(pod).get("memory", "unknown")
-        return _of(Reason.WORKER_OOM_KILLED, name_of(pod), f"out of memory: the limit is {limit}")
-    if label(pod, ROLE_LABEL) == MASTER and ended.get("exitCode") == MISTAKE_EXIT_CODE:
+        limit = _limits(pod, container["name"]).get("memory", "unknown")
+        return _of(Reason.WORKER_OOM_KILLED, name_of(pod), f"{foreign}out of memory: the limit is {limit}")
+    if label(pod, ROLE_LABEL) == MASTER and not foreign and ended.get("exitCode") == MISTAKE_EXIT_CODE:
         return _of(Reason.INVALID_SPEC, name_of(pod), _exit_message(ended))
     if "running" in state and int(container.get("restartCount", 0)) < FEW_RESTARTS:
-        return _of(Reason.RECOVERING, name_of(pod), f"was restarted: {_exit_message(ended)}")
-    return _of(_crash_reason(pod), name_of(pod), _exit_message(ended))
+        return _of(Reason.RECOVERING, name_of(pod), f"{foreign}was restarted: {_exit_message(ended)}")
+    return _of(_crash_reason(pod), name_of(pod), f"{foreign}{_exit_message(ended)}")
 
 
-def _limits(pod: Object) -> Mapping[str, str]:
-    containers = pod.get("spec", {}).get("containers") or [{}]
-    limits: Mapping[str, str] = containers[0].get("resources", {}).get("limits") or {}
-    return limits
+def _is_sidecar(pod: Object, name: str) -> bool:
+    """Whether an init container runs as long as the pod (`restartPolicy: Always`)."""
+    init_containers = pod.get("spec", {}).get("initContainers") or []
+    return any(each["name"] == name and each.get("restartPolicy") == "Always" for each in init_containers)
+
+
+def _limits(pod: Object, name: str) -> Mapping[str, str]:
+    """Return the limits of a container of a pod."""
+    spec = pod.get("spec", {})
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    limits = (each.get("resources", {}).get("limits") for each in containers if each["name"] == name)
+    return next(limits, None) or {}
 
 
 def _crash_reason(pod: Object) -> Reason:

@@ -34,6 +34,7 @@ from orca_operator.actions import (
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.diagnose import QUOTA
+from orca_operator.dropped_fields import check_kept
 from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED = (400, 403, 409, 422)
 """HTTP statuses of a rejected request: a retry is useless."""
+NOT_IN_SCHEMA = "failed to create typed patch object"
+"""In the answer (500, kubernetes/kubernetes#139253) to a field of an unknown name or a wrong type."""
 LACKS_RIGHT = 'is forbidden: User "'
 """Part of the answer of Kubernetes' authorization (403)."""
 
@@ -168,7 +171,7 @@ class Executor:
             live = observed.find(kind, name) or self._cluster.get(kind, context.namespace, name)
             if live is not None and (is_ending(live) or not _is_own(live, context)):
                 return
-            self._cluster.apply(manifest, dry_run=True)
+            check_kept(manifest, self._cluster.apply(manifest, dry_run=True))
         except KindNotServedError:
             return
         except ClusterError as error:
@@ -288,7 +291,7 @@ def _is_own(live: Object, owner: Owner) -> bool:
 
 def _refused(kind: str, name: str, error: ClusterError) -> Exception:
     """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
-    if error.status not in REFUSED:
+    if error.status not in REFUSED and NOT_IN_SCHEMA not in str(error):
         return error
     words = f"{kind} {name}: {error}"
     if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:

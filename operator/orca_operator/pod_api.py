@@ -27,7 +27,8 @@ KEYS: dict[str, list[str]] = {
 ENVIRONMENT_NAME = r"^([-_a-zA-Z][-._a-zA-Z0-9]*|[.][-_a-zA-Z0-9][-._a-zA-Z0-9]*)$"
 """Names that every server since 1.20 accepts; since 1.32 Kubernetes accepts almost any printable ASCII."""
 DESCRIBED_LEVELS = 3
-"""Deeper fields have no description: the CRD must stay below 200 KiB."""
+DESCRIBED_LEVELS_OPEN = 2
+"""Deeper fields have no description, in the large definitions of OPEN: the CRD must stay below 200 KiB."""
 
 Affinity = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "Affinity"})]
 Behavior = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "HorizontalPodAutoscalerBehavior"})]
@@ -41,7 +42,7 @@ VolumeMount = Annotated[dict[str, Any], WithJsonSchema({REFERENCE: "VolumeMount"
 
 def schema(name: str) -> dict[str, Any]:
     """Return a fresh structural schema of a definition, references resolved."""
-    return _resolved({"$ref": name}, name in OPEN, DESCRIBED_LEVELS)
+    return _resolved({"$ref": name}, name in OPEN, DESCRIBED_LEVELS_OPEN if name in OPEN else DESCRIBED_LEVELS)
 
 
 @functools.cache

@@ -5,12 +5,16 @@ Fields that are copied into pods unchanged have the types of `pod_api.py`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from orca_operator import pod_api
 from orca_operator.api_types import Annotations, Labels, Part, Quantity, Text
+from orca_operator.structural import PRESERVE
+
+OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", PRESERVE: True})]
+"""A map whose fields the CRD does not list."""
 
 
 class Resources(Part):
@@ -18,6 +22,24 @@ class Resources(Part):
 
     requests: dict[str, pod_api.Quantity] = Field({}, description="Requests by resource name.")
     limits: dict[str, pod_api.Quantity] = Field({}, description="Limits by resource name.")
+
+
+class TemplateMetadata(Part):
+    """Metadata of a pod template."""
+
+    labels: Labels = Field({}, description="Labels of the pods.")
+    annotations: Annotations = Field({}, description="Annotations of the pods.")
+
+
+class PodTemplate(Part):
+    """A partial pod template."""
+
+    metadata: TemplateMetadata | None = Field(None, description="Labels and annotations of the pods.")
+    spec: OpenObject = Field(
+        {},
+        description="Fields of PodSpec of the pod API. Lists merge by their keys; ORCA's containers are `master` or "
+        "`worker`, and `fetch-model`.",
+    )
 
 
 class PodSettings(Part):
@@ -46,6 +68,12 @@ class PodSettings(Part):
     )
     labels: Labels = Field({}, description="Additional labels of the pods.")
     annotations: Annotations = Field({}, description="Additional annotations of the pods.")
+    extra_args: list[Annotated[str, Field(max_length=1024)]] = Field(
+        [], description="Additional options of the command; not those that the operator sets."
+    )
+    pod_template: PodTemplate | None = Field(
+        None, description="Partial pod template, which is merged over ORCA's own with all settings above."
+    )
 
 
 class Journal(Part):
@@ -73,7 +101,25 @@ class MasterSettings(PodSettings):
     )
 
 
+class Placement(Part):
+    """Placement of the pods of a pipeline relative to each other."""
+
+    policy: Literal["colocate", "spread"] = Field(
+        description="colocate: all pods of a pipeline in one topology domain; spread: in different domains."
+    )
+    topology_key: Text = Field(
+        "kubernetes.io/hostname", description="Label of nodes whose values are the topology domains."
+    )
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        "DoNotSchedule", description="Whether a pod that cannot be placed so waits, or is scheduled anywhere."
+    )
+
+
 class WorkerSettings(PodSettings):
     """Worker pods."""
+
+    placement: Placement | None = Field(
+        None, description="Placement of the pods of a pipeline relative to each other. Needs Kubernetes 1.31."
+    )
 
     shared_memory_size: Quantity = Field("8Gi", description="Size limit of /dev/shm, which NCCL and the ranks use.")

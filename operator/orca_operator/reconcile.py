@@ -26,7 +26,6 @@ from orca_operator.conditions import Situation, find_condition
 from orca_operator.diagnose import Diagnosis
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Images, Owner
-from orca_operator.manifests.model import is_supported, not_supported
 from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
@@ -216,20 +215,17 @@ class Reconciler:
             spec = parse(name, resource.get("spec") or {})
             revision = spec_revision(spec, Observed(children).revisions())
             context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
-            source = certificate_source(context, Observed(children)) if is_supported(spec.model) else ""
+            source = certificate_source(context, Observed(children))
             await self._certify(keeper, children, source, request, now)
             view = await parts.viewer.view(await masters.observe(key, children, context), namespace, now)
-            if is_supported(spec.model):
-                serving = str(previous.get("currentRevision", ""))
-                recovery = recover(context, view, previous)
-                actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
-                outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
-                view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-                refusal, failures = outcome.autoscaler_refusal, outcome.failures
-                await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
-                changes = outcome.writes + len(outcome.puts)
-            else:
-                problem = Diagnosis(Reason.INVALID_SPEC, not_supported(spec.model))
+            serving = str(previous.get("currentRevision", ""))
+            recovery = recover(context, view, previous)
+            actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
+            outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
+            view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
+            refusal, failures = outcome.autoscaler_refusal, outcome.failures
+            await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
+            changes = outcome.writes + len(outcome.puts)
         except RejectedError as error:
             problem = Diagnosis(error.reason, str(error))
             await self._certify(keeper, children, source, request, now)

@@ -12,11 +12,11 @@ from orca_operator import pod_api
 from orca_operator.api import Spec
 from orca_operator.api_status import Status
 from orca_operator.effects import leaves
-from orca_operator.structural import INT_OR_STRING, defaulted
+from orca_operator.structural import INT_OR_STRING, PRESERVE, defaulted
 
 COPIED = (
     "description", "type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "required",
-    INT_OR_STRING,
+    INT_OR_STRING, PRESERVE,
 )  # fmt: skip
 MAX_ITEMS = 64
 MAX_PROPERTIES = 64
@@ -66,7 +66,7 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     elif "properties" in schema:
         fields = schema["properties"].items()
         converted["properties"] = {name: structural(entry, definitions) for name, entry in fields}
-    elif schema.get("type") == "object":
+    elif schema.get("type") == "object" and PRESERVE not in schema:
         values = structural(schema["additionalProperties"], definitions)
         converted |= {"additionalProperties": values, "maxProperties": MAX_PROPERTIES}
     return _with_whole_default(converted)

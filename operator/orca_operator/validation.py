@@ -2,7 +2,8 @@
 
 Types, bounds, patterns and the keys of lists come from the CRD's own schema (schema.py, structural.py). Rules that a
 schema cannot express are here, each in two forms: crd.py writes the CEL form into the CRD, `parse` applies the Python
-form. The tests apply the API server's code and `parse` to the same table of specs.
+form. The tests apply the API server's code and `parse` to the same table of specs. Only the operator checks what a
+`podTemplate` overrides (pod_overlay.py).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from orca_operator.api import Spec
+from orca_operator.api import OCI_URI, S3_URI, Spec
 from orca_operator.names import LONGEST_NAME
+from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
+from orca_operator.pod_overlay import refusals
 from orca_operator.schema import spec_schema
 from orca_operator.structural import admitted, problems
 
@@ -29,6 +32,7 @@ LABEL_KEY = f"^({DOMAIN}/)?{KEY_NAME}$"
 ANNOTATION_KEY = f"^({DOMAIN.replace('a-z', 'A-Za-z')}/)?{KEY_NAME}$"
 RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-{KEY_NAME}|{DOMAIN}/{KEY_NAME})$"
 LONGEST_DOMAIN = 253
+DOWNLOADED = ("hf://", "s3://")
 
 
 class RejectedError(Exception):
@@ -108,10 +112,24 @@ RULES = (
     ),
     Rule(
         "model",
-        "!has(self.cache) || self.uri.startsWith('hf://')",
+        f"!self.uri.startsWith('oci://') || self.uri.matches('{OCI_URI}')",
+        "model.uri",
+        "must be oci://IMAGE, or with a path oci://IMAGE:TAG/PATH or oci://IMAGE@sha256:DIGEST/PATH",
+        lambda name, spec: not spec.model.uri.startswith("oci://") or re.match(OCI_URI, spec.model.uri) is not None,
+    ),
+    Rule(
+        "model",
+        f"!self.uri.startsWith('s3://') || self.uri.matches('{S3_URI}')",
+        "model.uri",
+        "must be s3://BUCKET/PREFIX",
+        lambda name, spec: not spec.model.uri.startswith("s3://") or re.match(S3_URI, spec.model.uri) is not None,
+    ),
+    Rule(
+        "model",
+        "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
         "model.cache",
-        "is for hf:// models: others are not downloaded",
-        lambda name, spec: spec.model.cache is None or spec.model.uri.startswith("hf://"),
+        "is for hf:// and s3:// models: others are not downloaded",
+        lambda name, spec: spec.model.cache is None or spec.model.uri.startswith(DOWNLOADED),
     ),
     Rule(
         "model",
@@ -122,10 +140,10 @@ RULES = (
     ),
     Rule(
         "model",
-        "!has(self.secretRef) || self.uri.startsWith('hf://')",
+        "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
         "model.secretRef",
-        "is for hf:// models: others need no token",
-        lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith("hf://"),
+        "is for hf:// and s3:// models: others are not downloaded",
+        lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith(DOWNLOADED),
     ),
     Rule(
         "scheduler",
@@ -217,6 +235,20 @@ RULES = (
         "is a deprecated alias of tls.mode selfSigned: leave it out to choose another mode",
         lambda name, spec: not spec.tls.enabled or spec.tls.mode in (None, "selfSigned"),
     ),
+    Rule(
+        "master.extraArgs",
+        cel(MASTER_OPTIONS),
+        "master.extraArgs",
+        sentence(MASTER_OPTIONS),
+        lambda name, spec: is_free_of(spec.master.extra_args, MASTER_OPTIONS),
+    ),
+    Rule(
+        "worker.extraArgs",
+        cel(WORKER_OPTIONS),
+        "worker.extraArgs",
+        sentence(WORKER_OPTIONS),
+        lambda name, spec: is_free_of(spec.worker.extra_args, WORKER_OPTIONS),
+    ),
     *_map_rules(),
 )
 
@@ -237,6 +269,9 @@ def parse(name: str, spec: Mapping[str, Any]) -> Spec:
     for rule in RULES:
         if not rule.holds(name, parsed):
             raise InvalidSpecError(f"{where(rule)} {rule.message}")
+    for role, settings in (("master", parsed.master), ("worker", parsed.worker)):
+        for refusal in refusals(role, settings):  # no CEL: the CRD does not list the fields of a pod template
+            raise InvalidSpecError(refusal)
     return parsed
 
 

@@ -117,7 +117,7 @@ def test_loading_weights_is_seen(namespace: Namespace):
         ({"parallelism": {"pipelineParallelSize": 9}}, "pipeline-parallel-size 9 does not fit"),
         ({"model": {"uri": "file:///models/none"}}, "/models/none"),
         ({"scheduler": {"maxBatchSize": 64, "tokenBudget": 32}}, "spec.scheduler.tokenBudget"),
-        ({"model": {"uri": "s3://bucket/key"}}, "s3:// is not supported yet"),
+        ({"worker": {"podTemplate": {"spec": {"colour": "red"}}}}, "field not declared in schema"),
     ],
 )
 def test_invalid_specs_are_named(namespace: Namespace, change, words):

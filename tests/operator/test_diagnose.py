@@ -111,6 +111,45 @@ def test_master_pods(status, reason, words):
     assert words in found.message
 
 
+SIDECAR = {"name": "proxy", "restartPolicy": "Always", "resources": {"limits": {"memory": "1Mi"}}}
+
+
+def with_sidecar(role: str, sidecar: dict, **status) -> dict:
+    """Return a pod with a sidecar of the user, which has this status."""
+    shown = {"name": "proxy", "image": "proxy:1", "restartCount": 5, **sidecar}
+    made = pod(DEMO, role, **{"initContainerStatuses": [shown], **status})
+    made["spec"]["initContainers"] = [SIDECAR]
+    return made
+
+
+def test_a_running_sidecar_hides_no_cause():
+    running = {"state": {"running": {}}, "started": True}
+    found = diagnose_pod(with_sidecar(names.WORKER, running, **crashed(1, message="boom")))
+    assert (found.reason, "boom" in found.message) == (Reason.WORKER_CRASH_LOOP, True)
+    assert "loads its weights" in diagnose_pod(with_sidecar(names.WORKER, running)).message
+
+
+@pytest.mark.parametrize(
+    ("role", "ended", "reason", "words"),
+    [
+        (names.WORKER, {"exitCode": 1, "message": "boom"}, Reason.WORKER_CRASH_LOOP, "exit code 1: boom"),
+        (
+            names.WORKER,
+            {"exitCode": 137, "reason": "OOMKilled"},
+            Reason.WORKER_OOM_KILLED,
+            "of memory: the limit is 1Mi",
+        ),
+        (names.MASTER, {"exitCode": 2, "message": "bad"}, Reason.MASTER_CRASH_LOOP, "exit code 2: bad"),
+    ],
+)
+def test_the_cause_of_a_sidecar_names_it(role, ended, reason, words):
+    state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    found = diagnose_pod(with_sidecar(role, {"state": state, "lastState": {"terminated": ended}}))
+    assert found.reason is reason
+    assert "container proxy " in found.message
+    assert words in found.message
+
+
 def test_a_ready_or_ending_pod_has_no_cause():
     assert diagnose_pod(pod(DEMO, ready=True)) is None
     ending = pod(DEMO, **crashed(1))

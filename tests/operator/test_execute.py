@@ -196,6 +196,7 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
         (403, 'services "s" is forbidden: exceeded quota: small, requested: services=1', Reason.QUOTA_EXCEEDED),
         (403, 'admission webhook "a.example.com" denied the request: exceptional', Reason.INVALID_SPEC),
         (422, "spec.x: Invalid value: exceeded quota", Reason.INVALID_SPEC),
+        (500, "failed to create typed patch object (…): .spec.x: field not declared in schema", Reason.INVALID_SPEC),
     ],
 )
 def test_a_rejection_has_the_reason_of_its_cause(status, words, reason):
@@ -222,6 +223,23 @@ def test_a_new_revision_is_checked_whole_before_anything_is_written():
     checks = [action for action in plan(FULL, view(Observed())) if isinstance(action, Check)]
     assert server.checks == len(checks) > accepted > 0
     assert ("StatefulSet", names.partition("demo", FULL.revision, 0)) in server.objects
+
+
+def test_nothing_is_written_if_the_server_drops_a_field_that_the_pods_need():
+    class Forgetful(Server):
+        def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+            answer = super().apply(manifest, dry_run)
+            if manifest["kind"] != "StatefulSet":
+                return answer
+            template = answer["spec"]["template"]
+            pod = {key: value for key, value in template["spec"].items() if key != "affinity"}
+            return {**answer, "spec": {**answer["spec"], "template": {**template, "spec": pod}}}
+
+    placed = context(merged(MINIMAL, worker={"placement": {"policy": "colocate"}}))
+    server, actions = Forgetful(), plan(placed, view(Observed()))
+    with pytest.raises(InvalidSpecError, match=r"drops spec\.template\.spec\.affinity\..*matchLabelKeys"):
+        Executor(server).run(actions, placed, Observed())  # type: ignore[arg-type]
+    assert (server.writes, server.objects) == (0, {})
 
 
 def test_a_webhook_that_dry_runs_do_not_reach_is_not_the_users_mistake():

@@ -132,15 +132,33 @@ def test_valid_for_a_current_cluster(spec):
 
 @pytest.mark.parametrize("spec", [*(example(name)["spec"] for name in EXAMPLES), EVERYTHING], ids=[*EXAMPLES, "all"])
 def test_pods_meet_the_restricted_level(spec):
+    rdma = "rdmaResource" in spec.get("communication", {})
     for pod in pod_specs(spec):
-        assert violations(pod) == []
+        is_worker = pod["containers"][0]["name"] == names.WORKER
+        assert violations(pod) == (["Capabilities"] if rdma and is_worker else [])
+
+
+def test_only_the_engine_of_a_worker_with_rdma_may_lock_memory():
+    pods = pod_specs(EVERYTHING)
+    added = {
+        container["name"]: container["securityContext"]["capabilities"]
+        for pod in pods
+        for container in [*pod["initContainers"], *pod["containers"]]
+    }
+    none = {"drop": ["ALL"]}
+    assert added == {
+        "mine": none,
+        "fetch-model": none,
+        "master": none,
+        "worker": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
 
 
 BREACHES = {
     "HostProcess": lambda pod: pod["securityContext"].update(windowsOptions={"hostProcess": True}),
     "Host namespaces": lambda pod: pod.update(hostIPC=True),
     "Privileged containers": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
-    "Capabilities": lambda pod: pod["containers"][0]["securityContext"]["capabilities"].update(add=["IPC_LOCK"]),
+    "Capabilities": lambda pod: pod["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
     "HostPath volumes": lambda pod: pod["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
     "Host ports": lambda pod: pod["containers"][0]["ports"][0].update(hostPort=80),
     "Host probes and lifecycle hooks": lambda pod: pod["containers"][0]["livenessProbe"]["httpGet"].update(host="a"),
@@ -242,6 +260,33 @@ def test_the_users_pod_settings_win():
     assert pod["automountServiceAccountToken"] is False
 
 
+@pytest.mark.parametrize(
+    ("uri", "image", "path"),
+    [
+        ("oci://model", "model", ""),
+        ("oci://example.com:5000/team/model/v1", "example.com:5000/team/model/v1", ""),
+        ("oci://localhost:5000/model:v1/a/b", "localhost:5000/model:v1", "/a/b"),
+        ("oci://model:v1", "model:v1", ""),
+        ("oci://model:5000/a", "model:5000/a", ""),
+        (f"oci://a/b@sha256:{'0' * 64}/", f"a/b@sha256:{'0' * 64}", "/"),
+        (f"oci://a/b:v1@sha256:{'0' * 64}/x", f"a/b:v1@sha256:{'0' * 64}", "/x"),
+    ],
+)
+def test_an_image_with_the_model_is_a_volume_of_every_pod(uri, image, path):
+    spec = merged(MINIMAL, model={"uri": uri}, imagePullPolicy="Always", imagePullSecrets=[{"name": "registry"}])
+    objects = manifests(spec)
+    assert boot.topology(context(spec), 1).model.path == f"/models/volume{path}"
+    for workload in (each for each in objects if each["kind"] in ("Deployment", "StatefulSet")):
+        kubernetes_validate.validate(workload, "1.36", strict=True)
+        pod = workload["spec"]["template"]["spec"]
+        assert {"name": "model", "image": {"reference": image, "pullPolicy": "Always"}} in pod["volumes"]
+        assert {"name": "model", "mountPath": "/models/volume", "readOnly": True} in pod["containers"][0][
+            "volumeMounts"
+        ]
+        assert "initContainers" not in pod
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
 def test_every_pod_fetches_only_its_part():
     shares = []
     for manifest in manifests(EVERYTHING):
@@ -253,6 +298,29 @@ def test_every_pod_fetches_only_its_part():
             ]
             shares.append(fetch["args"][6:])
     assert shares == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
+
+
+@pytest.mark.parametrize("secret", [None, {"name": "bucket"}])
+def test_a_model_in_a_bucket_is_downloaded_like_one_of_a_hub(secret):
+    endpoint = {"name": "AWS_ENDPOINT_URL", "value": "http://minio.models:9000"}
+    model = {"uri": "s3://models/team/llama/"} | ({"secretRef": secret} if secret else {})
+    spec = merged(
+        MINIMAL,
+        model=model,
+        parallelism={"pipelineParallelSize": 2},
+        master={"env": [endpoint]},
+        worker={"env": [endpoint]},
+    )
+    path, options = "/models/cache/s3/models/team/llama/", []
+    assert boot.topology(context(spec), 1).model.path == path
+    for pod in pod_specs(spec):
+        (fetch,) = pod["initContainers"]
+        assert fetch["args"][:4] == ["fetch", "s3://models/team/llama/", "--into", path]
+        assert fetch["env"] == [endpoint]
+        assert fetch.get("envFrom") == ([{"secretRef": {"name": "bucket"}}] if secret else None)
+        assert {"name": "model", "emptyDir": {}} in pod["volumes"]
+        options.append(fetch["args"][4:])
+    assert options == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
 
 
 @pytest.mark.parametrize("spec", [MINIMAL, EVERYTHING], ids=["least", "all"])

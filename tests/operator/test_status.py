@@ -162,12 +162,6 @@ def test_a_pipeline_that_becomes_ready_is_progress():
     assert reason(status(demo, observed, previous, now + timedelta(seconds=2)), "Failed")[0] == "True"
 
 
-def test_models_that_cannot_be_fetched():
-    found = status(context({"model": {"uri": "s3://bucket/key"}}), Observed(), problem="")
-    assert reason(found, "ModelReady") == ("False", "NotSupported")
-    assert "s3:// is not supported yet" in find_condition(found, "ModelReady")["message"]
-
-
 def test_downloads_are_seen():
     demo = context({"model": {"uri": "hf://a/b"}})
     fetching = {

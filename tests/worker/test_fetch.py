@@ -104,6 +104,14 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path):
     assert [start > 0 for sent, start in hub.sent if sent == name] == [False, True]
 
 
+def test_an_interrupted_download_of_a_longer_file_starts_again(hub, tmp_path):
+    name, folder = "model-layer1.safetensors", tmp_path / "model"
+    folder.mkdir()
+    (folder / f"{name}.incomplete").write_bytes(bytes(len(hub.files[name]) + 1))
+    assert fetch(hub, folder)[0] == 0
+    assert (folder / name).read_bytes() == hub.files[name]
+
+
 @pytest.mark.long
 def test_a_damaged_file_is_fetched_again(hub, tmp_path):
     name = "model-layer1.safetensors"

@@ -62,7 +62,7 @@ def _topology(context: Context, pipelines: int) -> Topology:
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
     return Topology(
         model=ModelSpec(
-            path=model_source(spec.model).path,
+            path=model_source(spec).path,
             served_name=spec.model.name or context.name,
             dtype=spec.model.dtype,
             max_model_len=spec.model.max_model_len,

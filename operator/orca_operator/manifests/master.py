@@ -8,6 +8,7 @@ from orca_operator import names
 from orca_operator.manifests.context import Context
 from orca_operator.manifests.pod import CACHE_GROUP, pod_template, resources
 from orca_operator.manifests.tls import pod_tls
+from orca_operator.pod_overlay import overlaid
 from orca_operator.pod_settings import Journal
 
 BOOT = "/etc/orca"
@@ -55,7 +56,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
     container = {
         "name": names.MASTER,
         "image": settings.image or context.images.master,
-        "args": [*arguments, *tls.options],
+        "args": [*arguments, *tls.options, *settings.extra_args],
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
@@ -66,7 +67,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "lifecycle": {"preStop": {"exec": {"command": drain}}},
     }
     labelled = settings.model_copy(update={"labels": names.ENGINE_TYPE | settings.labels})
-    template = pod_template(spec, labelled, context.name, labels, {}, container, volumes, ["--without-weights"])
+    template = pod_template(spec, labelled, context.name, labels, {}, container, volumes, ["--without-weights"], [])
     if has_journal and journal.claim_name:
         template["spec"]["securityContext"]["fsGroup"] = CACHE_GROUP
     return {
@@ -78,7 +79,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
             "revisionHistoryLimit": 0,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": names.master_selector(context.name, context.revision)},
-            "template": template,
+            "template": overlaid(template, settings),
         },
     }
 

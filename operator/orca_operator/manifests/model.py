@@ -1,11 +1,12 @@
-"""The model of a pod: path, volumes and, for hub models, the init container that downloads them."""
+"""The model of a pod: path, volumes and, for hf:// and s3://, the init container that downloads it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from orca_operator.api import Model
+from orca_operator.api import OCI_URI, Spec
 from orca_operator.diagnose import FETCH_CONTAINER
 
 VOLUME = "model"
@@ -23,8 +24,9 @@ class ModelSource:
     fetched: bool = False
 
 
-def model_source(model: Model) -> ModelSource:
-    """Return the source; its path is empty for a URI scheme that this version does not support."""
+def model_source(spec: Spec) -> ModelSource:
+    """Return the source."""
+    model = spec.model
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelSource(path=rest)
@@ -35,49 +37,53 @@ def model_source(model: Model) -> ModelSource:
             volume={"name": VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
             mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
         )
-    if scheme == "hf":
-        cache = model.cache
-        volume: dict[str, Any] = {"name": VOLUME, "emptyDir": {}}
-        if cache is not None and cache.claim_name:
-            volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_name}}
-        elif cache is not None and cache.size_limit:
-            volume["emptyDir"] = {"sizeLimit": cache.size_limit}
+    if scheme == "oci":
+        parts = re.match(OCI_URI, model.uri)
+        assert parts is not None, "validation.py"
+        image = {"reference": parts["image"] or parts["latest"], "pullPolicy": spec.image_pull_policy}
         return ModelSource(
-            path=f"{CACHE}/{rest.replace('/', '--')}/{model.revision or 'main'}",
-            volume=volume,
-            mount={"name": VOLUME, "mountPath": CACHE},
-            fetched=True,
+            path=f"{MOUNT}{parts['path'] or ''}",
+            volume={"name": VOLUME, "image": image},
+            mount={"name": VOLUME, "mountPath": MOUNT, "readOnly": True},
         )
-    return ModelSource(path="")
-
-
-def is_supported(model: Model) -> bool:
-    """Whether this version supports the scheme of the model's URI."""
-    return bool(model_source(model).path)
-
-
-def not_supported(model: Model) -> str:
-    """Return the error message for a URI scheme that is not supported yet."""
-    scheme = model.uri.partition("://")[0]
-    return f"spec.model.uri: {scheme}:// is not supported yet; hf://, pvc:// and file:// are"
+    cache = model.cache
+    volume: dict[str, Any] = {"name": VOLUME, "emptyDir": {}}
+    if cache is not None and cache.claim_name:
+        volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_name}}
+    elif cache is not None and cache.size_limit:
+        volume["emptyDir"] = {"sizeLimit": cache.size_limit}
+    folder = f"s3/{rest}" if scheme == "s3" else f"{rest.replace('/', '--')}/{model.revision or 'main'}"
+    return ModelSource(
+        path=f"{CACHE}/{folder}",
+        volume=volume,
+        mount={"name": VOLUME, "mountPath": CACHE},
+        fetched=True,
+    )
 
 
 def fetch_container(
-    model: Model, image: str, pull_policy: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
+    spec: Spec, image: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
-    source = model_source(model)
-    environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]
-    if model.secret_ref is not None:
-        secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
-        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    model, source = spec.model, model_source(spec)
+    environment: list[dict[str, Any]] = []
+    revision, entries = list[str](), dict[str, Any]()
+    if model.uri.startswith("hf://"):
+        revision = ["--revision", model.revision or "main"]
+        environment.append({"name": "HF_HOME", "value": "/tmp/huggingface"})
+        if model.secret_ref is not None:
+            secret = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+            environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    elif model.secret_ref is not None:
+        entries["envFrom"] = [{"secretRef": {"name": model.secret_ref.name}}]
     overridden = {str(entry.get("name")) for entry in env}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
-        "imagePullPolicy": pull_policy,
-        "args": ["fetch", model.uri, "--revision", model.revision or "main", "--into", source.path, *options],
+        "imagePullPolicy": spec.image_pull_policy,
+        "args": ["fetch", model.uri, *revision, "--into", source.path, *options],
         "env": [entry for entry in environment if entry["name"] not in overridden] + env,
+        **entries,
         "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -24,6 +24,11 @@ GRACE_BEYOND_DRAIN = 10
 NODE_TOLERANCE_SECONDS = 30
 
 
+def security(capabilities: list[str]) -> dict[str, Any]:
+    """Return the security context of a container that has these capabilities and no others."""
+    return SECURITY | {"capabilities": SECURITY["capabilities"] | {"add": capabilities}} if capabilities else SECURITY
+
+
 def probe(path: str, **settings: int) -> dict[str, Any]:
     """Return an HTTP probe on the probe port."""
     return {"httpGet": {"path": path, "port": names.PROBE_PORT}, "timeoutSeconds": 5, **settings}
@@ -67,9 +72,13 @@ def pod_template(
     container: dict[str, Any],
     volumes: list[dict[str, Any]],
     fetch_options: list[str],
+    capabilities: list[str],
 ) -> dict[str, Any]:
-    """Return a pod template around one container; `fetch_options` select the files of a hub model (model.py)."""
-    source = model_source(spec.model)
+    """Return a pod template around one container.
+
+    `fetch_options` select the files of a downloaded model (model.py); `capabilities` are added to the container.
+    """
+    source = model_source(spec)
     volumes = [{"name": "tmp", "emptyDir": {}}, *volumes]
     container = {
         **container,
@@ -81,7 +90,7 @@ def pod_template(
             *([source.mount] if source.mount else []),
             *settings.volume_mounts,
         ],
-        "securityContext": SECURITY,
+        "securityContext": security(capabilities),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **probes(),
     }
@@ -97,9 +106,7 @@ def pod_template(
     }
     if source.fetched:
         pod["securityContext"]["fsGroup"] = CACHE_GROUP
-        fetch = fetch_container(
-            spec.model, container["image"], spec.image_pull_policy, fetch_options, settings.env, SECURITY
-        )
+        fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY)
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers

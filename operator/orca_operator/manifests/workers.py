@@ -8,12 +8,16 @@ from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.diagnose import GPU
 from orca_operator.manifests.context import Context
+from orca_operator.manifests.placement import pipeline_affinity
 from orca_operator.manifests.pod import pod_template, resources
 from orca_operator.manifests.tls import pod_tls
+from orca_operator.pod_overlay import overlaid
 
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 MEMORY_REQUEST = "ORCA_MEMORY_REQUEST"
 """Environment variable with the container's memory request in bytes; 0 if there is none."""
+LOCK_MEMORY = "IPC_LOCK"
+"""Capability to lock memory of any size: RDMA devices register locked memory (ibv_reg_mr)."""
 MASTER_END_SECONDS = 5
 """Seconds from the end of a master's drain to the end of its process."""
 NO_MESH = {"sidecar.istio.io/inject": "false"}
@@ -46,8 +50,10 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
     if spec.communication.backend == "nccl":
         devices[GPU] = str(ranks)
         own_tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    capabilities = []
     if spec.communication.rdma_resource:
         devices[spec.communication.rdma_resource] = "1"
+        capabilities = [LOCK_MEMORY]
     limits = resources(settings, devices, DEFAULT_REQUESTS)
     tls = pod_tls(context, names.WORKER)
     container = {
@@ -58,6 +64,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
             # A worker gets SIGTERM at the same time as its master, and must outlive the master's drain.
             "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
             *tls.options,
+            *settings.extra_args,
         ],
         "ports": [
             {"name": "control", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
@@ -68,15 +75,17 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}, *tls.mounts],
     }  # fmt: skip
     shared_memory = {"medium": "Memory", "sizeLimit": settings.shared_memory_size}
+    own = {"tolerations": own_tolerations + settings.tolerations, "affinity": pipeline_affinity(context)}
     template = pod_template(
         spec,
-        settings.model_copy(update={"tolerations": own_tolerations + settings.tolerations}),
+        settings.model_copy(update=own),
         context.name,
         labels,
         NO_MESH,
         container,
         [{"name": "shared-memory", "emptyDir": shared_memory}, *tls.volumes],
         fetch_options=["--partition", f"{partition}/{count}"],
+        capabilities=capabilities,
     )
     return {
         "apiVersion": "apps/v1",
@@ -89,6 +98,6 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": names.worker_selector(context.name, context.revision, partition)},
-            "template": template,
+            "template": overlaid(template, settings),
         },
     }

@@ -1,0 +1,64 @@
+"""The options of `orca master` and `orca worker` that the operator sets, which `extraArgs` must not repeat. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+MASTER_OPTIONS: Mapping[str, str] = {
+    "--admin-port": "",
+    "--admin-token-file": "",
+    "--admission": "scheduler.admission",
+    "--api-key-file": "auth.apiKeySecretRef",
+    "--api-processes": "master.apiProcesses",
+    "--communication-backend": "communication.backend",
+    "--config": "",
+    "--drain-timeout": "drainTimeoutSeconds",
+    "--dtype": "model.dtype",
+    "--host": "",
+    "--insecure": "tls.mode",
+    "--journal": "master.journal",
+    "--kv-slots": "scheduler.kvSlots",
+    "--max-batch-size": "scheduler.maxBatchSize",
+    "--max-expected-wait": "scheduler.maxExpectedWaitSeconds",
+    "--max-model-len": "model.maxModelLen",
+    "--max-queue-depth": "scheduler.maxQueueDepth",
+    "--model": "model.uri",
+    "--pipeline": "replicas",
+    "--port": "",
+    "--probe-port": "",
+    "--recovery-timeout": "recoveryPolicy.recoveryTimeoutSeconds",
+    "--resume-window": "master.journal.resumeWindowSeconds",
+    "--scheduling-policy": "scheduler.policy",
+    "--stall-timeout": "recoveryPolicy.stallTimeoutSeconds",
+    "--tensor-parallel-size": "parallelism.tensorParallelSize",
+    "-tp": "parallelism.tensorParallelSize",
+    "--tls-dir": "tls.mode",
+    "--token-budget": "scheduler.tokenBudget",
+    "--topology": "",
+}
+WORKER_OPTIONS: Mapping[str, str] = {
+    "--drain-timeout": "drainTimeoutSeconds",
+    "--heartbeat": "",
+    "--insecure": "tls.mode",
+    "--listen": "",
+    "--probe-port": "",
+    "--tls-dir": "tls.mode",
+}
+"""Option → the field of the spec that sets it, "" for an option that no field sets."""
+
+
+def cel(options: Mapping[str, str]) -> str:
+    """Return the rule that no text of a list is one of the options, or an abbreviation, which argparse accepts."""
+    return f"self.all(arg, !arg.startsWith('-') || !{sorted(options)}.exists(o, o.startsWith(arg.split('=')[0])))"
+
+
+def is_free_of(arguments: Iterable[str], options: Mapping[str, str]) -> bool:
+    """Return what `cel` computes."""
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+    return not any(option.startswith(name) for name in given for option in options)
+
+
+def sentence(options: Mapping[str, str]) -> str:
+    """Return a message that names the options, with the fields to set instead."""
+    listed = [f"{option} ({field})" if field else option for option, field in options.items()]
+    return f"must not contain options that the operator sets: {', '.join(listed)}, or abbreviations of them"

@@ -1,0 +1,90 @@
+"""s3:// models: downloads from a bucket of S3 or of a server with its protocol, by obstore (Rust's object_store).
+
+Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), or the pod's
+identity (AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_FULL_URI, or the machine's). AWS_ENDPOINT_URL names
+another server than AWS, AWS_REGION the region.
+
+S3 publishes no digest that is the same for every upload. A file is complete if it has the listed size, and all its
+pieces have the listed ETag: S3 answers 412 for a piece of another version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.store import S3Store
+
+from orca_worker.fetch_source import FetchError, RemoteFile
+
+PIECE_BYTES = 16 << 20
+"""Size of a request: a connection that breaks repeats at most one per thread."""
+THREADS = 4
+TIMEOUT = "120s"
+"""Timeout of one piece, after which obstore tries again."""
+
+
+class Bucket:
+    """The objects of a bucket below a prefix, without those of deeper folders."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        with self._errors():
+            self._store = S3Store(
+                bucket, prefix=prefix or None, client_options={"allow_http": True, "timeout": TIMEOUT}
+            )
+
+    @property
+    def uri(self) -> str:
+        """The URI, for messages."""
+        return self._uri
+
+    def list(self) -> dict[str, RemoteFile]:
+        """Return the objects."""
+        with self._errors():
+            objects = obstore.list_with_delimiter(self._store)["objects"]
+        return {each["path"]: RemoteFile(each["path"], each["size"], each["e_tag"]) for each in objects}
+
+    def download(self, file: RemoteFile, path: Path) -> None:
+        """Download one object in pieces, those that an earlier process has not downloaded."""
+        version = hashlib.sha256(str(file.identity).encode()).hexdigest()[:16]
+        partial = path.with_name(f"{path.name}.{version}.incomplete")
+        for other in set(path.parent.glob(f"{path.name}.*.incomplete")) - {partial}:
+            other.unlink()
+        with partial.open("ab") as out, ThreadPoolExecutor(THREADS) as pool:
+            starts = iter(range(out.tell(), file.size, PIECE_BYTES))
+            while window := list(islice(starts, THREADS)):
+                for piece in pool.map(lambda start: self._piece(file, start), window):
+                    out.write(piece)
+        if partial.stat().st_size != file.size:
+            size = partial.stat().st_size
+            partial.unlink()
+            raise FetchError(f"{self.uri}/{file.name}: {size} bytes instead of {file.size}")
+        os.replace(partial, path)
+
+    def _piece(self, file: RemoteFile, start: int) -> bytes:
+        """Return the bytes of a file from `start` to the end of the piece."""
+        end = min(start + PIECE_BYTES, file.size)
+        with self._errors():
+            answer = obstore.get(self._store, file.name, options={"range": (start, end), "if_match": file.identity})
+            return bytes(answer.bytes())
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Convert the errors of obstore, whose messages have a second part for debugging."""
+        try:
+            yield
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise FetchError(f"{self.uri}: access denied: see model.secretRef, or the pod's identity") from error
+        except PreconditionError as error:
+            raise FetchError(f"{self.uri} changed during the download: start again") from error
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            message = " ".join(str(error).partition("Debug source:")[0].split())
+            raise FetchError(f"{self.uri}: {message}") from error
