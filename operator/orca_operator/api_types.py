@@ -21,3 +21,10 @@ class Part(BaseModel):
     """A part of the API: camelCase on the wire; unknown fields are dropped, as the API server does."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+class SecretKey(Part):
+    """A key of a Secret in the same namespace."""
+
+    name: Text = Field(description="Name of the Secret.")
+    key: Text = Field("token", description="Key in the Secret.")

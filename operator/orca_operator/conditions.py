@@ -27,8 +27,7 @@ from orca_operator.sleep import CLOSED, desired_pipelines, is_asleep
 from orca_operator.upgrade_notes import old_master, old_strategy
 
 CONDITIONS: Mapping[str, str] = {
-    "Ready": "every desired pipeline serves, at the spec's revision; with reason `ScaledToZero` none is desired, "
-    "because no request comes",
+    "Ready": "every desired pipeline serves, at the spec's revision; reason `ScaledToZero`: no request needs one",
     "Available": "at least one pipeline serves requests",
     "Progressing": "not ready yet, and within `progressDeadlineSeconds`",
     "Degraded": "requests are served, but the deployment does not match its spec",

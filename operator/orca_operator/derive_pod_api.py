@@ -79,12 +79,6 @@ ADDED: dict[tuple[str, str], dict[str, Any]] = {
     ("WeightedPodAffinityTerm", "weight"): WEIGHT,
 }
 """By definition and field: checks of the API server beyond the published types."""
-LINK = re.compile(r"\s*(\((see )?https?://[^)]*\)|More info: https?://\S+)")
-OPTIONAL = re.compile(r"^(\w+ is )?(optional|required): ", re.IGNORECASE)
-REMARK = re.compile(r"\s+\((?=[a-z])[^()]*\)")
-SUBORDINATE = re.compile(r"(, where|, but it|; that is|\s+Note that|\s+If the) .*$")
-LONG = 100
-"""Characters of a sentence that is shortened."""
 SPECIAL = {"Quantity": QUANTITY, "IntOrString": INT_OR_STRING, "Time": {"type": "string"}}
 
 
@@ -103,14 +97,9 @@ def derive() -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a description without its full stop: one line of `kubectl explain`.
-
-    Without links and words about being optional, and of a long sentence only the main part: the CRD has a maximum size.
-    """
+    """Return the first sentence of a description without its full stop: one line of `kubectl explain`."""
     paragraph = text.strip().partition("\n")[0]
     sentence = re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z\"'(])", paragraph, maxsplit=1)[0]
-    for pattern in (LINK, OPTIONAL, *((REMARK, SUBORDINATE) if len(sentence) > LONG else ())):
-        sentence = pattern.sub("", sentence)
     return sentence.strip().removesuffix(".")
 
 

@@ -35,10 +35,10 @@ from orca_operator.actions import (
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.diagnose import QUOTA
 from orca_operator.dropped_fields import check_kept
-from orca_operator.events import Announcer
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid, version
+from orca_operator.pod_deletions import Deleted, PodDeletions
 from orca_operator.repairs import Repairs
 from orca_operator.validation import InvalidSpecError, RejectedError
 
@@ -70,13 +70,18 @@ class Outcome:
     autoscaler_refusal: str = ""
     failures: list[str] = field(default_factory=list)
 
+    def note(self, deleted: Deleted) -> None:
+        """Add the deletion of pods."""
+        self.writes += deleted.count
+        self.failures += deleted.failures
+
 
 class Executor:
     """Writes the objects of one OrcaDeployment. Methods block."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._announcer = Announcer(cluster)
+        self._deletions = PodDeletions(cluster)
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
         self._repairs = Repairs()
@@ -101,9 +106,9 @@ class Executor:
                 case Delete(child):
                     self._delete(child, owner.namespace, outcome)
                 case ForceDelete():
-                    self._force_delete(action, owner, outcome)
+                    outcome.note(self._deletions.force_delete(action, owner))
                 case Replace():
-                    self._replace(action, owner, outcome)
+                    outcome.note(self._deletions.replace(action, owner))
                 case PutTopology() | PutScheduler():
                     outcome.puts.append(action)
         outcome.failures += self._repairs.disputes()
@@ -243,38 +248,6 @@ class Executor:
         self._written.pop((child["kind"], name_of(child)), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
-
-    def _force_delete(self, deletion: ForceDelete, owner: Owner, outcome: Outcome) -> None:
-        """Delete a pod by force; a failed deletion does not end the pass, because a webhook may have run on the node.
-
-        The Event is written at once: a later action of the pass may fail.
-        """
-        name = name_of(deletion.pod)
-        try:
-            if not self._cluster.force_delete(owner.namespace, name, deletion.pod["metadata"]["uid"]):
-                return
-        except ClusterError as error:
-            outcome.failures.append(f"{name} on the lost node {deletion.node}: {error}")
-            return
-        outcome.writes += 1
-        logger.info("%s: deleted Pod %s of the lost node %s by force", owner.namespace, name, deletion.node)
-        self._announcer.announce_forced(owner, deletion)
-
-    def _replace(self, replacement: Replace, owner: Owner, outcome: Outcome) -> None:
-        """Delete the pods of a pipeline; a failed deletion does not end the pass, and the others are deleted."""
-        num_deleted = 0
-        for pod in replacement.pods:
-            name = name_of(pod)
-            try:
-                self._cluster.delete("Pod", owner.namespace, name, pod["metadata"]["uid"])
-            except ClusterError as error:
-                outcome.failures.append(f"{name} of pipeline {replacement.pipeline}: {error}")
-            else:
-                num_deleted += 1
-        outcome.writes += num_deleted
-        if num_deleted:
-            logger.info("%s: deleted %d pods of pipeline %s", owner.namespace, num_deleted, replacement.pipeline)
-            self._announcer.announce_replaced(owner, replacement)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:

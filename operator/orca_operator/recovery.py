@@ -174,8 +174,9 @@ def _transition(pod: Object, kind: str) -> list[datetime]:
 
 
 def _starts(pod: Object) -> list[datetime]:
-    """Return when the running containers of a pod were started."""
-    running = [status.get("state", {}).get("running", {}) for status in container_statuses(pod)]
+    """Return when the running container of a worker or master was started, without sidecars."""
+    own = [status for status in container_statuses(pod) if status["name"] in (names.WORKER, names.MASTER)]
+    running = [status.get("state", {}).get("running", {}) for status in own]
     return [_time(state["startedAt"]) for state in running if state.get("startedAt")]
 
 

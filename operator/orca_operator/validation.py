@@ -18,7 +18,8 @@ from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from orca_operator.api import OCI_URI, S3_URI, Spec
+from orca_operator.api import Spec
+from orca_operator.api_model import OCI_URI, S3_URI
 from orca_operator.names import LONGEST_NAME
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals

@@ -110,7 +110,9 @@ class Deployment:
             children.append(found)
         started = {"running": {"startedAt": self.at(self.master_started).isoformat()}}
         master = {"name": "master", "image": "i", "restartCount": 0, "state": started}
-        children.append(pod(self.demo, names.MASTER, ready=True, containerStatuses=[master]))
+        now = {"running": {"startedAt": self.at(self.seconds).isoformat()}}
+        sidecar = {"name": "sidecar", "image": "i", "restartCount": 99, "state": now}  # no progress of the pipeline
+        children.append(pod(self.demo, names.MASTER, ready=True, containerStatuses=[master, sidecar]))
         return Observed(tuple(children), {self.demo.revision: self.report()} if self.answers else {})
 
     def report(self) -> StateReport:

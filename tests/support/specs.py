@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from orca_operator.api import Autoscaling, Cache, IssuerReference, PullSecret, SecretKey, Spec
+from orca_operator.api import Autoscaling, IssuerReference, PullSecret, Spec
+from orca_operator.api_model import Cache
+from orca_operator.api_types import SecretKey
 from orca_operator.effects import Leaf
 from pydantic import BaseModel
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from orca_operator.api import OCI_URI, Spec
+from orca_operator.api import Spec
+from orca_operator.api_model import OCI_URI
 from orca_operator.diagnose import FETCH_CONTAINER
 
 VOLUME = "model"

@@ -1,0 +1,52 @@
+"""`spec.model` of the OrcaDeployment API: the model and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from orca_contract.topology import Dtype
+from pydantic import Field
+
+from orca_operator.api_types import Part, Quantity, SecretKey, Text
+
+URI = r"^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+|pvc://[a-z0-9][a-z0-9.-]*/[^ ]+|s3://[^ ]+|oci://[^ ]+|file:///[^ ]+)$"
+OCI_REPOSITORY = "([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
+OCI_TAG, OCI_DIGEST = ":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", "@sha256:[a-f0-9]{64}"
+OCI_URI = (
+    f"^oci://((?P<latest>{OCI_REPOSITORY})"
+    f"|(?P<image>{OCI_REPOSITORY}({OCI_TAG}({OCI_DIGEST})?|{OCI_DIGEST}))(?P<path>/[^ ]*)?)$"
+)
+"""An image without a tag, or an image and a path in it: the tag or digest ends the image's name."""
+S3_URI = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^ ]*)?$"
+
+
+class Cache(Part):
+    """Cache of a downloaded model."""
+
+    claim_name: Text | None = Field(
+        None,
+        description="PersistentVolumeClaim that all pods share (ReadWriteMany on several nodes). If unset, every pod "
+        "downloads its own part into an emptyDir.",
+    )
+    size_limit: Quantity | None = Field(None, description="Size limit of the emptyDir.")
+
+
+class Model(Part):
+    """The model to serve."""
+
+    uri: Annotated[str, Field(pattern=URI, max_length=1024)] = Field(
+        description="Location of the model: hf://ORGANISATION/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH, "
+        "oci://IMAGE:TAG/PATH for an image volume, or file:///PATH for a model in the images."
+    )
+    name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
+    revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
+    dtype: Dtype = Field("auto", description="Type of weights and activations; auto is the checkpoint's.")
+    max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Maximum sequence length in tokens; the model's own by default."
+    )
+    secret_ref: SecretKey | None = Field(
+        None,
+        description="Access token of the Hugging Face Hub. For s3://: a Secret whose entries are environment variables "
+        "of the download, such as AWS_ACCESS_KEY_ID; `key` is not used.",
+    )
+    cache: Cache | None = Field(None, description="Cache of an hf:// or s3:// model.")
