@@ -27,7 +27,7 @@ CHART = str(Path(__file__).parents[2] / "charts" / "orca")
 SPEC = demo_spec(
     model={"uri": "file:///models/demo", "dtype": "float32"},
     parallelism={"pipelineParallelSize": 2},
-    scheduler={"maxBatchSize": 4},
+    scheduler={"maxBatchSize": 4, "maxExpectedWaitSeconds": 3600},  # two revisions on two processors are an overload
     worker=worker_settings(resources={"requests": {"cpu": "10m", "memory": "512Mi"}}),
 )
 WORKER_IMAGE = os.environ.get("OTHER_WORKER_IMAGE", os.environ.get("WORKER_IMAGE", "localhost/orca-worker:dev"))
