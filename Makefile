@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz chaos resolve test-cluster lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz chaos resolve test-cluster test-cluster-long lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -64,7 +64,11 @@ resolve: $(VENV)/dev-installed
 # kubectl and npm; on a server before 1.25 it installs the CRD without CEL rules. CONTRIBUTING.md: kind and minikube.
 # Figures of passed tests are printed.
 test-cluster: $(VENV)/dev-installed
-	$(BIN)/pytest tests/cluster -raP
+	$(BIN)/pytest tests/cluster -m 'not long' -raP
+
+# The cluster tests that take a quarter of an hour: ten minutes of steady load do not change the number of pipelines.
+test-cluster-long: $(VENV)/dev-installed
+	$(BIN)/pytest tests/cluster -m long -raP
 
 lint: style types
 

@@ -134,6 +134,7 @@ def test_load_adds_pipelines_and_idleness_removes_them(namespace: Namespace):
             assert "autoscaling/v2 HorizontalPodAutoscaler" in scaling["message"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(STEADY_SECONDS + 900)
 def test_a_steady_load_does_not_flap(namespace: Namespace):
     """Batches of requests follow each other with short pauses, in which the queue is empty."""
