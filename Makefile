@@ -126,5 +126,5 @@ $(VENV)/docs-installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/dev-installed: $(VENV)/run-installed
-	$(PIP) --editable '.[worker,hub,operator,bench,docs,dev]'
+	$(PIP) --editable '.[worker,hub,s3,operator,bench,docs,dev]'
 	touch $@

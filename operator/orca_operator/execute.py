@@ -85,6 +85,8 @@ class Executor:
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
         self._accepted: dict[tuple[str, str], str] = {}
         self._repairs = Repairs()
+        self._scaled: set[tuple[str, str]] = set()
+        """Objects that the operator itself has changed since it last applied them."""
         self._token = ""
 
     def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
@@ -187,6 +189,7 @@ class Executor:
     def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:
         """Change the replicas of an object; a failure does not end the pass, which has other revisions to care for."""
         kind, name = child["kind"], name_of(child)
+        self._scaled.add((kind, name))
         try:
             self._cluster.scale(kind, namespace, name, replicas)
         except ClusterError as error:
@@ -219,8 +222,10 @@ class Executor:
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", owner.namespace, owner.name, kind, name)
-            if before == content and (live is None or version(written) != known):  # not only an event that was late
+            changed_by_other = live is None or version(written) != known  # not only an event that was late
+            if before == content and changed_by_other and place not in self._scaled:
                 self._repairs.note(place, content)
+        self._scaled.discard(place)
         self._written[place] = (content, version(written))
 
     def _apply_autoscaler(self, manifest: dict[str, Any], owner: Owner, observed: Observed, outcome: Outcome) -> None:

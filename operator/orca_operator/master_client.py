@@ -60,7 +60,9 @@ class MasterClient:
     """The connections to all masters."""
 
     def __init__(self) -> None:
-        self._plain = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False)
+        # Each master that sleeps holds a connection (alarm.py).
+        unlimited = httpx.Limits(max_connections=None)
+        self._plain = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False, limits=unlimited)
         self._secure: dict[str, tuple[Credentials, httpx.AsyncClient]] = {}
         self._unknown_fields = UnknownFields(logger)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -21,13 +21,15 @@ from orca_operator.master_client import Door, MasterClient, MasterError
 from orca_operator.names import MASTER
 from orca_operator.observe import AdminPort, Object, Observed, is_ending, runs
 from orca_operator.plan import unknown_to_master
-from orca_operator.sleep import desired_pipelines, sleeps, wake_ups
+from orca_operator.sleep import sleeps, wake_ups
 from orca_operator.store import Key
 
 logger = logging.getLogger(__name__)
 
 RESTORE_SECONDS = 30.0
 """Interval of reads of the admin Secret while a master's pod starts, for example while it pulls its image."""
+BACKLOG_SECONDS = 60.0
+"""How long a backlog counts without a report. A master that answers no longer must not hold a rollout up for ever."""
 
 
 class Masters:
@@ -50,6 +52,8 @@ class Masters:
         self.alarm = Alarm(client, on_change)
         self._attempts = Attempts()
         self._restored_at = float("-inf")
+        self._backlogs: dict[str, float] = {}
+        """Time of the last report with a backlog, by revision."""
 
     async def observe(
         self, owner: Owner, children: tuple[Object, ...], context: Context | None, stopped: str = ""
@@ -82,7 +86,19 @@ class Masters:
         asleep = [ports[revision] for revision, report in reports.items() if sleeps(report)]
         doors = [self._door(port, token) for port in asleep if port is not None]
         self.alarm.watch([door for door in doors if door is not None])
-        return Observed(children, reports, frozenset(unauthorized))
+        backlogs = self._remembered_backlogs(reports, ports.keys())
+        return Observed(children, reports, frozenset(unauthorized), backlogs)
+
+    def _remembered_backlogs(self, reports: Mapping[str, StateReport], revisions: Set[str]) -> frozenset[str]:
+        """Return the revisions without a report whose last one had a backlog, at most BACKLOG_SECONDS ago."""
+        now = time.monotonic()
+        recent = {
+            revision: at
+            for revision, at in self._backlogs.items()
+            if revision in revisions - reports.keys() and now - at < BACKLOG_SECONDS
+        }
+        self._backlogs = recent | {revision: now for revision, report in reports.items() if report.has_backlog}
+        return frozenset(recent)
 
     async def _token(self, key: Key, context: Context | None, fresh: bool) -> str:
         if context is None:
@@ -123,13 +139,13 @@ class Masters:
         return replace(observed, reports=reports)
 
     async def _wake(self, owner: Owner, observed: Observed, context: Context | None, stopped: str) -> Observed:
-        """Wake masters whose requests wait, unless the spec has no pipelines; return the latest reports.
+        """Wake masters whose requests wait, unless the deployment is suspended; return the latest reports.
 
         Nothing that fails later in the pass can prevent it.
         """
         self.not_woken = ()
-        wanted = context is None or desired_pipelines(context.spec, context.revision, observed) > 0
-        if not wanted or not (actions := wake_ups(observed, stopped)):
+        suspended = context is not None and context.spec.suspend
+        if suspended or not (actions := wake_ups(observed, stopped)):
             return observed
         outcome = await asyncio.to_thread(self._executor.run, actions, owner, observed)
         reports, problems = dict(observed.reports), outcome.failures

@@ -43,10 +43,11 @@ def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     """Return what one revision holds and serves."""
     observed, report = view.observed, view.observed.reports.get(revision)
     held, lasts = observed.held_pipelines(revision), _master_lasts(observed, revision)
-    waiting = report is not None and report.has_backlog and not dispensable
+    waiting = (revision in observed.backlogs if report is None else report.has_backlog) and not dispensable
     if report is None or not lasts:
         recovering = not lasts and not dispensable
-        return Engine(revision, held, dispensable=dispensable, recovering=recovering, waiting=waiting)
+        asleep = lasts and not held and not dispensable  # a call without an answer must not end a waiting room
+        return Engine(revision, held, dispensable=dispensable, recovering=recovering, waiting=waiting, asleep=asleep)
     phases = {pipeline.id: pipeline.phase for pipeline in report.pipelines}
     serving = frozenset(
         index for index in range(held) if phases.get(names.pipeline_id(revision, index)) == PipelinePhase.SERVING

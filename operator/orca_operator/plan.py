@@ -167,7 +167,7 @@ def _workloads(context: Context, observed: Observed, pipelines: int, is_stopped:
     deployment, stateful_sets = rendering(context, observed)
     in_order = not context.spec.suspend and (pipelines or _can_be_empty(context, observed))  # else all pods go at once
     pods = max(pipelines, used_pipelines(observed, context.revision)) if in_order and not is_stopped else 0
-    deployment["spec"] = deployment["spec"] | {"replicas": 0 if context.spec.suspend else 1}
+    deployment["spec"] = deployment["spec"] | {"replicas": 1 if _has_master(context, observed) else 0}
     for stateful_set in stateful_sets:
         stateful_set["spec"] = stateful_set["spec"] | {"replicas": pods}
     return [*stateful_sets, deployment]
@@ -217,6 +217,16 @@ def _topology(context: Context, observed: Observed, pipelines: int, report: Stat
     answers = report.running or report.waiting  # then its pipelines stay until it has answered all requests
     last = report.topology.pipelines if report.topology is not None and answers else []
     return boot.topology(context, 0, kept).model_copy(update={"pipelines": last, "closed": CLOSED})
+
+
+def _has_master(context: Context, observed: Observed) -> bool:
+    """Whether the desired revision has a master: also without pipelines, unless the master is too old for that."""
+    if context.spec.suspend or _desired(context, observed):
+        return not context.spec.suspend
+    if (report := observed.reports.get(context.revision)) is not None:
+        return report.contract_version >= TO_ZERO_VERSION
+    live = observed.find("Deployment", names.master(context.name, context.revision))
+    return live is None or int(live["spec"]["replicas"]) > 0
 
 
 def _can_be_empty(context: Context, observed: Observed) -> bool:

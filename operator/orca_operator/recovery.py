@@ -225,7 +225,7 @@ def _failure(context: Context, view: View, budgets: Mapping[str, Budget], stop: 
             f"the pods are removed: a pipeline of revision {revision} has restarted {stop.restarts} times, more than "
             f"recoveryPolicy.maxRestarts ({most}); last cause: {stop.cause}; {repair}"
         )
-    for index in range(context.spec.num_pipelines):
+    for index in range(max(context.spec.num_pipelines, view.observed.held_pipelines(revision))):
         pipeline, pods = names.pipeline_id(revision, index), view.observed.workers(revision, index)
         restarts = budgets.get(pipeline, NO_RESTARTS).restarts
         if restarts > most and not _may_serve(view.observed, revision, pipeline, pods):

@@ -76,10 +76,13 @@ class StatusWriter:
 
     def _is_stored(self, status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
         """Whether the API server has stored as much of this status as it keeps."""
-        return self._answered == (status, previous) and time.monotonic() - self._written_at < REPEAT_SECONDS
+        written, stored = self._answered
+        is_repeated = time.monotonic() - self._written_at >= REPEAT_SECONDS
+        return stored == previous and _timeless(written) == _timeless(status) and not is_repeated
 
 
 def _timeless(status: Mapping[str, Any]) -> str:
-    """Return a status without the times of transitions: a condition that another client removed begins anew."""
+    """Return a status without the times at which something began: what another client removed begins anew."""
     conditions = [{**entry, "lastTransitionTime": None} for entry in status.get("conditions") or []]
-    return json.dumps({**status, "conditions": conditions}, sort_keys=True)
+    pipelines = [{**entry, "restartsSince": None} for entry in status.get("pipelines") or []]
+    return json.dumps({**status, "conditions": conditions, "pipelines": pipelines}, sort_keys=True)

@@ -9,6 +9,7 @@ import time
 import pytest
 from orca_contract.state import EngineState
 from orca_master.engine import engine_client
+from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices
@@ -16,6 +17,10 @@ from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.engine.wait_margin import STEP
 from orca_master.errors import QueueFullError
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
 
@@ -65,22 +70,35 @@ def test_the_bound_can_change_and_be_taken_back():
 
 
 def test_first_tokens_that_come_later_than_expected_lengthen_the_expected_wait():
+    """The margin follows the lateness, 0.2 s here; without it the twenty requests would expect some milliseconds."""
     long = dataclasses.replace(NO_WAIT, max_expected_wait=1e6)
 
     async def scene(made: Engine) -> None:
         await made.engine.start()
         await overloaded(made)
-        expected, now = made.engine.snapshot.expected_wait, time.monotonic()
+        now = time.monotonic()
         for number in range(20):
             made.submit(f"late-{number}", (3,), 60)
-        await made.until(lambda: time.monotonic() > now + 10 * expected)
+        late = max(0.2, 100 * made.engine.snapshot.expected_wait)
+        await made.until(lambda: time.monotonic() > now + 2 * late)
         made.cluster.newest("a").hangs = False
-        margin = 0.9 * STEP * long.max_expected_wait
-        await made.until(lambda: made.engine.snapshot.expected_wait > margin > expected)
+        await made.until(lambda: made.engine.snapshot.expected_wait > late)
         await made.collect(22)
         assert made.engine.snapshot.expected_wait == 0.0, "no request waits"
 
     play(lambda: Engine(topology("a"), long), scene)
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+def test_a_request_that_waited_for_a_pipeline_says_nothing_of_the_expected_wait(changes):
+    scheduler = Scheduler(SchedulerConfig(1, 1), RequestPool(10, 1000))
+    admission = Admission(scheduler, dataclasses.replace(NO_WAIT, max_expected_wait=60.0))
+    request = Request("late", 0, [1], 1, arrived_at=0.0, expected_wait=1.0)
+    for number in range(changes):
+        scheduler.add_pipeline(str(number), KvLedger(8))
+    admission.note_first_token(request, 40.0)
+    admission.expected_wait.seconds = lambda request=None: 1.0  # type: ignore[method-assign]
+    assert admission.seconds == (1.0 if changes else pytest.approx(1.0 + 0.99 * STEP * 60.0))
 
 
 def test_requests_that_were_accepted_before_and_further_choices_are_not_judged():

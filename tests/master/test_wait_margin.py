@@ -35,6 +35,10 @@ def test_one_pause_of_the_machine_is_forgotten():
     assert after(paused + [0.0] * 5000).seconds(BOUND) == 0.0
 
 
+def test_the_margin_is_at_most_the_lateness_however_long_the_bound():
+    assert after([0.01] * 10, 3600.0).seconds(3600.0) == 0.01
+
+
 def test_some_requests_are_always_accepted():
     margin = after([1e9] * 1000)
     assert margin.seconds(BOUND) == MOST * BOUND

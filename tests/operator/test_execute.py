@@ -165,6 +165,17 @@ def test_what_another_client_keeps_changing_is_restored_ever_less_often(deleted,
     assert server.objects["Service", "demo"]["spec"]["type"] == "NodePort"
 
 
+def test_the_operators_own_change_of_replicas_is_no_dispute():
+    server = Server()
+    executor = Executor(server)
+    for _ in range(10):
+        run(executor, server)
+        stateful_set = next(found for (kind, _), found in server.objects.items() if kind == "StatefulSet")
+        outcome = executor.run([Scale(stateful_set, 0)], SCALED, observed(server))
+        assert (outcome.writes, outcome.failures) == (1, [])
+    assert run(executor, server).failures == []
+
+
 def test_an_event_that_is_late_is_no_repair():
     """The operator sees its own object as it was before the last write, again and again."""
     server = Server()

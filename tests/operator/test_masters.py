@@ -114,6 +114,17 @@ def test_the_report_of_a_running_master_is_observed():
     assert scene.executor.fresh == [False]
 
 
+def test_a_backlog_is_remembered_for_a_while(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(masters.time, "monotonic", lambda: now[0])
+    silent = MasterError("ConnectTimeout")
+    scene = Scene(report(DEMO).model_copy(update={"has_backlog": True}), silent, silent)
+    assert scene.observe().backlogs == frozenset(), "the report has it"
+    assert scene.observe().backlogs == {DEMO.revision}
+    now[0] += masters.BACKLOG_SECONDS
+    assert scene.observe().backlogs == frozenset()
+
+
 def test_without_a_valid_spec_no_token_is_made():
     scene = Scene(report(DEMO))
     assert scene.observe(spec_is_valid=False).reports
@@ -236,12 +247,14 @@ def test_what_stops_a_wake_up_is_named_and_stops_nothing_else():
     assert scene.masters.not_woken == ()
 
 
-@pytest.mark.parametrize("changes", [{"suspend": True}, {"autoscaling": None, "replicas": 0}])
-def test_a_spec_without_pipelines_wakes_no_master(changes):
-    scene = Scene(BACKLOG)
+@pytest.mark.parametrize(
+    ("changes", "woken"), [({"suspend": True}, False), ({"autoscaling": None, "replicas": 0}, True)]
+)
+def test_a_suspended_deployment_wakes_no_master_and_replicas_0_answers_accepted_requests_first(changes, woken):
+    scene = Scene(BACKLOG, BACKLOG)
     found = context(merged(ZERO, **changes))
     asyncio.run(scene.masters.observe(OWNER, without_worker_pods(), found))
-    assert len(scene.client.calls) == 1, "it is only asked"
+    assert len(scene.client.calls) == (2 if woken else 1), "it is only asked, or gets a topology, too"
 
 
 def without_worker_pods() -> tuple[Any, ...]:

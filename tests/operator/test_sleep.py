@@ -236,6 +236,18 @@ def test_an_edit_keeps_the_old_revision_until_it_has_answered_the_requests_of_it
     assert summary(plan(new, view(observed(said, len(said.pipelines))), serving_revision=OLD.revision)) == ([], False)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("held", "backlogs"), [(0, frozenset({OLD.revision})), (1, frozenset({OLD.revision}))])
+def test_a_call_without_an_answer_ends_no_old_revision_whose_requests_wait(strategy, held, backlogs):
+    seen = replace(observed(None, held), backlogs=backlogs)
+    new = context(merged(EDITED, rolloutStrategy=strategy))
+    assert summary(plan(new, view(seen), serving_revision=OLD.revision)) == ([], False)
+
+
+def test_a_call_without_an_answer_ends_no_waiting_room():
+    assert summary(plan(context(EDITED), view(observed(None, 0)), serving_revision=OLD.revision)) == ([], False)
+
+
 @pytest.mark.parametrize(("strategy", "ends"), list(zip(STRATEGIES, [False, True, True], strict=True)))
 def test_an_edit_without_requests_keeps_the_waiting_room_if_the_strategy_does(strategy, ends):
     new = context(merged(EDITED, rolloutStrategy=strategy))
@@ -327,9 +339,9 @@ def test_a_master_that_starts_without_pipelines_gets_no_pods():
     assert stopped(None, 0) == ([], {"StatefulSet": 0, "Deployment": 1})
 
 
-def test_a_master_too_old_for_that_loses_its_pods():
+def test_a_master_too_old_for_that_drains_and_ends():
     old_master = reporting(contract_version=4, idle_seconds=None)
-    assert stopped(old_master, 1) == ([], {"StatefulSet": 0, "Deployment": 1})
+    assert stopped(old_master, 1) == ([], {"StatefulSet": 0, "Deployment": 0})
 
 
 def test_suspend_ends_the_master_too():

@@ -72,6 +72,16 @@ def test_a_status_of_which_an_older_crd_drops_a_field_is_not_written_by_every_pa
     assert writer.write(written, desired, stored) is not written, "the CRD may be a newer one by now"
 
 
+def test_restarts_that_an_older_crd_drops_cause_no_endless_writes(server, writer):
+    """Without the stored counts the window of the restarts begins anew in every pass."""
+    stored = status("Serving", pipelines=[{"id": "a-0"}])
+    server.patch_status = lambda *_: server.patches.append("") or {**RESOURCE, "status": stored}
+    for second in range(5):
+        pipeline = {"id": "a-0", "restartedPods": [{"seen": 1}], "restartsSince": f"2026-01-01T12:00:0{second}Z"}
+        writer.write(RESOURCE, status("Serving", pipelines=[pipeline]), stored)
+    assert len(server.patches) == 1
+
+
 def test_a_status_that_another_operator_keeps_changing_is_written_ever_less_often(server, writer, monkeypatch):
     """The other one knows no condition `Newer`, which begins anew each time. Another status is written at once."""
     now = [0.0]

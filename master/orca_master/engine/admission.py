@@ -37,11 +37,11 @@ class Admission:
         """
         expected = self.expected_wait.seconds(request)
         check_wait(self._with_margin(expected), self._longest_wait)
-        request.expected_wait = expected
+        request.expected_wait, request.expected_under = expected, self._scheduler.num_pipeline_changes
 
     def note_first_token(self, request: Request, now: float) -> None:
-        """Compare the wait of a request with what was expected."""
-        if request.expected_wait:
+        """Compare the wait of a request with what was expected, unless pipelines came or went meanwhile."""
+        if request.expected_wait and request.expected_under == self._scheduler.num_pipeline_changes:
             self._margin.note(now - request.arrived_at - request.expected_wait, self._longest_wait)
 
     def _with_margin(self, expected: float) -> float:

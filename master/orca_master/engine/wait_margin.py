@@ -2,8 +2,8 @@
 
 An expected value says nothing of the wait of the unlucky ones, and not all of a wait is known: the lengths of running
 answers, pauses of the machine, a request's own prompt. The margin is a running quantile of what was missing, by
-stochastic approximation (Robbins and Monro, "A Stochastic Approximation Method", 1951). The margin does not change the
-errors from which it is measured, so it does not swing.
+stochastic approximation (Robbins and Monro, "A Stochastic Approximation Method", 1951). A late token raises the margin
+at most to its own lateness. The margin does not change the errors from which it is measured, so it does not swing.
 """
 
 from __future__ import annotations
@@ -31,5 +31,9 @@ class WaitMargin:
         """Note by how many seconds a first token came later than expected; negative if it came earlier."""
         if math.isinf(bound):
             return
-        rise = QUANTILE if late > self._seconds else QUANTILE - 1
-        self._seconds = min(max(0.0, self._seconds + STEP * bound * rise), MOST * bound)
+        step = STEP * bound
+        if late >= self._seconds:
+            seconds = min(late, self._seconds + QUANTILE * step)
+        else:
+            seconds = max(0.0, self._seconds - (1 - QUANTILE) * step)
+        self._seconds = min(seconds, MOST * bound)

@@ -58,6 +58,8 @@ class Request:
     """Time at which the first iteration was sent, in seconds of the monotonic clock."""
     expected_wait: float = 0.0
     """Expected wait for the first iteration at the arrival, in seconds; 0: not estimated."""
+    expected_under: int = 0
+    """`Scheduler.num_pipeline_changes` at that time; later changes were not expected."""
     state: RequestState = RequestState.INITIATION
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0

@@ -55,10 +55,13 @@ class Scheduler:
         self._pipeline_of: dict[str, str] = {}
         self._suspects: list[Request] = []
         """Requests that run alone."""
+        self.num_pipeline_changes = 0
+        """How often a pipeline has been added or removed."""
 
     def add_pipeline(self, pipeline: str, ledger: KvLedger) -> None:
         """Add `pipeline`, so that requests can be admitted to it."""
         self._pipelines[pipeline] = _Pipeline(ledger)
+        self.num_pipeline_changes += 1
 
     def remove_pipeline(self, pipeline: str) -> list[Request]:
         """Remove `pipeline`, rewind its requests and return them in their order."""
@@ -66,6 +69,7 @@ class Scheduler:
         for request in requests:
             self.rewind(request)
         del self._pipelines[pipeline]
+        self.num_pipeline_changes += 1
         return requests
 
     def computing(self, pipeline: str) -> list[Request]:
