@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
 #endif
 
@@ -52,6 +52,10 @@ inline void store_as(T *to, V value) {
 
 inline Words widened(const BFloat16 *from) {
   return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+}
+
+inline Floats widened(const int8_t *from) {
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
 }
 
 inline void store_narrowed(BFloat16 *to, Words value) { store_as(to, __builtin_convertvector(value, Halves)); }
@@ -180,6 +184,17 @@ inline Words widened(const BFloat16 *from) {
   }
   return result;
 }
+
+#if defined(__AVX2__)
+inline Floats widened(const int8_t *from) {
+  Floats result;
+  for (int i = 0; i < kRegisters; ++i) {
+    const __m128i numbers = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + i * kRegisterLanes));
+    result.registers[i] = (Floats::Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+  }
+  return result;
+}
+#endif
 
 inline void store_narrowed(BFloat16 *to, Words value) {
   for (int i = 0; i < kRegisters; ++i) {
