@@ -109,7 +109,7 @@ def test_knobs_tokens_and_the_drain(cluster, api_processes):
     assert answer["contractVersion"] == VERSION
     live = {
         "stallTimeoutSeconds": 45.0, "recoveryTimeoutSeconds": 90.0, "admission": "paged", "policy": "priority",
-        "maxExpectedWaitSeconds": 30.0,
+        "maxExpectedWaitSeconds": 30.0, "drainTimeoutSeconds": 20.0,
     }  # fmt: skip
     changed = cluster.call("PUT", "/scheduler", json=live).json()
     assert changed["scheduler"] == changed["inForce"] == answer["scheduler"] | live
