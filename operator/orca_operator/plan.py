@@ -221,8 +221,10 @@ def _topology(context: Context, observed: Observed, pipelines: int, report: Stat
 
 def _has_master(context: Context, observed: Observed) -> bool:
     """Whether the desired revision has a master: also without pipelines, unless the master is too old for that."""
-    if context.spec.suspend or _desired(context, observed):
-        return not context.spec.suspend
+    if context.spec.suspend:
+        return False
+    if _desired(context, observed):
+        return True
     if (report := observed.reports.get(context.revision)) is not None:
         return report.contract_version >= TO_ZERO_VERSION
     live = observed.find("Deployment", names.master(context.name, context.revision))

@@ -77,8 +77,8 @@ class StatusWriter:
     def _is_stored(self, status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
         """Whether the API server has stored as much of this status as it keeps."""
         written, stored = self._answered
-        is_repeated = time.monotonic() - self._written_at >= REPEAT_SECONDS
-        return stored == previous and _timeless(written) == _timeless(status) and not is_repeated
+        is_recent = time.monotonic() - self._written_at < REPEAT_SECONDS
+        return is_recent and stored == previous and _timeless(written) == _timeless(status)
 
 
 def _timeless(status: Mapping[str, Any]) -> str:

@@ -488,15 +488,6 @@ def test_all_pods_of_a_pipeline_are_deleted_although_the_deletion_of_one_is_refu
     ]
 
 
-def test_no_event_tells_of_a_replacement_that_is_refused():
-    server = Server()
-    found = pod(FULL)
-    server.objects["Pod", found["metadata"]["name"]] = found
-    server.refusal, server.refused_kind = ClusterError(403, "forbidden"), found["metadata"]["name"]
-    outcome = Executor(server).run([Replace("abc-0", (found,), NOW)], FULL, Observed())
-    assert (outcome.writes, server.events) == (0, [])
-
-
 @pytest.mark.parametrize("status", [403, 422, 500, 0])
 def test_a_refused_scale_is_named_and_ends_no_pass(status):
     """It is that of one revision: the other revisions, and the status, are not to wait for it."""
