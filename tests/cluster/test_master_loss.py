@@ -142,7 +142,7 @@ def test_streams_survive_the_end_of_the_master(namespace: Namespace, journal: st
         running = pool.submit(run_streams, namespace)
         try:
             for end in ENDS:
-                assert eventually(lambda: namespace.unfinished("demo") == len(BODIES), 30, interval=0.1)
+                assert eventually(lambda: namespace.unfinished("demo") == len(BODIES), 60, interval=0.1)
                 logs.append(end_master(namespace, end))
         finally:
             namespace.kubectl(*inside, "touch", STOP)

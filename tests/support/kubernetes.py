@@ -175,15 +175,15 @@ class Namespace:
         return answers
 
     def unfinished(self, service: str) -> int:
-        """Return the number of running and waiting requests in a master's metrics."""
-        counts = re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", self.metrics(service), re.M)
+        """Return the number of running and waiting requests in a master's metrics, 0 while none listens."""
+        counts = re.findall(r"^orca:num_requests_\w+(?:{.*})? (\S+)$", self.metrics(service, check=False), re.M)
         return sum(int(float(count)) for count in counts)
 
-    def metrics(self, service: str) -> str:
-        """Return a master's metrics."""
-        return self._from_client(READER, f"http://{service}/metrics")
+    def metrics(self, service: str, check: bool = True) -> str:
+        """Return a master's metrics; without `check`, the error of a client whose connection was refused."""
+        return self._from_client(READER, f"http://{service}/metrics", check=check)
 
-    def _from_client(self, program: str, url: str, stdin: str = "") -> str:
+    def _from_client(self, program: str, url: str, stdin: str = "", check: bool = True) -> str:
         if not self._client:
             pod = {
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"},
@@ -193,7 +193,7 @@ class Namespace:
             self.apply(pod)
             self.kubectl("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
             self._client = True
-        return self.kubectl("exec", "-i", "client", "--", "python3", "-c", program, url, stdin=stdin)
+        return self.kubectl("exec", "-i", "client", "--", "python3", "-c", program, url, stdin=stdin, check=check)
 
     def pods(self, name: str = "demo") -> list[dict[str, Any]]:
         """Return the pods of an OrcaDeployment."""
