@@ -23,7 +23,7 @@ from orca_operator.observe import name_of, pod_condition
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
-from orca_operator.sleep import CLOSED, desired_pipelines, is_asleep
+from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 from orca_operator.upgrade_notes import old_master, old_strategy
 
 CONDITIONS: Mapping[str, str] = {
@@ -82,12 +82,13 @@ class Situation:
     @property
     def desired(self) -> int:
         """Desired number of pipelines; 0 if the spec is invalid."""
-        return 0 if self.spec is None else desired_pipelines(self.spec, self.revision or "", self.view.observed)
+        given_up, observed = self.recovery.given_up, self.view.observed
+        return desired_pipelines(self.spec, self.revision or "", observed, given_up) if self.spec else 0
 
     @property
     def is_asleep(self) -> bool:
         """Whether there are no pipelines because no request comes."""
-        return self.spec is not None and is_asleep(self.spec, self.revision or "", self.view.observed)
+        return bool(self.spec and scales_to_zero(self.spec) and not self.spec.suspend and not self.desired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,9 @@ def _without_pipelines(situation: Situation) -> Diagnosis:
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
     observed = situation.view.observed
-    if situation.revision in observed.reports and observed.master_is_ready(situation.revision):
-        return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
-    return diagnose(situation.view, situation.revision)
+    if situation.revision not in observed.reports or not observed.master_is_ready(situation.revision):
+        return diagnose(situation.view, situation.revision)
+    return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
 
 
 def _rolling(cause: Diagnosis, revision: str, replaced: str) -> Diagnosis:

@@ -45,8 +45,21 @@ def _lost(sent: Any, kept: Any, path: str) -> str | None:
 
 
 def _counterpart(entry: Any, index: int, kept: Any) -> Any:
-    """Return the entry of a list with the same name, or at the same place if entries have no names."""
+    """Return the entry of a list with the same name; without names, an entry that has what `entry` has, or its place.
+
+    A webhook may have inserted other entries before it.
+    """
     entries = kept if isinstance(kept, list) else []
     if isinstance(entry, dict) and "name" in entry:
         return next((each for each in entries if isinstance(each, dict) and each.get("name") == entry["name"]), None)
-    return entries[index] if index < len(entries) else None
+    alike = [each for each in entries if _has_ungated(each, entry)]
+    full = [each for each in alike if _lost(entry, each, "") is None]
+    return (full or alike or entries[index : index + 1] or [None])[0]
+
+
+def _has_ungated(kept: Any, sent: Any) -> bool:
+    """Whether `kept` has all of `sent`, except for fields of GATED."""
+    if isinstance(sent, dict):
+        own = kept if isinstance(kept, dict) else {}
+        return all(_has_ungated(own.get(name), value) for name, value in sent.items() if name not in GATED)
+    return kept == sent or not sent

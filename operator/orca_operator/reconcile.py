@@ -46,7 +46,8 @@ QUIET_SECONDS = 0.2
 POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
 REST_SECONDS = (15.0, 20.0)
-"""The same, random, after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING."""
+"""The same, random, after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING and
+no other revision has workloads."""
 RESTING = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
@@ -217,7 +218,7 @@ class Reconciler:
         source = refusal = ""
         changes, failures = 0, list[str]()
         recovery = stored_recovery(previous)
-        stopped = recovery.stop.revision if recovery.stop is not None else ""
+        stopped = recovery.given_up
         request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
         try:
             spec = parse(name, resource.get("spec") or {})
@@ -261,7 +262,8 @@ class Reconciler:
             self.store.drop_deployment(key)
         elif written is not resource:
             self.store.update_deployment(written, deleted=False)
-        deployment.rests = reason in RESTING and not changes and written is resource
+        is_over = reason in RESTING and len(view.observed.revisions()) <= 1
+        deployment.rests = is_over and not changes and written is resource
         return True
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:

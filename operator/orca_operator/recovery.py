@@ -5,8 +5,10 @@ that does not answer is ended by its liveness probe (R1).
 
 R2: a pipeline that makes no progress for `recoveryTimeoutSeconds` loses all of its pods at once, and Kubernetes creates
 them anew. Progress is a new pod, a pod that becomes ready, and a start of the master. No pod is replaced while one of
-the pipeline waits for a node, ends, or pulls, downloads or loads for less than `startupTimeoutSeconds`. The next
-replacement waits at least as long as the pipeline has been down before the last one, so the waits double.
+the pipeline waits for a node, ends, or pulls, downloads or loads for less than `startupTimeoutSeconds`. A pod that may
+run only where the others run waits for a node no longer than that: its domain may be full or drained, and new pods may
+choose another. The next replacement waits at least as long as the pipeline has been down before the last one, so the
+waits double.
 
 R3: a pipeline that has restarted more than `maxRestarts` times in the window (restart_budget.py) and does not serve is
 not replaced any more. When no pipeline of the spec's revision serves and all of them are beyond their budgets, the
@@ -73,6 +75,11 @@ class Recovery:
     stopped: str = ""
     failure: str = ""
 
+    @property
+    def given_up(self) -> str:
+        """The stopped revision, also while its pods still run; "" without one."""
+        return self.stop.revision if self.stop is not None else ""
+
 
 NO_RECOVERY = Recovery()
 
@@ -138,7 +145,7 @@ def _stuck_since(
     startup_timeout = timedelta(seconds=spec.startup_timeout_seconds)
     if not is_down or not pods or len(pods) < len(partitions):
         return None
-    if any(_may_come_up(pod, startup_timeout, now) for pod in pods):
+    if any(_may_come_up(pod, startup_timeout, now) for pod in pods) or not any(map(_is_scheduled, pods)):
         return None
     created = max(_time(pod["metadata"]["creationTimestamp"]) for pod in pods)
     progress = [created, *(moment for pod in pods for moment in _transition(pod, "Ready"))]
@@ -153,17 +160,29 @@ def _stuck_since(
 
 
 def _may_come_up(pod: Object, startup_timeout: timedelta, now: datetime) -> bool:
-    """Whether a pod ends, waits for a node, or pulls, downloads or loads within the timeout."""
-    if is_ending(pod) or pod_condition(pod, "PodScheduled").get("status") != "True":
+    """Whether a pod ends, waits for any node, or waits for that of other pods, pulls or loads within the timeout."""
+    created = _time(pod["metadata"]["creationTimestamp"])
+    if is_ending(pod):
         return True
+    if not _is_scheduled(pod):
+        return not _follows_others(pod) or now - created < startup_timeout
     states = [status.get("state", {}) for status in container_statuses(pod) if status["name"] == names.WORKER]
     has_crashed = any(
         "terminated" in state or state.get("waiting", {}).get("reason") in CRASH_REASONS for state in states
     )
     if is_ready(pod) or has_crashed:
         return False
-    begin = max([_time(pod["metadata"]["creationTimestamp"]), *_transition(pod, "PodScheduled"), *_starts(pod)])
-    return now - begin < startup_timeout
+    return now - max([created, *_transition(pod, "PodScheduled"), *_starts(pod)]) < startup_timeout
+
+
+def _is_scheduled(pod: Object) -> bool:
+    return bool(pod_condition(pod, "PodScheduled").get("status") == "True")
+
+
+def _follows_others(pod: Object) -> bool:
+    """Whether a pod may run only in the domain of other pods, as `placement: colocate` requires."""
+    affinity = pod["spec"].get("affinity") or {}
+    return bool((affinity.get("podAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution"))
 
 
 def _transition(pod: Object, kind: str) -> list[datetime]:

@@ -39,16 +39,14 @@ def sleeps(report: StateReport) -> bool:
     return topology is not None and not topology.pipelines and not topology.closed and not report.has_backlog
 
 
-def desired_pipelines(spec: Spec, revision: str, observed: Observed) -> int:
-    """Return the number of pipelines that the spec's `revision` is to have."""
+def desired_pipelines(spec: Spec, revision: str, observed: Observed, stopped: str = "") -> int:
+    """Return the number of pipelines that the spec's `revision` is to have.
+
+    The revision `stopped`, which restarts too often (recovery.py), has no pods either; it does not sleep.
+    """
     if spec.suspend or not scales_to_zero(spec):
         return spec.num_pipelines
-    return 0 if _is_idle(spec, revision, observed) else max(1, spec.replicas)
-
-
-def is_asleep(spec: Spec, revision: str, observed: Observed) -> bool:
-    """Whether the deployment is to have a master and no pipelines."""
-    return scales_to_zero(spec) and not spec.suspend and not desired_pipelines(spec, revision, observed)
+    return 0 if revision != stopped and _is_idle(spec, revision, observed) else max(1, spec.replicas)
 
 
 def _is_idle(spec: Spec, revision: str, observed: Observed) -> bool:

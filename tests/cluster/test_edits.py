@@ -32,19 +32,24 @@ SPEC = demo_spec(
 )
 WORKER_IMAGE = os.environ.get("OTHER_WORKER_IMAGE", os.environ.get("WORKER_IMAGE", "localhost/orca-worker:dev"))
 """OTHER_WORKER_IMAGE: another tag that the nodes have; by default the edit names the tag that runs already."""
-REVISIONS: dict[str, tuple[dict[str, Any], bool]] = {
-    "pipelineParallelSize 2 to 3": ({"parallelism": {"pipelineParallelSize": 3}}, True),
-    "tensorParallelSize 1 to 2": ({"parallelism": {"tensorParallelSize": 2}}, False),
-    "image": ({"worker": {"image": WORKER_IMAGE}}, True),
-    "environment": (
-        {"worker": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "A", "value": "b"}]}},
-        True,
-    ),
-    "resources": ({"worker": {"resources": {"requests": {"cpu": "20m"}}}}, True),
-    "dtype": ({"model": {"dtype": "bfloat16"}}, False),
-    "model": ({"model": {"name": "renamed"}}, True),
+OPERATOR_IMAGE = os.environ.get("OPERATOR_IMAGE", "localhost/orca-operator:dev")
+OTHER_OPERATOR_IMAGE = os.environ.get("OTHER_OPERATOR_IMAGE", OPERATOR_IMAGE)
+"""An operator of another version, which takes over and gives back; by default of the same version."""
+RENAMED = {"model": {"name": "renamed"}}
+SAME_SUMS: dict[str, dict[str, Any]] = {
+    "image": {"worker": {"image": WORKER_IMAGE}},
+    "environment": {
+        "worker": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "A", "value": "b"}]},
+    },
+    "resources": {"worker": {"resources": {"requests": {"cpu": "20m"}}}},
+    "model": RENAMED,
+    "pipelineParallelSize 2 to 3": {"parallelism": {"pipelineParallelSize": 3}},
 }
-"""Edits that begin a revision, and whether the sums of the model stay the same."""
+OTHER_SUMS: dict[str, dict[str, Any]] = {
+    "dtype": {"model": {"dtype": "bfloat16"}},
+    "tensorParallelSize 1 to 2": {"parallelism": {"tensorParallelSize": 2}},
+}
+"""Edits that begin a revision, one after another; those of SAME_SUMS do not change the tokens."""
 NAMED = """
 import json, sys, urllib.error, urllib.request
 for name in sys.argv[2:]:
@@ -63,23 +68,25 @@ def report(what: str, effect: Effect) -> None:
     print(f"{what}: {effect.seconds:.1f} s, at least {effect.fewest} pipelines served")
 
 
-@pytest.mark.parametrize("what", REVISIONS)
-def test_a_new_revision_takes_over_without_a_failed_request(namespace: Namespace, what: str):
-    changes, equal = REVISIONS[what]
+@pytest.mark.parametrize(("edits", "equal"), [(SAME_SUMS, True), (OTHER_SUMS, False)], ids=["same sums", "other sums"])
+def test_new_revisions_take_over_without_a_failed_request(
+    namespace: Namespace, edits: dict[str, dict[str, Any]], equal: bool
+):
     namespace.deploy(SPEC)
     namespace.wait_ready()
-    before, revision = pods(namespace), namespace.get("orca", "demo")["status"]["currentRevision"]
-
-    def replaced(status: Status) -> bool:
-        return serves(status) and status["currentRevision"] != revision
-
     with streams_go_on(namespace, TWENTY, equal) as numbers:
-        effect = take_effect(namespace, changes, replaced, SECONDS)
-        assert eventually(lambda: not before & pods(namespace), SECONDS), "the old revision goes"
-        time.sleep(AFTER_SECONDS)
-    assert effect.fewest >= 1
+        for what, changes in edits.items():
+            before, revision = pods(namespace), namespace.get("orca", "demo")["status"]["currentRevision"]
+
+            def replaced(status: Status, revision: str = revision) -> bool:
+                return serves(status) and status["currentRevision"] != revision
+
+            effect = take_effect(namespace, changes, replaced, SECONDS)
+            assert eventually(lambda old=before: not old & pods(namespace), SECONDS), "the old revision goes"
+            assert effect.fewest >= 1
+            report(what, effect)
+            time.sleep(AFTER_SECONDS)
     assert min(numbers) >= 1
-    report(what, effect)
 
 
 def test_after_an_edit_of_the_model_the_old_name_gets_a_clear_answer(namespace: Namespace):
@@ -87,7 +94,7 @@ def test_after_an_edit_of_the_model_the_old_name_gets_a_clear_answer(namespace: 
     namespace.wait_ready()
     namespace.ask("demo", [BODY])  # the client is there
     before = pods(namespace)
-    edit(namespace, REVISIONS["model"][0])
+    edit(namespace, RENAMED)
     assert eventually(lambda: not before & pods(namespace), SECONDS)
     program = ("exec", "client", "--", "python3", "-c", NAMED, "http://demo/v1/completions", "renamed", "demo")
     renamed, old = namespace.kubectl(*program).splitlines()
@@ -159,7 +166,7 @@ def test_the_operator_is_upgraded_deleted_and_evicted_under_streams(
     before, own = pods(namespace), Namespace(cluster, operator)
     generations = workloads(namespace)
     with streams_go_on(namespace, TWENTY) as numbers:
-        upgrade(operator, "streams")
+        upgrade(operator, "streams", OTHER_OPERATOR_IMAGE)
         for end in ("delete", "evict", "force"):
             (pod,) = operators(own)
             if end == "evict":
@@ -177,13 +184,18 @@ def test_the_operator_is_upgraded_deleted_and_evicted_under_streams(
         report("maxBatchSize after the operator's end", effect)
     assert min(numbers) >= 1
     assert pods(namespace) == before
-    upgrade(operator, "null")
+    upgrade(operator, "null", OPERATOR_IMAGE)
+    own.kubectl("rollout", "status", "deployment/orca", "--timeout=150s")
+    assert eventually(lambda: len(operators(own)) == 1, SECONDS)
+    edit(namespace, {"scheduler": {"maxBatchSize": 4}})
+    assert eventually(lambda: namespace.get("orca", "demo")["status"]["scheduler"]["maxBatchSize"] == 4, 60)
+    assert pods(namespace) == before, "the way back restarts nothing either"
 
 
-def upgrade(operator: str, value: str) -> None:
-    """Run `helm upgrade` with an annotation that replaces the operator's pod."""
-    annotation = f"podAnnotations.orca-test={value}"
-    helm("upgrade", "orca", CHART, "--namespace", operator, "--reuse-values", "--set", annotation,
+def upgrade(operator: str, value: str, image: str) -> None:
+    """Run `helm upgrade` with an image, and an annotation that replaces the operator's pod in any case."""
+    values = f"podAnnotations.orca-test={value},images.operator={image}"
+    helm("upgrade", "orca", CHART, "--namespace", operator, "--reuse-values", "--set", values,
          "--wait", "--timeout", "150s")  # fmt: skip
 
 

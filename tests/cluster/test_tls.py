@@ -14,6 +14,7 @@ from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY
 from orca_operator.names import ADMIN_PORT, ROTATE_ANNOTATION, WORKER_PORT
 from orca_operator.rotation import NEXT_CERTIFICATE, PREVIOUS
 from support.kubernetes import MASTER_IMAGE, Namespace, demo_spec, eventually, helm
+from support.pod_streams import TWENTY, streams_go_on
 
 CHART = str(Path(__file__).parents[2] / "charts" / "orca")
 BODY = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
@@ -90,27 +91,6 @@ while sys.stdin not in select.select([wire, sys.stdin], [], [])[0]:
 print(json.dumps({place: [size, sorted(found[place])] for place, size in read.items()}))
 """
 """Runs in the node's network: bytes of TCP by endpoint, and the texts that were read in them, until its input ends."""
-
-LOAD = """
-import concurrent.futures, json, sys, threading, urllib.request
-stop, answered, failed = threading.Event(), [], []
-def ask():
-    while not stop.is_set():
-        request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                answered.append(json.load(answer)["usage"]["completion_tokens"])
-        except Exception as error:
-            failed.append(repr(error))
-        stop.wait(0.05)
-with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    threads = [pool.submit(ask) for _ in range(2)]
-    print("ready", flush=True)
-    sys.stdin.read()
-    stop.set()
-print(json.dumps([len(answered), failed]))
-"""
-"""Runs in a pod of the cluster: two clients that post one request after another, until their input ends."""
 
 SERVED = """
 import json, ssl, sys
@@ -210,14 +190,14 @@ def test_strangers_are_refused_and_read_nothing(namespace: Namespace):
 
 
 def test_certificates_are_replaced_under_load_without_a_restart(namespace: Namespace, operator: str):
-    """A new authority and new certificates while two clients ask: no request fails and no pod restarts.
+    """A new authority and new certificates under twenty streams: none fails and no pod restarts.
 
     The kubelet looks at a pod's Secrets about once a minute, and at once when the pod is annotated; the operator is
     told of a propagation delay that suits that.
     """
     helm("upgrade", "orca", CHART, "--namespace", operator, "--reuse-values", "--wait", "--timeout", "120s",
          "--set", f"certificatePropagationSeconds={PROPAGATION_SECONDS}")  # fmt: skip
-    namespace.deploy(demo_spec(parallelism=TWO_PARTITIONS))
+    namespace.deploy(demo_spec(model={"uri": "file:///models/demo", "dtype": "float32"}, parallelism=TWO_PARTITIONS))
     namespace.wait_ready(seconds=150)
     namespace.ask("demo", [BODY])  # the client is there
     secrets = ("demo-tls-master", "demo-tls-worker")
@@ -236,7 +216,7 @@ def test_certificates_are_replaced_under_load_without_a_restart(namespace: Names
             authority
         )
 
-    with background(namespace, "client", LOAD, "http://demo/v1/completions", json.dumps(BODY)) as load:
+    with streams_go_on(namespace, TWENTY) as numbers:
         namespace.kubectl("annotate", "orca", "demo", f"{ROTATE_ANNOTATION}=now")
         assert eventually(replaced, 300, interval=2)
         after = {name: content(namespace, name) for name in secrets}
@@ -245,10 +225,7 @@ def test_certificates_are_replaced_under_load_without_a_restart(namespace: Names
             assert after[name][KEY] != before[name][KEY]
             assert before[name][AUTHORITIES] not in after[name][AUTHORITIES]
         assert eventually(lambda: served(namespace) == {after[name][CERTIFICATE] for name in secrets}, 150, 2)
-        answered, failed = load.result()
-    print(f"{answered} requests answered during the rotation, {len(failed)} failed")
-    assert failed == []
-    assert answered > 100
+    assert min(numbers) >= 1
     assert {pod["metadata"]["uid"] for pod in namespace.pods()} == pods
     restarts = [status["restartCount"] for pod in namespace.pods() for status in pod["status"]["containerStatuses"]]
     assert restarts == [0, 0, 0]

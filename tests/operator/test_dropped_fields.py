@@ -45,6 +45,19 @@ def test_an_answer_with_all_fields_is_accepted_whatever_the_server_adds():
     check_kept(sent(), answer)
 
 
+def test_a_term_that_a_webhook_inserts_is_not_taken_for_the_one_behind_it():
+    answer = copy.deepcopy(sent())
+    pod = answer["spec"]["template"]["spec"]
+    anti_affinity = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    anti_affinity.insert(0, {"topologyKey": "zone", "labelSelector": {}})
+    check_kept(sent(), answer)
+    anti_affinity[0] = {key: value for key, value in anti_affinity[1].items() if key != "matchLabelKeys"}
+    check_kept(sent(), answer)
+    del anti_affinity[1]["matchLabelKeys"]
+    with pytest.raises(InvalidSpecError, match=r"drops .*matchLabelKeys"):
+        check_kept(sent(), answer)
+
+
 @pytest.mark.parametrize(
     ("drop", "path", "need"),
     [

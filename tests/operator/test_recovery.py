@@ -47,6 +47,7 @@ class Worker:
     restarts: int = 0
     state: dict[str, Any] = field(default_factory=lambda: {"running": {}})
     ending: bool = False
+    affinity: dict[str, Any] = field(default_factory=dict)
 
 
 class Deployment:
@@ -105,6 +106,7 @@ class Deployment:
                 self.demo, partition=partition, pipeline=index, conditions=conditions, containerStatuses=[container]
             )
             found["metadata"] |= {"uid": worker.uid, "creationTimestamp": self.at(worker.created).isoformat()}
+            found["spec"] = {**found["spec"], "affinity": worker.affinity}
             if worker.ending:
                 found["metadata"]["deletionTimestamp"] = NOW.isoformat()
             children.append(found)
@@ -203,6 +205,18 @@ def _change(**changes: Any) -> Any:
 
 
 LATE = PATIENCE * 5
+TOGETHER = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
+PREFERRED = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100}]}}
+
+
+def _successor(created: float, **changes: Any) -> Any:
+    """Let a pod wait for a node since `created`."""
+    return _change(ready=None, scheduled=False, created=created, **changes)
+
+
+def _all_wait(deployment: Deployment) -> None:
+    for worker in deployment.workers.values():
+        worker.ready, worker.scheduled, worker.created, worker.affinity = None, False, LATE - STARTUP, TOGETHER
 
 
 @pytest.mark.parametrize(
@@ -214,6 +228,10 @@ LATE = PATIENCE * 5
         (lambda deployment: deployment.workers.pop((1, 0)), False),
         (_change(ending=True, ready=None, state=BACK_OFF), False),
         (_change(ready=None, scheduled=False), False),
+        (_successor(LATE - STARTUP, affinity=TOGETHER), True),
+        (_successor(LATE - STARTUP + 1, affinity=TOGETHER), False),
+        (_successor(LATE - STARTUP, affinity=PREFERRED), False),
+        (_all_wait, False),
         (_change(ready=None), False),
         (_change(ready=None, state=PULLING), False),
         (_change(ready=None, created=LATE - STARTUP), True),
@@ -226,7 +244,8 @@ LATE = PATIENCE * 5
     ],
     ids=[
         "no progress", "serves", "silent master", "a pod is missing", "a pod ends", "a pod waits for a node",
-        "a pod loads", "a pod pulls its image", "a pod loads for too long", "a pod waited for a node",
+        "a pod waits for the others' node for too long", "a pod waits for the others' node", "a pod may run elsewhere",
+        "all pods wait", "a pod loads", "a pod pulls its image", "a pod loads for too long", "a pod waited for a node",
         "a restarted pod loads", "a pod crashes", "a pod became ready", "a pod is new", "the master is new",
     ],
 )  # fmt: skip

@@ -181,6 +181,24 @@ def test_a_serving_deployment_is_polled_rarely_and_an_event_is_taken_up_at_once(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_deployment_whose_old_revision_drains_is_polled_often(rests):
+    """The old master reports that it has answered everything; no event does."""
+
+    async def run() -> None:
+        player = await serving()
+        await player._step({"what": "edit", "edit": {"worker": {"image": "next:1"}}})
+        await player._step({"what": "the new revision serves", "pods": {"all": "Ready"}})
+        assert player.api.condition("Ready") == ("True", "Serving")
+        metrics = player.reconciler._metrics
+        before = passes(metrics)
+        player.reconciler.enqueue(KEY)
+        await until(lambda: passes(metrics) > before + 20)
+        assert rests == []
+        await player.reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 @pytest.mark.parametrize(("suspend", "at_rest"), [(True, True), (False, False)], ids=["suspended", "loading"])
 def test_a_deployment_that_starts_is_polled_often(rests, suspend, at_rest):
     metrics = Metrics()

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_contract.state import EngineState, StateReport
+from orca_contract.state import EngineState, PipelinePhase, StateReport
 from orca_operator import names
 from orca_operator.actions import Apply, Delete, PutTopology, Scale
 from orca_operator.conditions import Situation, find_condition
 from orca_operator.manifests import boot
 from orca_operator.observe import Observed
 from orca_operator.plan import plan, unknown_to_master
+from orca_operator.recovery import Recovery, Stop
 from orca_operator.sleep import CLOSED, desired_pipelines, sleeps, wake_ups
 from orca_operator.status import make_status
 from support.orcadeployments import MINIMAL, context, everything, merged, report, view
@@ -194,6 +195,18 @@ def test_the_status_has_the_number_and_why(ready, answers):
     assert (condition["status"] == "True", condition["reason"] == "ScaledToZero") == (ready, ready)
     assert (find_condition(found, "MasterServing")["status"] == "True") == ready
     assert (find_condition(found, "FullyApplied")["status"]) == "True"
+
+
+@pytest.mark.parametrize("said", [report(DEMO, PipelinePhase.CONNECTING), None])
+def test_a_stopped_revision_does_not_sleep_whether_or_not_its_master_answers(said):
+    recovery = Recovery(stop=Stop(DEMO.revision, 9, "crashes"), stopped=DEMO.revision, failure="it crashes")
+    situation = Situation(
+        "demo", "default", 1, DEMO.spec, DEMO.revision, view(observed(said, 0)), recovery=recovery
+    )  # fmt: skip
+    found = make_status(situation, {})
+    assert found["replicas"] == 0
+    assert find_condition(found, "Ready")["reason"] == "RestartBudgetExceeded"
+    assert find_condition(found, "PipelinesFormed")["message"] == "0 of 1 pipelines serve"
 
 
 # -- waking up --------------------------------------------------------------------------------------------------------

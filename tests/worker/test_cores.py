@@ -56,6 +56,31 @@ def test_pinned_ranks_have_cores_apart_and_a_thread_for_each(cores, num_ranks, e
     )
 
 
+TWO_NODES = {0: {0, 1, 4, 5}, 1: {2, 3, 6, 7}}
+"""Hyperthreads have the numbers after all cores."""
+
+
+@pytest.mark.parametrize(
+    ("affinity", "num_ranks", "expected", "places"),
+    [
+        (range(8), 1, [(0, 1, 4, 5, 2, 3, 6, 7)], ["nodes 0,1"]),
+        (range(8), 2, [(0, 1, 4, 5), (2, 3, 6, 7)], ["node 0", "node 1"]),
+        (range(8), 4, [(0, 1), (4, 5), (2, 3), (6, 7)], ["node 0", "node 0", "node 1", "node 1"]),
+        ((1, 2, 5, 6), 2, [(1, 5), (2, 6)], ["node 0", "node 1"]),
+    ],
+)
+def test_a_pinned_rank_has_the_cores_of_as_few_nodes_as_possible(affinity, num_ranks, expected, places):
+    processors = Processors(set(affinity), None, TWO_NODES)
+    found = [rank_setting(processors, rank, num_ranks, True, {}) for rank in range(num_ranks)]
+    assert [setting.cores for setting in found] == expected
+    for setting, place in zip(found, places, strict=True):
+        assert f" of NUMA {place} (" in setting.description
+
+
+def test_cores_in_no_node_come_first_and_are_not_lost():
+    assert Processors({0, 1, 9}, None, {0: {0, 1}}).by_node == [9, 0, 1]
+
+
 def test_nothing_is_pinned_that_shares_its_cores():
     """Under a quota the threads of other containers are on the same cores; so are other pods' on a node."""
     assert [setting.cores for setting in settings(8, 4.0, 2, may_pin=True)] == [(), ()]
@@ -89,4 +114,5 @@ def test_the_log_line_has_the_numbers(cores, quota, num_ranks, may_pin, words):
 def test_this_process_has_processors():
     found = Processors.of_this_process()
     assert found.affinity == os.sched_getaffinity(0)
+    assert sorted(found.by_node) == sorted(found.affinity)
     assert 1 <= found.threads <= len(found.affinity)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from orca_worker.cgroup import cpu_quota
+from orca_worker.numa import numa_nodes
 
 THREADS = "OMP_NUM_THREADS"
 SPINS = {"GOMP_SPINCOUNT": "5000"}
@@ -26,20 +27,35 @@ WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """CPU resources of a worker: cores of its affinity mask, and CPU quota of its control group (None: no quota)."""
+    """CPU resources of a worker.
+
+    `affinity`: cores of its affinity mask; `quota`: CPU quota of its control group, None without one; `nodes`: cores of
+    each NUMA node by its number, {} if they are unknown.
+    """
 
     affinity: Set[int]
     quota: float | None
+    nodes: Mapping[int, Set[int]] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(cls) -> Processors:
-        """Read affinity mask and quota of this process."""
-        return cls(os.sched_getaffinity(0), cpu_quota())
+        """Read affinity mask and quota of this process, and the nodes of the machine."""
+        return cls(os.sched_getaffinity(0), cpu_quota(), numa_nodes())
 
     @property
     def threads(self) -> int:
         """Number of threads that can run in parallel without throttling (a fractional quota is rounded up)."""
         return len(self.affinity) if self.quota is None else min(len(self.affinity), math.ceil(self.quota))
+
+    @property
+    def by_node(self) -> list[int]:
+        """Cores of the mask, node after node: those of one node may not have successive numbers."""
+        return sorted(self.affinity, key=lambda core: (self.nodes_of([core]), core))
+
+    def nodes_of(self, cores: Iterable[int]) -> list[int]:
+        """Return the numbers of the NUMA nodes of some cores."""
+        wanted = set(cores)
+        return [node for node, own in self.nodes.items() if wanted & own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +73,9 @@ def rank_setting(
     """Return the setting of rank `rank` of the `num_ranks` that share `processors`.
 
     Threads are divided equally, with at least one per rank; the first ranks get one more if the division has a rest.
-    `may_pin`: no other program computes on the cores, so each rank is pinned to its own, which keeps memory NUMA-local.
-    Under a quota, or with fewer cores than ranks, no rank is pinned.
+    `may_pin`: no other program computes on the cores, so each rank is pinned to its own, node after node: the kernel
+    takes the rank's memory from the node of the core that first writes to it. Under a quota, or with fewer cores than
+    ranks, no rank is pinned.
     `environment`: the environment of the rank without these settings.
     """
     spins = {} if any(environment.get(name) for name in WAITING) else SPINS
@@ -69,14 +86,20 @@ def rank_setting(
     cores: tuple[int, ...] = ()
     if may_pin and processors.quota is None and each > 0:
         first = rank * each + min(rank, left_over)
-        cores = tuple(sorted(processors.affinity)[first : first + threads])
-    where = f" on core{'s' * (len(cores) > 1)} {','.join(map(str, cores))}" if cores else ""
+        cores = tuple(processors.by_node[first : first + threads])
+    where = f" on {_listed('core', cores)}" if cores else ""
+    if cores and len(processors.nodes) > 1:
+        where += f" of {_listed('NUMA node', processors.nodes_of(cores))}"
     quota = "no CPU quota" if processors.quota is None else f"CPU quota {processors.quota:g}"
     description = (
         f"{_count(threads, 'thread')}{where} (affinity {_count(len(processors.affinity), 'core')}, {quota}, "
         f"{_count(num_ranks, 'rank')})"
     )
     return RankSetting(description, {THREADS: str(threads), **spins}, cores)
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' * (len(numbers) > 1)} {','.join(map(str, numbers))}"
 
 
 def _count(number: int, noun: str) -> str:
