@@ -23,6 +23,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
 from orca_kernels.cpu.library import load
 from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
@@ -98,7 +99,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 
 @torch.inference_mode()
 def linear(dtype: torch.dtype) -> None:
-    """Print a row for each layer and number of rows: the worker's product, oneDNN with packed weights, and torch.
+    """Print a row for each layer and number of rows: our product, those of oneDNN and torch, and of integers.
 
     Without oneDNN's packed product of this type on this processor its column is left out.
     """
@@ -112,6 +113,9 @@ def linear(dtype: torch.dtype) -> None:
         fused = CpuKernels(load(), dtype)
         panels = [fused.linear(weight.clone(), bias) for weight in weights]
         others = {name: [make(weight.clone(), bias) for weight in weights] for name, make in makers.items()}
+        for quantization in BITS:
+            integers = [quantize(weight, quantization) for weight in weights]
+            others[quantization] = [fused.quantized_linear(weight, bias, dtype) for weight in integers]
         for rows in ROWS:
             x = torch.randn(rows, inputs, dtype=dtype)
             works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (panels, *others.values())]

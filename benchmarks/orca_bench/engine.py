@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Dtype
+from orca_contract.topology import Dtype, Quantization
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
         max(sizes) * blocks_for(longest) * BLOCK_SIZE,
         max(sizes) * max(arguments.input_len),
         arguments.enforce_eager,
+        arguments.quantization,
     )
     facts = circumstances(arguments.seed)
     print(line(facts))
@@ -123,6 +124,9 @@ def _parser() -> OneLineParser:
     parser.add_argument("--tensor-parallel-size", "-tp", type=positive, default=1, help="intra-layer ranks (1)")
     parser.add_argument(
         "--dtype", choices=get_args(Dtype), default="auto", help="type of weights and activations (auto)"
+    )
+    parser.add_argument(
+        "--quantization", choices=get_args(Quantization), default="none", help="weight-only quantization (none)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     parser.add_argument(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from orca_kernels.interface import Attention, AttentionForm, Kernels
+from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap
+from orca_kernels.quantization import QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels
 
 
@@ -30,6 +31,12 @@ class Operations:
         if isinstance(attention, ReferenceAttention):
             self._note(" ".join([f"attention with head_dim {form.head_dim}", *sorted(form.options())]))
         return attention
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
+        """Return a linear map over a quantised weight."""
+        if not self.kernels.quantized_products:
+            self._note("products of quantised weights (which are dequantised)")
+        return self.kernels.quantized_linear(weight, bias, dtype)
 
     def _note(self, name: str) -> None:
         if type(self.kernels) is not ReferenceKernels:  # for these `kernels_for` has logged a warning

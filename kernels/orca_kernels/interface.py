@@ -19,6 +19,8 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 if TYPE_CHECKING:  # the controller imports the model families without torch
     import torch
 
+    from orca_kernels.quantization import QuantizedWeight
+
 
 class Pools(NamedTuple):
     """K/V blocks of one layer."""
@@ -109,9 +111,14 @@ class Kernels(Protocol):
     fixed_order: bool
     """True if each row of a result is the same bit for bit whatever the other rows are. Attention in a form that the
     reference computes is excepted (`AttentionForm`)."""
+    quantized_products: bool
+    """True if `quantized_linear` reads the integers of a weight; False if it dequantises the weight once."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
+        """Prepare W and b [outputs] for x of `dtype`, with sums in float32; the map takes ownership of the tensors."""
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """LayerNorm over the last dimension of x [S, H]."""

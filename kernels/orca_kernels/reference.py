@@ -9,6 +9,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from torch.nn import functional
 
 from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.quantization import QuantizedWeight
 
 
 class ReferenceLinear:
@@ -98,10 +99,15 @@ class ReferenceKernels:
 
     name = "plain torch"
     fixed_order = False
+    quantized_products = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return ReferenceLinear(weight, bias)
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
+        """See Kernels.quantized_linear. The weight is dequantised once, and occupies the memory of `dtype`."""
+        return self.linear(weight.dequantized(dtype), bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""

@@ -20,14 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from orca_contract.topology import Dtype, ModelSpec
+from orca_contract.topology import Dtype, ModelSpec, Quantization, quantization_refusal
 from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.preflight import check, model_command, text_command
-from orca_master.commands.serve import local_topology
+from orca_master.commands.serve import backend_of, local_topology
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
@@ -98,10 +98,13 @@ class LLM:
         dtype: Dtype = "auto",
         max_model_len: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
+        quantization: Quantization = "none",
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
         path = Path(model).resolve()
+        if refusal := quantization_refusal(quantization, backend_of(device)):
+            raise ConfigurationError(f"quantization {refusal}")
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len), text_command(path, None)
         )
@@ -118,7 +121,13 @@ class LLM:
                 return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
 
             workers = self._run(start())
-            spec = ModelSpec(path=str(path), served_name=path.name, dtype=dtype, max_model_len=max_model_len)
+            spec = ModelSpec(
+                path=str(path),
+                served_name=path.name,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                quantization=quantization,
+            )
             topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             codec = TextCodec(path)
             # A program submits all its prompts at once, and has no other server to try.

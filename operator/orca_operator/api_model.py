@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orca_contract.topology import Dtype
+from orca_contract.topology import Dtype, Quantization
 from pydantic import Field
 
 from orca_operator.api_types import Part, Quantity, SecretKey, Text
@@ -41,6 +41,9 @@ class Model(Part):
     name: Text | None = Field(None, description="Model name in the API; the OrcaDeployment's name by default.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
     dtype: Dtype = Field("auto", description="Type of weights and activations; auto is the checkpoint's.")
+    quantization: Quantization | None = Field(
+        None, description="Weight-only quantization when the weights are loaded, on CPUs. Default: none."
+    )
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."
     )

@@ -26,6 +26,8 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--pipeline": "replicas",
     "--port": "",
     "--probe-port": "",
+    "--quantization": "model.quantization",
+    "-q": "model.quantization",
     "--recovery-timeout": "recoveryPolicy.recoveryTimeoutSeconds",
     "--resume-window": "master.journal.resumeWindowSeconds",
     "--scheduling-policy": "scheduler.policy",

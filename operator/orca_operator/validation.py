@@ -208,6 +208,13 @@ RULES = (
         lambda name, spec: spec.communication.backend == "nccl" or spec.model.dtype != "float16",
     ),
     Rule(
+        "",
+        "self.communication.backend == 'gloo' || !has(self.model.quantization) || self.model.quantization == 'none'",
+        "model.quantization",
+        "is for CPUs: use none with the nccl backend",
+        lambda name, spec: spec.communication.backend == "gloo" or spec.model.quantization in (None, "none"),
+    ),
+    Rule(
         "communication.env",
         f"self.all(key, key.matches('{rank_environment.ALLOWED}') && "
         f"(key.matches('{rank_environment.EXCEPTED}') || !key.matches('{rank_environment.REFUSED}')))",

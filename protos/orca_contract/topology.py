@@ -15,6 +15,8 @@ from orca_contract.message import Message, Positive, Since
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of weights and activations; auto is the checkpoint's own."""
+Quantization = Literal["none", "int8", "int4"]
+"""Weight-only quantization of the model's linear maps, when a worker loads them."""
 Backend = Literal["gloo", "nccl"]
 """Backend of the data plane: gloo on CPUs, nccl on GPUs."""
 MAX_PATH_LENGTH = 4096
@@ -28,6 +30,7 @@ class ModelSpec(Message):
     served_name: str
     dtype: Dtype = "auto"
     max_model_len: Positive | None = None
+    quantization: Annotated[Quantization, Since(7)] = "none"
 
     @field_validator("path")
     @classmethod
@@ -72,6 +75,8 @@ class Topology(Message):
         """
         if reason := rank_environment.refusal(self.communication.env):
             return f"communication.env: {reason}"
+        if reason := quantization_refusal(self.model.quantization, self.communication.backend):
+            return f"model.quantization: {reason}"
         for index, pipeline in enumerate(self.pipelines):
             if len(pipeline.workers) != self.pipeline_parallel_size:
                 return (
@@ -79,3 +84,10 @@ class Topology(Message):
                     f"pipelineParallelSize is {self.pipeline_parallel_size}"
                 )
         return ""
+
+
+def quantization_refusal(quantization: Quantization, backend: Backend) -> str:
+    """Return why a backend's workers refuse a quantization; "" if they do not."""
+    if quantization == "none" or backend == "gloo":
+        return ""
+    return f"{quantization}: the CUDA kernels lack it, use none or a CPU"

@@ -26,6 +26,13 @@ def test_a_topology_of_defaults_is_one_worker_on_cpus():
     ("changes", "words"),
     [
         ({"pipeline_parallel_size": 2}, "pipelines.0.workers: pipeline a names 1 workers, pipelineParallelSize is 2"),
+        (
+            {
+                "model": MODEL.model_copy(update={"quantization": "int8"}),
+                "communication": Communication(backend="nccl"),
+            },
+            "model.quantization: int8: the CUDA kernels lack it, use none or a CPU",
+        ),
         ({"communication": Communication(env={"LD_PRELOAD": "x"})}, "communication.env: "),
     ],
 )
@@ -40,6 +47,7 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
         ({"model": {"path": "a\0b", "servedName": "m"}}, "model.path"),
         ({"model": {"path": "a" * 5000, "servedName": "m"}}, "model.path"),
         ({"pipelines": {}}, "pipelines"),
+        ({"model": {"path": "a", "servedName": "m", "quantization": "int3"}}, "model.quantization"),
         ({"pipelines": [{"id": "a", "workers": []}]}, "pipelines.0.workers"),
         ({"tensorParallelSize": 0}, "tensorParallelSize"),
         ({"communication": {"backend": "mpi"}}, "communication.backend"),
@@ -48,6 +56,13 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
 def test_what_cannot_be_read_is_refused_by_the_field(changes, field):
     with pytest.raises(ValueError, match=f"^{field}: "):
         read(Topology, json.dumps({**topology().wire(), **changes}).encode())
+
+
+def test_masters_of_older_versions_do_not_get_the_default_of_a_newer_field():
+    assert "quantization" not in topology().wire()["model"]
+    quantised = topology(model=MODEL.model_copy(update={"quantization": "int8"}))
+    assert quantised.wire()["model"]["quantization"] == "int8"
+    assert quantised.unknown_to(6) == ["model.quantization"]
 
 
 def test_the_wire_is_camel_case_and_reads_back():

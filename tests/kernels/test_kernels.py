@@ -16,6 +16,7 @@ from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
 from orca_kernels.interface import AttentionForm, Kernels, Pools
+from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
@@ -207,6 +208,45 @@ def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
     close(with_bias.add(x, residual), expected, dtype)
     gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
     close(with_bias.gelu_tanh(x), gelu, dtype)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (128, 32), (129, 33), (300, 211), (1024, 70)])
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
+@pytest.mark.parametrize("quantization", BITS)
+def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, outputs, num_rows):
+    """Against the dequantised weights: groups of 128 inputs, also the smaller last one, have their own scales."""
+    x, weight, bias = (
+        torch.randn(*shape).to(dtype) / 8 for shape in ((num_rows, inputs), (outputs, inputs), (outputs,))
+    )
+    weight *= torch.logspace(-2, 1, inputs)
+    residual = torch.randn(num_rows, outputs).to(dtype)
+    quantised = quantize(weight, quantization)
+    wide = quantised.dequantized(torch.float64)
+    linear = kernels.quantized_linear(quantised, None, dtype)
+    y = x.double() @ wide.t()
+    size = y.abs().max().item()
+    error = ERROR[dtype] * max(1.0, size)
+    for found, expected in (
+        (linear(x), y),
+        (linear.add(x, residual.clone()), residual.double() + y),
+        (kernels.quantized_linear(quantised, bias.clone(), dtype)(x), y + bias.double()),
+    ):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
+    gelu = torch.nn.functional.gelu(y, approximate="tanh")
+    torch.testing.assert_close(linear.gelu_tanh(x).double(), gelu, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("quantization", BITS)
+def test_a_row_of_a_quantised_map_is_the_same_beside_any_others(kernels, dtype, quantization):
+    """Bit for bit, like a row of a linear map of our own."""
+    weight, x = torch.randn(70, 200).to(dtype) / 8, torch.randn(40, 200).to(dtype)
+    product = kernels.quantized_linear(quantize(weight, quantization), None, dtype)
+    error = 0.0 if isinstance(product, PanelLinear) else ERROR[dtype]
+    whole = product(x)
+    for num_rows in range(1, len(x)):
+        found = torch.cat((product(x[:num_rows]), product(x[num_rows:])))
+        torch.testing.assert_close(found, whole, atol=error, rtol=error)
 
 
 @pytest.mark.parametrize("size", [1, 7, 96, 768])

@@ -9,7 +9,8 @@ import os
 import threading
 
 import pytest
-from orca_master.commands.options import add_engine_options, add_model_options, add_server_options, endpoint_config
+from orca_master.commands.model_options import add_model_options
+from orca_master.commands.options import add_engine_options, add_server_options, endpoint_config
 from orca_master.endpoint import api_keys
 from orca_master.endpoint.api_keys import KeyRing, digest, digests_of, read_key_file
 from orca_master.endpoint.middleware import _key_of

@@ -174,6 +174,21 @@ def test_the_smallest_number_of_blocks_decides_and_is_explained(kv_slots, fittin
     asyncio.run(run())
 
 
+def test_a_worker_that_ignores_the_quantization_is_refused():
+    """One of an older version, which would serve the unquantised weights."""
+
+    async def load(request: pb.LoadRequest, on_progress: Callable[[int, int], None]) -> pb.ModelFacts:
+        return pb.ModelFacts()
+
+    async def run() -> None:
+        worker = SimpleNamespace(address="a:1", load=load)
+        await pipeline()._load(worker, lambda phase: None, pb.LoadRequest())
+        with pytest.raises(ConfigurationError, match="worker a:1 is of an older version without --quantization int8"):
+            await pipeline()._load(worker, lambda phase: None, pb.LoadRequest(quantization="int8"))
+
+    asyncio.run(run())
+
+
 def test_what_all_workers_have_read():
     """A worker that had the weights already, or is of an older version, reports nothing and is not counted."""
 

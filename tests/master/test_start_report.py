@@ -55,6 +55,11 @@ def test_several_pipelines(num_serving, words):
     assert slots.startswith("K/V slots in pipeline p0: 8192 ")
 
 
+def test_quantised_weights_are_named():
+    model, *_ = start_report(snapshot(replace(FORMED, quantization="int8")))
+    assert model == "model: llama, 32 layers, bfloat16 with int8 weights, sequences of at most 4096 tokens"
+
+
 def test_what_older_workers_do_not_report_is_left_out():
     model, *others = start_report(snapshot(replace(FORMED, family="", kernels="", num_layers=1)))
     assert model == "model: 1 layer, bfloat16, sequences of at most 4096 tokens"

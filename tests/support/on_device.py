@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap, Pools, RaggedBatch
+from orca_kernels.quantization import QuantizedWeight
 
 
 class OnDevice:
@@ -17,6 +18,10 @@ class OnDevice:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         return _Map(self, self._kernels.linear(self.moved(weight), None if bias is None else self.moved(bias)))
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
+        there = QuantizedWeight(weight.quantization, self.moved(weight.numbers), self.moved(weight.scales))
+        return _Map(self, self._kernels.quantized_linear(there, None if bias is None else self.moved(bias), dtype))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         return self._kernels.layer_norm(self.moved(x), self.moved(weight), self.moved(bias), epsilon).cpu()

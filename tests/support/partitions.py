@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Quantization
 from orca_kernels.interface import Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
@@ -54,11 +55,13 @@ class PartitionedModel:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 160,
         kernels: Sequence[Kernels] | None = None,
+        quantization: Quantization = "none",
     ):
         """`kernels`: by partition; default: the best ones for this CPU."""
         self.config = read_model_config(path)
         self.rows = RowTable(self.config.max_positions, CPU)
         self.free_blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+        self._quantization = quantization
         self._kernels = kernels or [kernels_for(CPU, dtype)] * num_partitions
         meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
         barrier = threading.Barrier(tensor_parallel_size)
@@ -72,7 +75,8 @@ class PartitionedModel:
 
     def _build(self, path, index, num_partitions, dtype, num_blocks, group) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
-        spec = PartitionSpec(index, num_partitions, self.config.max_positions, self._kernels[index], CPU, group)
+        length, kernels = self.config.max_positions, self._kernels[index]
+        spec = PartitionSpec(index, num_partitions, length, kernels, CPU, group, self._quantization)
         partition = build(self.config, checkpoint, spec)
         for attention in partition.attentions():
             # NaN reveals reads of slots that were not written.

@@ -134,6 +134,7 @@ def test_a_port_in_use(copy, api_processes):
         assert f"--listen 127.0.0.1:{port}: the address is in use" in result.stderr
 
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
 MISTAKES: list[tuple[list[str], str]] = [
     (["serve"], "the following arguments are required: model"),
     (["serve", "m", "--pipeline-parallel-size", "0"], "'0' is not a whole number from 1 to 2147483647"),
@@ -141,6 +142,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
     (["serve", "m", "--port", "65536"], "'65536' is not a port"),
     (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
+    (["serve", "m", "--quantization", "int3"], "invalid choice: 'int3' (choose from"),
+    (["serve", str(DEMO), "--device", "cuda", "--quantization", "int8"], "--quantization int8: the CUDA kernels lack"),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "-q", "int8"],
+        "--quantization int8: the CUDA kernels lack it, use none or a CPU",
+    ),
     (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
     (
         ["master", "--topology", "t.json", "--dtype", "float32"],

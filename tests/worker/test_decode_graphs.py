@@ -43,8 +43,8 @@ def target(request) -> CpuTarget:
 class Recorded:
     """A model whose decode iterations are recorded, with separate kernels for each partition."""
 
-    def __init__(self, path, kernels, records, sizes, dtype=torch.float32):
-        self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype)
+    def __init__(self, path, kernels, records, sizes, dtype=torch.float32, quantization="none"):
+        self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype, quantization=quantization)
         (self.partitions,) = self.model.ranks
         self.padding = self.model.take_block()
         self.recorded = [
@@ -58,9 +58,9 @@ class Recorded:
         return cls(path, [CudaKernels(recorder) for recorder in recorders], recorders, CUDA_SIZES), recorders
 
     @classmethod
-    def on_cpu(cls, path, num_partitions, target, dtype=torch.float32):
+    def on_cpu(cls, path, num_partitions, target, dtype=torch.float32, quantization="none"):
         kernels = [CpuKernels(load(target), dtype) for _ in range(num_partitions)]
-        return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype)
+        return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype, quantization)
 
     @staticmethod
     def _forward(partition):
@@ -121,14 +121,15 @@ def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, 
     model.assert_strange_blocks_untouched()
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variant_params(RECORDED_VARIANTS))
 def test_every_model_is_recorded_and_a_replay_equals_its_recording(
-    variant, dtype, checkpoint, references, target, caplog
+    variant, dtype, quantization, checkpoint, references, target, caplog
 ):
     """Bit for bit, and without the warning that a batch cannot be recorded."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
-    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype)
+    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype, quantization)
     with caplog.at_level(logging.WARNING):
         for _ in model.iterations(expected, [(0, 1, 2, 3, 4)]):
             pass

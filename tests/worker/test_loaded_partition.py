@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from orca_protos import engine_pb2 as pb
+from orca_worker.errors import ModelError
+from orca_worker.load_request import check_request
 from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
 from support.checkpoints import VARIANTS
@@ -31,6 +33,27 @@ def test_increments_are_recorded_by_the_kernels_that_compute_them(checkpoint):
 def test_nothing_is_recorded(variant, fields, checkpoint):
     """The reference's attention reads lengths on the host: a replay would attend over the lengths of the recording."""
     assert load_partition(request(checkpoint(variant), **fields), 0, lambda _: None).recorder() is None
+
+
+def test_the_facts_name_the_quantization(checkpoint):
+    """So that a master detects a worker of an older version, which ignores it."""
+    path = checkpoint("llama-gqa-tied")
+    assert load_partition(request(path, quantization="int8"), 0, lambda _: None).facts().quantization == "int8"
+    assert load_partition(request(path), 0, lambda _: None).facts().quantization == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"quantization": "int3"}, "quantization 'int3': this worker knows none, int8, int4"),
+        ({"quantization": "int8", "device": "cuda"}, "quantization int8: the CUDA kernels lack it, use none or a CPU"),
+    ],
+)
+def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
+    check_request(request("m", quantization="int8"))
+    check_request(request("m", quantization="none", device="cuda"))
+    with pytest.raises(ModelError, match=f"^{message}$"):
+        check_request(request("m", **fields))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

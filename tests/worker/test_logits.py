@@ -6,6 +6,7 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
+from orca_kernels.reference import ReferenceKernels
 from support.checkpoints import VOCABULARY, llama_like, make_model, make_prompts, randomise
 from support.partitions import PartitionedModel
 from support.variants import variant_params
@@ -76,6 +77,34 @@ def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, r
         torch.testing.assert_close(logits, torch.cat(wanted), atol=1e-4, rtol=0)
     assert mixed >= 2
     assert computed == [len(sequence) for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    ("num_partitions", "ranks"),
+    [*(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 1), (3, 1), (1, 2))), (2, 2)],
+)
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.1), ("int4", 0.9)])
+@pytest.mark.parametrize("variant", variant_params())
+def test_logits_of_quantised_weights_equal_those_of_the_dequantised_weights(
+    variant, quantization, most, num_partitions, ranks, checkpoint
+):
+    """fp32 within 1e-4: a prompt, then chunks beside increments. The weights differ from the checkpoint's."""
+    path, prompts = checkpoint(variant), [list(prompt) for prompt in make_prompts((600, 33))]
+    fused = PartitionedModel(path, num_partitions, ranks, quantization=quantization)
+    plain = [ReferenceKernels()] * num_partitions
+    dequantised = PartitionedModel(path, num_partitions, ranks, kernels=plain, quantization=quantization)
+    exact = PartitionedModel(path, num_partitions, ranks, kernels=plain)
+    for parts in (
+        [(0, 0, prompts[0][:250])],
+        [(0, 250, prompts[0][250:]), (1, 0, prompts[1])],
+        [(0, 600, [7]), (1, 33, [8])],
+    ):
+        logits, expected, original = (
+            model.logits(model.iteration(parts, max_tokens=640)) for model in (fused, dequantised, exact)
+        )
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+        error = (logits - original).square().mean().sqrt() / original.square().mean().sqrt()
+        assert 1e-4 < error < most, "the weights are quantised, and the model is the same"
 
 
 @pytest.mark.parametrize("variant", variant_params())

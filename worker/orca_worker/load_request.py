@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 from orca_contract import rank_environment
+from orca_contract.topology import Quantization
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
 
 
 def check_request(request: pb.LoadRequest) -> None:
-    """Raise ModelError for an invalid count or a forbidden environment variable.
+    """Raise ModelError for an invalid count, an unknown quantization, or a forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -18,5 +21,16 @@ def check_request(request: pb.LoadRequest) -> None:
     for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
         if getattr(request, name) < 1:
             raise ModelError(f"{name} {getattr(request, name)}: at least 1 is expected")
+    if (request.quantization or "none") not in get_args(Quantization):
+        raise ModelError(
+            f"quantization {request.quantization!r}: this worker knows {', '.join(get_args(Quantization))}"
+        )
+    if quantization(request) != "none" and request.device != "cpu":
+        raise ModelError(f"quantization {request.quantization}: the CUDA kernels lack it, use none or a CPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
+
+
+def quantization(request: pb.LoadRequest) -> Quantization:
+    """Return the quantization of weights of a checked request; a master of an older version sends none."""
+    return cast("Quantization", request.quantization or "none")

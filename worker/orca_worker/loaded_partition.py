@@ -15,6 +15,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.errors import ModelError
+from orca_worker.load_request import quantization
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
@@ -45,6 +46,7 @@ class LoadedPartition:
             family=self.config.family,
             kernels=self.kernels.name,
             deterministic=self.request.deterministic,
+            quantization=self.request.quantization,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
@@ -73,7 +75,9 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     if max_model_len > config.longest:
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
     kernels = kernels_for(device, dtype)
-    spec = PartitionSpec(request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, group)
+    spec = PartitionSpec(
+        request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, group, quantization(request)
+    )
     model = build(config, Checkpoint(path, dtype, device, on_read), spec)
     return LoadedPartition(request, config, group, device, dtype, max_model_len, kernels, model)
 

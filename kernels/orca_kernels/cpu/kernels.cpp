@@ -2,6 +2,7 @@
 #include "all_reduce.h"
 #include "attention.h"
 #include "linear.h"
+#include "quantized_linear.h"
 #include "replay.h"
 #include "rows.h"
 
@@ -71,7 +72,7 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
   }                                                                                                                   \
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const T *bias, const T *residual, T *y,     \
                                       int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
-    orca::linear<T>({x, panels, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0});                           \
+    orca::linear(orca::LinearCall<T>{{x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels});         \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(pack_##name)                                                                                        \
   ORCA_DEFINE_RUN(linear_##name)
@@ -81,4 +82,28 @@ ORCA_DEFINE_LINEAR(float32, float)
 #endif
 #if defined(__AVX512BF16__) || (defined(__AVX2__) && !defined(__AVX512F__))
 ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16)
+#endif
+
+// Quantised weights, with activations of either type.
+#define ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, name, T)                                                         \
+  ORCA_EXPORT void orca_linear_##format##_##name(                                                                     \
+      const T *x, const orca::Format::Word *panels, const float *scales, const T *bias, const T *residual, T *y,      \
+      int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {                                             \
+    orca::linear(orca::QuantizedCall<T, orca::Format>{                                                                \
+        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales});                              \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(linear_##format##_##name)
+
+#define ORCA_DEFINE_QUANTIZED(format, Format)                                                                         \
+  ORCA_EXPORT void orca_pack_##format(const int8_t *weight, const float *scales, orca::Format::Word *panels,          \
+                                      float *panel_scales, int64_t inputs, int64_t outputs) {                         \
+    orca::pack_quantized<orca::Format>(weight, scales, panels, panel_scales, inputs, outputs);                        \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(pack_##format)                                                                                      \
+  ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, float32, float)                                                        \
+  ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, bfloat16, orca::BFloat16)
+
+#if defined(__AVX2__)
+ORCA_DEFINE_QUANTIZED(int8, Int8)
+ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif

@@ -15,6 +15,7 @@ from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.quantization import BITS, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -37,23 +38,31 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
 """Functions for the element types whose products the library computes."""
+PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 2
+QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
+"""Arguments of the functions for quantised weights, which all targets with AVX2 have."""
 PANEL = 32
 """Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, 16 with AVX2 (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
 class PanelLinear:
-    """A `LinearMap` over cpu/linear.h; the weight is copied into panels and the original is released."""
+    """A `LinearMap` over cpu/linear.h or cpu/quantized_linear.h."""
 
     def __init__(
-        self, calls: Calls, pack: Function, product: Function, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        calls: Calls,
+        product: Function,
+        shape: tuple[int, int],
+        panels: tuple[torch.Tensor, ...],
+        bias: torch.Tensor | None,
     ) -> None:
-        self._outputs, self._inputs = weight.shape
-        self._panels = weight.new_empty(-(-self._outputs // PANEL) * PANEL * self._inputs)
+        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight."""
+        self._outputs, self._inputs = shape
+        self._panels = panels
         self._bias = bias
         self._calls = calls
         self._product = product
-        pack(weight.contiguous().data_ptr(), self._panels.data_ptr(), self._inputs, self._outputs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
@@ -71,7 +80,7 @@ class PanelLinear:
         x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
         self._product(
             x.data_ptr(),
-            self._panels.data_ptr(),
+            *(panel.data_ptr() for panel in self._panels),
             None if self._bias is None else self._bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             y.data_ptr(),
@@ -177,13 +186,34 @@ class CpuKernels(ReferenceKernels):
         self.fixed_order = own_products
         signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
+        self.quantized_products = hasattr(library, "orca_pack_int8")
+        for quantization in BITS if self.quantized_products else ():
+            pack, linear = f"pack_{quantization}", f"linear_{quantization}"
+            self._functions[pack] = self.calls.function(pack, PACK_QUANTIZED)
+            self._functions[linear] = self.calls.function(f"{linear}_{suffix}", QUANTIZED_LINEAR)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return_freed_memory()  # memory of the original weights, to bound peak memory
-        if "linear" in self._functions and weight.shape[1] * weight.itemsize % WORD_BYTES == 0:
-            return PanelLinear(self.calls, self._functions["pack"], self._functions["linear"], weight, bias)
-        return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
+        if "linear" not in self._functions or weight.shape[1] * weight.itemsize % WORD_BYTES:
+            return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
+        outputs, inputs = weight.shape
+        panels = weight.new_empty(_padded(outputs) * inputs)
+        self._functions["pack"](weight.contiguous().data_ptr(), panels.data_ptr(), inputs, outputs)
+        return PanelLinear(self.calls, self._functions["linear"], (outputs, inputs), (panels,), bias)
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
+        """See Kernels.quantized_linear."""
+        if not self.quantized_products:
+            return super().quantized_linear(weight, bias, dtype)
+        return_freed_memory()  # as in `linear`
+        outputs, inputs = weight.numbers.shape
+        panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(weight.quantization, inputs))
+        scales = weight.scales.new_empty(_padded(outputs) * weight.scales.shape[1])
+        tensors = (weight.numbers.contiguous(), weight.scales.contiguous(), panels, scales)
+        self._functions[f"pack_{weight.quantization}"](*(tensor.data_ptr() for tensor in tensors), inputs, outputs)
+        product = self._functions[f"linear_{weight.quantization}"]
+        return PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
@@ -220,6 +250,16 @@ class CpuKernels(ReferenceKernels):
         if form.head_dim % LANES or not form.options() <= ATTENTION_OPTIONS:
             return UnrecordedAttention(self.calls, form)
         return CpuAttention(self.calls, self._functions["store"], self._functions["attention"], form)
+
+
+def _padded(outputs: int) -> int:
+    """Return the outputs of all panels."""
+    return -(-outputs // PANEL) * PANEL
+
+
+def _row_bytes(quantization: str, inputs: int) -> int:
+    """Return the bytes of an output's numbers in a panel; those of four bits fill words."""
+    return inputs if BITS[quantization] == 8 else -(-inputs * BITS[quantization] // (8 * WORD_BYTES)) * WORD_BYTES
 
 
 def packs(dtype: torch.dtype) -> bool:

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
 #endif
 
@@ -52,6 +52,21 @@ inline void store_as(T *to, V value) {
 
 inline Words widened(const BFloat16 *from) {
   return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+}
+
+inline Floats widened(const int8_t *from) {
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
+}
+
+// left x right + to, rounded once. `left * right + to` is rounded once or twice, as the compiler likes.
+inline Floats multiply_add(Floats left, Floats right, Floats to) {
+  return (Floats)_mm512_fmadd_ps((__m512)left, (__m512)right, (__m512)to);
+}
+
+// The lowest four bits of each element minus 8. The permutation looks at no other bits.
+inline Floats lowest_four_bits(Words from) {
+  const Floats numbers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  return (Floats)_mm512_permutexvar_ps((__m512i)from, (__m512)numbers);
 }
 
 inline void store_narrowed(BFloat16 *to, Words value) { store_as(to, __builtin_convertvector(value, Halves)); }
@@ -180,6 +195,35 @@ inline Words widened(const BFloat16 *from) {
   }
   return result;
 }
+
+#if defined(__AVX2__)
+inline Floats widened(const int8_t *from) {
+  Floats result;
+  for (int i = 0; i < kRegisters; ++i) {
+    const __m128i numbers = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + i * kRegisterLanes));
+    result.registers[i] = (Floats::Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+  }
+  return result;
+}
+
+// left x right + to, rounded once. `left * right + to` is rounded once or twice, as the compiler likes.
+inline Floats multiply_add(Floats left, Floats right, Floats to) {
+  for (int i = 0; i < kRegisters; ++i) {
+    to.registers[i] = (Floats::Register)_mm256_fmadd_ps(left.registers[i], right.registers[i], to.registers[i]);
+  }
+  return to;
+}
+
+// The lowest four bits of each element minus 8.
+inline Floats lowest_four_bits(Words from) {
+  Floats result;
+  for (int i = 0; i < kRegisters; ++i) {
+    const __m256i bits = _mm256_and_si256((__m256i)from.registers[i], _mm256_set1_epi32(15));
+    result.registers[i] = (Floats::Register)_mm256_cvtepi32_ps(_mm256_sub_epi32(bits, _mm256_set1_epi32(8)));
+  }
+  return result;
+}
+#endif
 
 inline void store_narrowed(BFloat16 *to, Words value) {
   for (int i = 0; i < kRegisters; ++i) {

@@ -8,6 +8,7 @@
 
 #if defined(__AVX2__)
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 namespace orca {
@@ -24,14 +25,38 @@ constexpr int kFarAhead = 128 / kVectors;  // steps to prefetch into the L2 cach
 constexpr int64_t kChunkWords = 1 << 17;  // words of rows that stay in the L2 cache: 512 KB
 
 template <typename T>
-struct LinearCall {
-  const T *x;             // [rows, inputs]
-  const uint32_t *panels;  // [outputs / kPanel, steps, kPanel]
-  const T *bias;           // [outputs], or null
-  const T *residual;       // [rows, outputs], or null
-  T *y;                    // [rows, outputs]
+struct MapCall {
+  using Element = T;
+  const T *x;         // [rows, inputs]
+  const T *bias;      // [outputs], or null
+  const T *residual;  // [rows, outputs], or null
+  T *y;               // [rows, outputs]
   int64_t rows, inputs, outputs;
   bool gelu_tanh;
+};
+
+template <typename T>
+struct LinearCall : MapCall<T> {
+  using Row = T;           // element type of the packed rows
+  const uint32_t *panels;  // [outputs / kPanel, steps, kPanel]
+
+  // Adds the products of `kRows` rows and one panel; `words` has the rows' words interleaved, [steps, kRows].
+  template <int kRows>
+  void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+    const int64_t steps = this->inputs / Product<T>::kWidth;
+    const uint32_t *weights = panels + panel * steps * kPanel;
+    for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
+      for (int part = 0; part < kVectors; ++part) {
+        __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
+        __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
+      }
+      for (int row = 0; row < kRows; ++row) {
+        for (int part = 0; part < kVectors; ++part) {
+          sums[row][part] = Product<T>::add(sums[row][part], words[row], weights + part * kLanes);
+        }
+      }
+    }
+  }
 };
 
 // Packs W [outputs, inputs] into panels; outputs are padded with zeros. Inputs must fill whole words.
@@ -58,23 +83,12 @@ inline Floats gelu_tanh(Floats x) {
   return x / (1.0f + exponential(-2.0f * inner));
 }
 
-// Multiplies `kRows` rows by one panel; `words` has the rows' words interleaved, [steps, kRows].
-template <typename T, int kRows>
-void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t panel) {
-  const int64_t steps = call.inputs / Product<T>::kWidth;
-  const uint32_t *weights = call.panels + panel * steps * kPanel;
+// Computes `kRows` rows of one panel's outputs.
+template <typename Call, int kRows>
+void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel) {
+  using T = typename Call::Element;
   Floats sums[kRows][kVectors] = {};
-  for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
-    for (int part = 0; part < kVectors; ++part) {
-      __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
-      __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
-    }
-    for (int row = 0; row < kRows; ++row) {
-      for (int part = 0; part < kVectors; ++part) {
-        sums[row][part] = Product<T>::add(sums[row][part], words[row], weights + part * kLanes);
-      }
-    }
-  }
+  call.template multiply<kRows>(words, panel, sums);
   const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.outputs - column);
   T bias[kPanel] = {}, residual[kPanel] = {}, output[kPanel];
   if (call.bias) std::copy_n(call.bias + column, width, bias);
@@ -91,49 +105,58 @@ void panel_rows(const LinearCall<T> &call, const uint32_t *words, int64_t first_
   }
 }
 
-template <typename T, int kRows = kRowsAtOnce>
-void panel_block(const LinearCall<T> &call, const uint32_t *words, int64_t first_row, int64_t rows, int64_t panel) {
+template <typename Call, int kRows = kRowsAtOnce>
+void panel_block(const Call &call, const uint32_t *words, int64_t first_row, int64_t rows, int64_t panel) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return panel_block<T, kRows - 1>(call, words, first_row, rows, panel);
+    if (rows < kRows) return panel_block<Call, kRows - 1>(call, words, first_row, rows, panel);
   }
-  panel_rows<T, kRows>(call, words, first_row, panel);
+  panel_rows<Call, kRows>(call, words, first_row, panel);
 }
 
 // Packs rows for panel_rows, in blocks of nearly equal size, so that no block has only a few rows.
-template <typename T>
+template <typename Row>
 struct RowBlocks {
   int64_t first_row, rows, steps;
   int64_t count = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 
+  template <typename T>
   void pack(const T *x, uint32_t *words, int64_t block) const {
     const int64_t width = begin(block + 1) - begin(block);
     for (int64_t row = 0; row < width; ++row) {
-      const T *from = x + (first_row + begin(block) + row) * steps * Product<T>::kWidth;
+      const T *from = x + (first_row + begin(block) + row) * steps * Product<Row>::kWidth;
       uint32_t *to = words + begin(block) * steps + row;
-      for (int64_t step = 0; step < steps; ++step) std::memcpy(to + step * width, from + step * Product<T>::kWidth, 4);
+      for (int64_t step = 0; step < steps; ++step) {
+        if constexpr (std::is_same_v<T, Row>) {
+          std::memcpy(to + step * width, from + step * Product<Row>::kWidth, 4);
+        } else {
+          const float value = scalar(from[step]);
+          std::memcpy(to + step * width, &value, 4);
+        }
+      }
     }
   }
 };
 
-template <typename T>
-void linear(const LinearCall<T> &call) {
-  const int64_t steps = call.inputs / Product<T>::kWidth, panels = (call.outputs + kPanel - 1) / kPanel;
+template <typename Call>
+void linear(const Call &call) {
+  using Row = typename Call::Row;
+  const int64_t steps = call.inputs / Product<Row>::kWidth, panels = (call.outputs + kPanel - 1) / kPanel;
   const int64_t chunk = std::max<int64_t>(kRowsAtOnce, kChunkWords / steps / kRowsAtOnce * kRowsAtOnce);
   static thread_local std::vector<uint32_t> memory;  // reused by later calls
   memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * steps));
   uint32_t *words = memory.data();
 #pragma omp parallel
   for (int64_t first = 0; first < call.rows; first += chunk) {
-    const RowBlocks<T> blocks{first, std::min(chunk, call.rows - first), steps};
+    const RowBlocks<Row> blocks{first, std::min(chunk, call.rows - first), steps};
 #pragma omp for
     for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(call.x, words, block);
 #pragma omp for
     for (int64_t panel = 0; panel < panels; ++panel) {
       for (int64_t block = 0; block < blocks.count; ++block) {
         const int64_t begin = blocks.begin(block);
-        panel_block<T>(call, words + begin * steps, first + begin, blocks.begin(block + 1) - begin, panel);
+        panel_block<Call>(call, words + begin * steps, first + begin, blocks.begin(block + 1) - begin, panel);
       }
     }
   }

@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.topology import Backend, Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import Backend, Communication, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
-from pydantic import ValidationError
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
+from orca_master.commands.model_options import add_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
-    add_model_options,
     add_server_options,
     endpoint_config,
     engine_config,
@@ -121,7 +120,7 @@ def _ports(arguments: argparse.Namespace) -> Ports:
 
 
 def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Topology:
-    for name in ("model", "dtype", "max_model_len", "tensor_parallel_size", "communication_backend"):
+    for name in ("model", "dtype", "quantization", "max_model_len", "tensor_parallel_size", "communication_backend"):
         if getattr(arguments, name) != parser.get_default(name):
             raise ConfigurationError(f"--{name.replace('_', '-')}: not allowed with --topology, whose file sets it")
     return read_topology(arguments.topology)
@@ -133,19 +132,11 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
     pipelines = [pipeline.split(",") for pipeline in arguments.pipeline]
     if len({len(workers) for workers in pipelines}) != 1:
         raise ConfigurationError("--pipeline: every pipeline must have the same number of workers")
-    try:
-        model = ModelSpec(
-            path=arguments.model,
-            served_name=Path(arguments.model).name,
-            dtype=arguments.dtype,
-            max_model_len=arguments.max_model_len,
-        )
-    except ValidationError as error:  # argparse has checked the other fields
-        raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error
+    backend = arguments.communication_backend
     return Topology(
-        model=model,
+        model=model_spec(arguments, arguments.model, Path(arguments.model).name, backend),
         pipeline_parallel_size=len(pipelines[0]),
         tensor_parallel_size=arguments.tensor_parallel_size,
-        communication=Communication(backend=arguments.communication_backend),
+        communication=Communication(backend=backend),
         pipelines=[PipelineSpec(id=f"local-{index}", workers=workers) for index, workers in enumerate(pipelines)],
     )

@@ -6,10 +6,8 @@ import argparse
 import logging
 import os
 from pathlib import Path
-from typing import get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Dtype
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -30,33 +28,6 @@ from orca_master.errors import ConfigurationError
 from orca_master.journal.config import JournalConfig
 
 logger = logging.getLogger(__name__)
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about the model."""
-    parser.add_argument(
-        "--served-model-name",
-        action="append",
-        metavar="NAME",
-        help="model name in the API, repeatable; responses contain the first (the directory's name)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=get_args(Dtype),
-        default="auto",
-        help="type of weights and activations (auto: the checkpoint's)",
-    )
-    parser.add_argument(
-        "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"
-    )
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        type=positive,
-        default=1,
-        help="tensor-parallel ranks of each worker, one process each (1)",
-    )
-    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

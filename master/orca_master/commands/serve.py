@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import Backend, Communication, ModelSpec, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
@@ -23,9 +23,9 @@ from orca_master.commands.argument_types import positive
 from orca_master.commands.child_process import fork
 from orca_master.commands.config_file import with_config_file
 from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.model_options import add_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
-    add_model_options,
     add_server_options,
     endpoint_config,
     engine_config,
@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
         names = endpoint_config(arguments, model.name)
+        spec = model_spec(arguments, str(model), names.model_names[0], backend_of(arguments.device))
         journal = journal_config(arguments)
         check(
             model_command(
@@ -107,12 +108,7 @@ def main(argv: list[str]) -> int:
 
             tempfile.tempdir = workers.folder  # removed at the end, also after a kill
             topology = local_topology(
-                ModelSpec(
-                    path=str(model),
-                    served_name=names.model_names[0],
-                    dtype=arguments.dtype,
-                    max_model_len=arguments.max_model_len,
-                ),
+                spec,
                 arguments.pipeline_parallel_size,
                 arguments.tensor_parallel_size,
                 arguments.device,
@@ -165,12 +161,17 @@ def local_topology(
         model=model,
         pipeline_parallel_size=size,
         tensor_parallel_size=tensor_parallel_size,
-        communication=Communication(backend="nccl" if device == "cuda" else "gloo", socket_interface="lo"),
+        communication=Communication(backend=backend_of(device), socket_interface="lo"),
         pipelines=[
             PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
             for index in range(len(addresses) // size)
         ],
     )
+
+
+def backend_of(device: str) -> Backend:
+    """Return the data plane's backend for workers on a device, cpu or cuda."""
+    return "nccl" if device == "cuda" else "gloo"
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -27,6 +27,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             first_device=_place_on_host(address, neighbours) * topology.tensor_parallel_size,
             enforce_eager=config.enforce_eager,
             deterministic=config.deterministic,
+            quantization="" if topology.model.quantization == "none" else topology.model.quantization,
         )
         for partition, address in enumerate(spec.workers)
     ]

@@ -39,6 +39,8 @@ class FormedPipeline:
     """Why the pipeline has so many K/V slots, for people."""
     exactness: str
     """Level of exactness, "L1" or "L2" (docs/contracts.md, section 7)."""
+    quantization: str = ""
+    """Of the weights, as "int8" or "int4"; "" without."""
 
 
 class EngineSnapshot(NamedTuple):

@@ -79,4 +79,5 @@ def formed_pipeline(pipeline: str, workers: PipelineWorkers) -> FormedPipeline:
         workers.num_blocks * BLOCK_SIZE,
         workers.sizing,
         "L2" if facts.deterministic else "L1",
+        facts.quantization,
     )

@@ -22,12 +22,15 @@ class JournalConfig:
 
 
 def model_identity(topology: Topology) -> str:
-    """Return a digest of the model's path, the type of its weights, and the files IDENTIFYING; not of its weights.
+    """Return a digest of the model's path, the type and quantization of its weights, and the files IDENTIFYING.
 
-    A master may have no weights, and its workers may still be downloading them. Raises ConfigurationError.
+    Not of its weights: a master may have none, and its workers may still be downloading them. Raises
+    ConfigurationError.
     """
     folder = Path(topology.model.path)
-    digest = hashlib.sha256(f"{folder}\n{topology.model.dtype}\n".encode(errors="surrogateescape"))
+    model = topology.model
+    kind = model.dtype if model.quantization == "none" else f"{model.dtype} {model.quantization}"
+    digest = hashlib.sha256(f"{folder}\n{kind}\n".encode(errors="surrogateescape"))
     try:
         for name in IDENTIFYING:
             if (folder / name).is_file():

@@ -66,6 +66,7 @@ def _topology(context: Context, pipelines: int) -> Topology:
             served_name=spec.model.name or context.name,
             dtype=spec.model.dtype,
             max_model_len=spec.model.max_model_len,
+            quantization=spec.model.quantization or "none",
         ),
         pipeline_parallel_size=spec.parallelism.pipeline_parallel_size,
         tensor_parallel_size=spec.parallelism.tensor_parallel_size,

@@ -13,6 +13,8 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orca_contract.topology import Quantization
+
 from orca_worker.errors import ModelError
 from orca_worker.rope import Rope
 
@@ -100,6 +102,8 @@ class PartitionSpec:
     kernels: Kernels
     device: torch.device
     group: TensorParallelGroup
+    quantization: Quantization = "none"
+    """Of the weights of linear maps, when they are read."""
 
     @property
     def first(self) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from orca_kernels.fallback import Operations
 from orca_kernels.interface import AttentionForm, LinearMap
+from orca_kernels.quantization import quantize
 from torch.nn import functional
 
 from orca_worker.checkpoint import Checkpoint, Scope
@@ -87,7 +88,7 @@ class Parts:
         # Map by map, to bound peak memory.
         for (scope, outputs, part), rows in zip(scopes, torch.split(weight, sizes), strict=True):
             rows.copy_(scope.read("weight", outputs, inputs, part=(part,)))
-        return self.spec.kernels.linear(weight, torch.cat(biases) if biases else None)
+        return self._linear(weight, torch.cat(biases) if biases else None)
 
     def linear_transposed(self, name: str, inputs: int, outputs: int, parts: list[slice]) -> LinearMap:
         """Read columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
@@ -97,7 +98,7 @@ class Parts:
         weight = scope.empty(sum(sizes), inputs)
         for part, rows in zip(parts, torch.split(weight, sizes), strict=True):
             rows.copy_(scope.read("weight", inputs, outputs, part=(ALL, part)).t())
-        return self.spec.kernels.linear(weight, torch.cat(biases))
+        return self._linear(weight, torch.cat(biases))
 
     def row_parallel(self, name: str, inputs: int, outputs: int, bias: bool) -> RowParallelLinear:
         """Read this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
@@ -113,8 +114,14 @@ class Parts:
 
     def _row_parallel(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowParallelLinear:
         alone = self.group.size == 1
-        linear_map = self.spec.kernels.linear(weight, bias if alone else None)
+        linear_map = self._linear(weight, bias if alone else None)
         return RowParallelLinear(linear_map, None if alone else bias, self.group)
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
+        """Quantise this rank's shard of a weight, if requested, and prepare its map."""
+        if self.spec.quantization == "none":
+            return self.spec.kernels.linear(weight, bias)
+        return self._operations.quantized_linear(quantize(weight, self.spec.quantization), bias, self._scope.dtype)
 
     def embedding(self, name: str, entries: int, size: int) -> Block:
         """Return a function of indices [S] that returns their rows [S, size] of a table [entries, size]."""
@@ -129,8 +136,8 @@ class Parts:
         return VocabularyEmbedding(table, self.group.part(vocabulary).start, self.group)
 
     def head(self, table: torch.Tensor, vocabulary: int) -> Head:
-        """Return the map to logits."""
-        return Head(self.spec.kernels.linear(table, None), vocabulary, self.group)
+        """Return the map to logits, which is quantised like the layers' maps; an embedding of the same table is not."""
+        return Head(self._linear(table, None), vocabulary, self.group)
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
         """Return cosines and sines for every position of the longest sequence."""

@@ -1,0 +1,130 @@
+// y = x W^T + b for weights of eight or four bits: W[output, input] = number x scale[output, group], groups of kScaleGroup
+// inputs. Numbers are widened to floats in registers, and rows of bfloat16 when they are packed. The sum of a group is
+// multiplied by its scale and added to the sum of the groups before it.
+#pragma once
+
+#include "linear.h"
+
+#if defined(__AVX2__)
+
+namespace orca {
+
+constexpr int64_t kScaleGroup = 128;  // GROUP of quantization.py
+constexpr int64_t kLineBytes = 64;    // of a cache line
+
+inline int64_t scale_groups(int64_t inputs) { return (inputs + kScaleGroup - 1) / kScaleGroup; }
+
+// Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
+template <int kRows>
+inline void add_input(Floats (&group)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
+  for (int row = 0; row < kRows; ++row) {
+    float value;
+    std::memcpy(&value, words + row, sizeof(value));
+    group[row][part] = multiply_add(splat(value), weights, group[row][part]);
+  }
+}
+
+// A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each.
+
+// A byte for each number: [inputs, kPanel].
+struct Int8 {
+  using Word = int8_t;
+  static constexpr int64_t kInputs = kLineBytes / kPanel, kWords = kLineBytes;
+
+  static int64_t words(int64_t inputs) { return inputs * kPanel; }
+
+  static void put(Word *panel, int64_t input, int64_t column, int number) {
+    panel[input * kPanel + column] = static_cast<Word>(number);
+  }
+
+  template <int kRows>
+  static void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+    for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
+      for (int part = 0; part < kVectors; ++part) {
+        add_input<kRows>(group, part, words, widened(numbers + part * kLanes));
+      }
+    }
+  }
+};
+
+// Four bits for each number, plus 8: a word has eight successive inputs of an output, [inputs / 8, kPanel].
+struct Int4 {
+  using Word = uint32_t;
+  static constexpr int64_t kInputs = 8, kWords = kPanel;
+
+  static int64_t words(int64_t inputs) { return (inputs + kInputs - 1) / kInputs * kPanel; }
+
+  static void put(Word *panel, int64_t input, int64_t column, int number) {
+    panel[input / kInputs * kPanel + column] |= static_cast<Word>(number + 8) << (4 * (input % kInputs));
+  }
+
+  template <int kRows>
+  static void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+    Words left[kVectors];
+    for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
+    for (int64_t input = 0; input < inputs; ++input, words += kRows) {
+      for (int part = 0; part < kVectors; ++part) {
+        add_input<kRows>(group, part, words, lowest_four_bits(left[part]));
+        left[part] = left[part] >> 4;
+      }
+    }
+  }
+};
+
+template <typename T, typename Format>
+struct QuantizedCall : MapCall<T> {
+  using Row = float;
+  const typename Format::Word *panels;  // [outputs / kPanel, Format::words(inputs)]
+  const float *scales;                  // [outputs / kPanel, groups, kPanel]
+
+  // See LinearCall::multiply.
+  template <int kRows>
+  void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+    constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
+    const typename Format::Word *numbers = panels + panel * Format::words(this->inputs);
+    const float *scale = scales + panel * scale_groups(this->inputs) * kPanel;
+    for (int64_t first = 0; first < this->inputs; first += kScaleGroup, scale += kPanel) {
+      const int64_t end = std::min(this->inputs, first + kScaleGroup);
+      Floats group[kRows][kVectors] = {};
+      int64_t input = first;
+      for (; input + kInputs <= end; input += kInputs, words += kInputs * kRows, numbers += Format::kWords) {
+        for (int64_t line = 0; line < kBytes; line += kLineBytes) {
+          const char *bytes = reinterpret_cast<const char *>(numbers) + line;
+          __builtin_prefetch(bytes + kAhead * kPanel * 4);  // as many bytes as in LinearCall
+          __builtin_prefetch(bytes + kFarAhead * kPanel * 4, 0, 2);
+        }
+        Format::template add<kRows>(group, words, numbers, kInputs);
+      }
+      if (input < end) Format::template add<kRows>(group, words, numbers, end - input);  // only the last group
+      for (int row = 0; row < kRows; ++row) {
+        for (int part = 0; part < kVectors; ++part) {
+          sums[row][part] = multiply_add(group[row][part], load(scale + part * kLanes), sums[row][part]);
+        }
+      }
+    }
+  }
+};
+
+// Packs numbers [outputs, inputs] and scales [outputs, groups] into panels of zeros; outputs are padded with zeros.
+template <typename Format>
+void pack_quantized(const int8_t *weight, const float *scales, typename Format::Word *panels, float *panel_scales,
+                    int64_t inputs, int64_t outputs) {
+  const int64_t groups = scale_groups(inputs), count = (outputs + kPanel - 1) / kPanel;
+#pragma omp parallel for
+  for (int64_t panel = 0; panel < count; ++panel) {
+    typename Format::Word *to = panels + panel * Format::words(inputs);
+    for (int64_t column = 0; column < kPanel; ++column) {
+      const int64_t output = panel * kPanel + column;
+      const bool exists = output < outputs;
+      for (int64_t input = 0; exists && input < inputs; ++input) {
+        Format::put(to, input, column, weight[output * inputs + input]);
+      }
+      for (int64_t group = 0; group < groups; ++group) {
+        panel_scales[(panel * groups + group) * kPanel + column] = exists ? scales[output * groups + group] : 0;
+      }
+    }
+  }
+}
+
+}  // namespace orca
+#endif

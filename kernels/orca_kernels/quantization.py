@@ -1,0 +1,57 @@
+"""Weight-only quantization: integers of eight or four bits, with a scale per output and group of 128 inputs.
+
+weight = number x scale, rounded to nearest. The number of the group's weight with the largest magnitude is the least
+integer, -128 or -8; so the scale is negative if this weight is positive. A weight of the opposite sign
+and nearly the same magnitude gets the largest integer, 127 or 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+GROUP = 128
+"""Inputs with a common scale (kScaleGroup of cpu/quantized_linear.h). The last group of a weight may be smaller."""
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+"""Bits of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight W [outputs, inputs] as integers, by a `quantization` of BITS."""
+
+    quantization: str
+    numbers: torch.Tensor
+    """[outputs, inputs] int8, also numbers of four bits."""
+    scales: torch.Tensor
+    """[outputs, groups] float32."""
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return numbers x scales [outputs, inputs], each rounded to `dtype` once."""
+        weight = torch.empty(self.numbers.shape, dtype=dtype, device=self.numbers.device)
+        for group, (part, numbers) in enumerate(
+            zip(torch.split(weight, GROUP, dim=1), torch.split(self.numbers, GROUP, dim=1), strict=True)
+        ):
+            part.copy_(numbers * self.scales[:, group : group + 1])
+        return weight
+
+
+def quantize(weight: torch.Tensor, quantization: str) -> QuantizedWeight:
+    """Return the weight [outputs, inputs] as integers, by a quantization of BITS."""
+    outputs, inputs = weight.shape
+    least = -(1 << (BITS[quantization] - 1))
+    numbers = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
+    scales = torch.empty((outputs, -(-inputs // GROUP)), dtype=torch.float32, device=weight.device)
+    # Group by group, to bound peak memory: the intermediate results are float32.
+    for group, (values, part) in enumerate(
+        zip(torch.split(weight, GROUP, dim=1), torch.split(numbers, GROUP, dim=1), strict=True)
+    ):
+        wide = values.float()
+        scale = wide.gather(1, wide.abs().argmax(dim=1, keepdim=True)) / least
+        scales[:, group : group + 1] = scale
+        # A group of zeros has scale 0, and a subnormal scale too few bits.
+        divisor = torch.where(scale.abs() < torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).tiny, scale)
+        part.copy_((wide / divisor).round().clamp(least, -least - 1))
+    return QuantizedWeight(quantization, numbers, scales)

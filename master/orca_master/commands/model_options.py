@@ -1,0 +1,64 @@
+"""Command-line options about the model, shared by `orca serve` and `orca master`. Names follow vLLM."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from orca_contract.topology import Backend, Dtype, ModelSpec, Quantization, quantization_refusal
+from pydantic import ValidationError
+
+from orca_master.commands.argument_types import positive
+from orca_master.errors import ConfigurationError
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options about the model."""
+    parser.add_argument(
+        "--served-model-name",
+        action="append",
+        metavar="NAME",
+        help="model name in the API, repeatable; responses contain the first (the directory's name)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=get_args(Dtype),
+        default="auto",
+        help="type of weights and activations (auto: the checkpoint's)",
+    )
+    parser.add_argument(
+        "--quantization",
+        "-q",
+        choices=get_args(Quantization),
+        default="none",
+        help="weight-only quantization while the weights are loaded, on CPUs: integers of eight or four bits, with a "
+        "scale per output and 128 inputs (none)",
+    )
+    parser.add_argument(
+        "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        help="tensor-parallel ranks of each worker, one process each (1)",
+    )
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
+
+
+def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backend: Backend) -> ModelSpec:
+    """Return the model of these options; raise ConfigurationError."""
+    if refusal := quantization_refusal(arguments.quantization, backend):
+        raise ConfigurationError(f"--quantization {refusal}")
+    try:
+        return ModelSpec(
+            path=path,
+            served_name=served_name,
+            dtype=arguments.dtype,
+            max_model_len=arguments.max_model_len,
+            quantization=arguments.quantization,
+        )
+    except ValidationError as error:  # argparse has checked the other fields
+        raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error
