@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 from support.resuming import KINDS, Transcript, by_choice, request_of, stream
 
-STREAM_SECONDS = 600.0
+STREAM_SECONDS = 7200.0
+"""Bound of one stream, which a fault may interrupt every few seconds; each step of the campaign has its own bound."""
 PROMPTS = ([1, 2, 3], [40, 41], [9, 8, 7, 6, 5])
 
 
