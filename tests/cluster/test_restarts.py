@@ -25,5 +25,5 @@ def test_a_pipeline_without_progress_is_replaced_and_given_up_until_the_repair(n
     assert namespace.master(), "only the workers go"
     edit(namespace, {"worker": worker_settings()})
     namespace.wait_ready()
-    assert "stopped" not in namespace.get("orca", "demo")["status"]
+    assert eventually(lambda: "stopped" not in namespace.get("orca", "demo")["status"], 60), "the old revision is gone"
     assert namespace.condition("Failed")["status"] == "False"
