@@ -27,7 +27,6 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--port": "",
     "--probe-port": "",
     "--quantization": "model.quantization",
-    "-q": "model.quantization",
     "--recovery-timeout": "recoveryPolicy.recoveryTimeoutSeconds",
     "--resume-window": "master.journal.resumeWindowSeconds",
     "--scheduling-policy": "scheduler.policy",

@@ -7,8 +7,8 @@ R2: a pipeline that makes no progress for `recoveryTimeoutSeconds` loses all of 
 them anew. Progress is a new pod, a pod that becomes ready, and a start of the master. No pod is replaced while one of
 the pipeline waits for a node, ends, or pulls, downloads or loads for less than `startupTimeoutSeconds`. A pod that may
 run only where the others run waits for a node no longer than that: its domain may be full or drained, and new pods may
-choose another. The next replacement waits at least as long as the pipeline has been down before the last one, so the
-waits double.
+choose another. This kind of replacement never exceeds the budget of R3, because nothing has failed. The next
+replacement waits at least as long as the pipeline has been down before the last one, so the waits double.
 
 R3: a pipeline that has restarted more than `maxRestarts` times in the window (restart_budget.py) and does not serve is
 not replaced any more. When no pipeline of the spec's revision serves and all of them are beyond their budgets, the
@@ -32,6 +32,7 @@ from orca_operator.actions import Replace
 from orca_operator.api import Spec
 from orca_operator.diagnose import CRASH_REASONS, View, diagnose_report, worst
 from orca_operator.manifests.context import Context
+from orca_operator.manifests.placement import POD_INDEX
 from orca_operator.observe import (
     Object,
     Observed,
@@ -104,7 +105,8 @@ def recover(context: Context, view: View, previous: Mapping[str, Any]) -> Recove
         begun = begin_window(before.budgets.get(pipeline, NO_RESTARTS), policy, serves, view.now)
         budget = count(begun, pods, view.now)
         since = None if report is None else _stuck_since(view, context.spec, revision, pods, report)
-        if since is not None:
+        waits = not all(map(_is_scheduled, pods))
+        if since is not None and not (waits and budget.restarts >= policy.max_restarts):
             budget = budget.with_replacement(view.now)
             if budget.restarts <= policy.max_restarts:
                 replacements.append(Replace(pipeline, tuple(pods), since))
@@ -180,9 +182,10 @@ def _is_scheduled(pod: Object) -> bool:
 
 
 def _follows_others(pod: Object) -> bool:
-    """Whether a pod may run only in the domain of other pods, as `placement: colocate` requires."""
-    affinity = pod["spec"].get("affinity") or {}
-    return bool((affinity.get("podAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution"))
+    """Whether `placement: colocate` allows a pod only in the domain of the pipeline's others."""
+    affinity = (pod["spec"].get("affinity") or {}).get("podAffinity") or {}
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or []
+    return any(POD_INDEX in (term.get("matchLabelKeys") or []) for term in terms)
 
 
 def _transition(pod: Object, kind: str) -> list[datetime]:

@@ -18,6 +18,7 @@ from orca_operator.actions import Apply, Check, Replace
 from orca_operator.conditions import Situation, find_condition
 from orca_operator.diagnose import Diagnosis, look
 from orca_operator.manifests.context import Context
+from orca_operator.manifests.placement import pipeline_affinity
 from orca_operator.observe import Object, Observed, ordinal
 from orca_operator.plan import plan
 from orca_operator.recovery import Recovery, recover, stored_recovery
@@ -205,8 +206,17 @@ def _change(**changes: Any) -> Any:
 
 
 LATE = PATIENCE * 5
-TOGETHER = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
-PREFERRED = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100}]}}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+FOREIGN = {"podAffinity": {REQUIRED: [{"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}]}}
+
+
+def _affinity(**placement: Any) -> dict[str, Any]:
+    """Return the affinity of worker pods with a placement."""
+    settings = {"placement": {"policy": "colocate", **placement}, "affinity": FOREIGN}
+    return dict(pipeline_affinity(context(merged(SPEC, worker=settings))))
+
+
+TOGETHER, PREFERRED = _affinity(), _affinity(whenUnsatisfiable="ScheduleAnyway")
 
 
 def _successor(created: float, **changes: Any) -> Any:
@@ -231,6 +241,7 @@ def _all_wait(deployment: Deployment) -> None:
         (_successor(LATE - STARTUP, affinity=TOGETHER), True),
         (_successor(LATE - STARTUP + 1, affinity=TOGETHER), False),
         (_successor(LATE - STARTUP, affinity=PREFERRED), False),
+        (_successor(LATE - STARTUP, affinity=FOREIGN), False),
         (_all_wait, False),
         (_change(ready=None), False),
         (_change(ready=None, state=PULLING), False),
@@ -245,6 +256,7 @@ def _all_wait(deployment: Deployment) -> None:
     ids=[
         "no progress", "serves", "silent master", "a pod is missing", "a pod ends", "a pod waits for a node",
         "a pod waits for the others' node for too long", "a pod waits for the others' node", "a pod may run elsewhere",
+        "a pod waits for the node of pods of others",
         "all pods wait", "a pod loads", "a pod pulls its image", "a pod loads for too long", "a pod waited for a node",
         "a restarted pod loads", "a pod crashes", "a pod became ready", "a pod is new", "the master is new",
     ],
@@ -255,6 +267,17 @@ def test_a_pipeline_is_not_replaced_while_it_makes_progress_or_may_still_do_so(c
     deployment.seconds = LATE
     change(deployment)
     assert bool(replaced(deployment.run_pass())) == is_replaced
+
+
+def test_a_pod_that_waits_for_the_others_node_stops_nothing():
+    """Its pipeline has not restarted, and the node may come."""
+    deployment = Deployment(spec=merged(SPEC, recoveryPolicy=SPEC["recoveryPolicy"] | {"maxRestarts": 0}))
+    deployment.lose()
+    deployment.seconds = LATE
+    _successor(LATE - STARTUP, affinity=TOGETHER)(deployment)
+    for _ in range(3):
+        found = deployment.run_pass(5)
+        assert (replaced(found), found.stop) == ([], None)
 
 
 def test_a_pipeline_that_never_failed_waits_from_the_readiness_of_its_pods_on():

@@ -145,7 +145,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["serve", "m", "--quantization", "int3"], "invalid choice: 'int3' (choose from"),
     (["serve", str(DEMO), "--device", "cuda", "--quantization", "int8"], "--quantization int8: the CUDA kernels lack"),
     (
-        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "-q", "int8"],
+        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--quantization", "int8"],
         "--quantization int8: the CUDA kernels lack it, use none or a CPU",
     ),
     (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),

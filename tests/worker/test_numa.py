@@ -35,6 +35,12 @@ def test_the_processors_of_each_node(nodes, expected, tmp_path):
     assert list(found) == sorted(found)
 
 
+def test_a_node_whose_processors_cannot_be_read_is_left_out(tmp_path):
+    root = machine(tmp_path, {"node0": "0-1", "node1": "2-3"})
+    (root / "sys" / "devices" / "system" / "node" / "node1" / "cpulist").unlink()
+    assert numa_nodes(root) == {0: {0, 1}}
+
+
 def test_this_machine_has_its_processors_in_nodes():
     """A kernel without NUMA support lists none."""
     found = numa_nodes()

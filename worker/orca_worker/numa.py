@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from orca_worker.cgroup import ROOT
 
 
 def numa_nodes(root: Path = ROOT) -> dict[int, frozenset[int]]:
-    """Return the processors of each node that has any, by the node's number; {} if the kernel has no NUMA support."""
+    """Return the processors of each node that has any, by the node's number; {} if they cannot be read."""
     nodes = {}
     for folder in (root / "sys" / "devices" / "system" / "node").glob("node[0-9]*"):
-        processors = _processors((folder / "cpulist").read_text())
-        if processors:  # a node may have only memory
-            nodes[int(folder.name.removeprefix("node"))] = processors
+        with contextlib.suppress(OSError):  # a sandbox may hide the files
+            if processors := _processors((folder / "cpulist").read_text()):  # a node may have only memory
+                nodes[int(folder.name.removeprefix("node"))] = processors
     return dict(sorted(nodes.items()))
 
 

@@ -29,7 +29,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        "-q",
         choices=get_args(Quantization),
         default="none",
         help="weight-only quantization while the weights are loaded, on CPUs: integers of eight or four bits, with a "
