@@ -210,6 +210,26 @@ def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
     close(with_bias.gelu_tanh(x), gelu, dtype)
 
 
+@pytest.mark.parametrize("dot_products", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
+def test_products_of_bfloat16_by_dot_products_and_by_widening(num_rows, dot_products):
+    """Whichever of them this processor computes faster."""
+    library = load()
+    if not hasattr(library, "orca_dot_products_pay"):
+        pytest.skip("this processor lacks avx512_bf16")
+    library.dot_products = dot_products
+    x, weight = (torch.randn(count, 130).bfloat16() / 8 for count in (num_rows, 70))
+    linear = CpuKernels(library, torch.bfloat16).linear(weight.clone(), None)
+    assert isinstance(linear, PanelLinear)
+    assert ("dot products" in CpuKernels(library, torch.bfloat16).name) == dot_products
+    close(linear(x), x.double() @ weight.double().t(), torch.bfloat16)
+
+
+def test_the_choice_of_the_instruction_does_not_vary():
+    """Its measurement is the shortest of many runs, so that other work on the processor changes nothing."""
+    assert len({load().dot_products for _ in range(10)}) == 1
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (128, 32), (129, 33), (300, 211), (1024, 70)])
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
 @pytest.mark.parametrize("quantization", BITS)

@@ -62,7 +62,7 @@ def test_a_library_has_the_products_that_its_target_does_not_leave_to_onednn(nam
     assert loaded.target is target
     for dtype in ("float32", "bfloat16"):
         assert loaded[f"orca_attention_{dtype}"]
-        assert hasattr(loaded, f"orca_linear_{dtype}") == (dtype not in target.onednn_products)
+        assert hasattr(loaded, f"orca_linear_{dtype}") or dtype in target.onednn_products
 
 
 @pytest.mark.long

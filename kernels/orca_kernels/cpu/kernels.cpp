@@ -1,6 +1,7 @@
 // C functions for ctypes (calls.py): every operation for float and bfloat16, on plain pointers.
 #include "all_reduce.h"
 #include "attention.h"
+#include "dot_products.h"
 #include "linear.h"
 #include "quantized_linear.h"
 #include "replay.h"
@@ -65,23 +66,29 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
 
-// Compiled only where oneDNN is not faster: targets.py lists the products of each target.
-#define ORCA_DEFINE_LINEAR(name, T)                                                                                   \
+#define ORCA_DEFINE_PACK(name, T)                                                                                     \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
     orca::pack(weight, panels, inputs, outputs);                                                                      \
   }                                                                                                                   \
+  ORCA_DEFINE_RUN(pack_##name)
+
+#define ORCA_DEFINE_LINEAR(name, T, Call)                                                                             \
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const T *bias, const T *residual, T *y,     \
                                       int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
-    orca::linear(orca::LinearCall<T>{{x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels});         \
+    orca::linear(orca::Call{{x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels});                  \
   }                                                                                                                   \
-  ORCA_DEFINE_RUN(pack_##name)                                                                                        \
   ORCA_DEFINE_RUN(linear_##name)
 
 #if defined(__AVX2__)
-ORCA_DEFINE_LINEAR(float32, float)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_PACK)
+ORCA_DEFINE_LINEAR(float32, float, LinearCall<float>)
+ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16, WideCall)
 #endif
-#if defined(__AVX512BF16__) || (defined(__AVX2__) && !defined(__AVX512F__))
-ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16)
+#if defined(__AVX512BF16__)
+ORCA_DEFINE_LINEAR(dots_bfloat16, orca::BFloat16, LinearCall<orca::BFloat16>)
+
+// 1 if linear_dots_bfloat16 is faster than linear_bfloat16, otherwise 0.
+ORCA_EXPORT int64_t orca_dot_products_pay() { return orca::dot_products_pay(); }
 #endif
 
 // Quantised weights, with activations of either type.

@@ -186,6 +186,9 @@ class CpuKernels(ReferenceKernels):
         self.fixed_order = own_products
         signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
+        if own_products and dtype == torch.bfloat16 and library.dot_products:
+            self.name += ", dot products"
+            self._functions["linear"] = self.calls.function(f"linear_dots_{suffix}", PRODUCT_SIGNATURES["linear"])
         self.quantized_products = hasattr(library, "orca_pack_int8")
         for quantization in BITS if self.quantized_products else ():
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"

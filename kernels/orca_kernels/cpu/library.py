@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -47,6 +48,14 @@ class CpuLibrary(ctypes.CDLL):
     def __init__(self, path: Path, target: CpuTarget) -> None:
         super().__init__(str(path))
         self.target = target
+
+    @functools.cached_property
+    def dot_products(self) -> bool:
+        """Whether bfloat16 is multiplied by dot products; otherwise the elements are widened.
+
+        Measured in less than a millisecond (cpu/dot_products.h), on a processor that can run the target.
+        """
+        return hasattr(self, "orca_dot_products_pay") and bool(self.orca_dot_products_pay())
 
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:

@@ -14,16 +14,6 @@ constexpr int64_t kLineBytes = 64;    // of a cache line
 
 inline int64_t scale_groups(int64_t inputs) { return (inputs + kScaleGroup - 1) / kScaleGroup; }
 
-// Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
-template <int kRows>
-inline void add_input(Floats (&group)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
-  for (int row = 0; row < kRows; ++row) {
-    float value;
-    std::memcpy(&value, words + row, sizeof(value));
-    group[row][part] = multiply_add(splat(value), weights, group[row][part]);
-  }
-}
-
 // A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each.
 
 // A byte for each number: [inputs, kPanel].

@@ -34,7 +34,7 @@ TARGETS = (
     # oneDNN multiplies bfloat16 on AMX tiles.
     CpuTarget("x86-64-v4+amx", "x86-64-v4", AVX512 | {"amx_bf16"}, frozenset({BFLOAT16})),
     CpuTarget("x86-64-v4+avx512bf16", "x86-64-v4+avx512bf16", AVX512 | {"avx512_bf16"}, frozenset()),
-    CpuTarget("x86-64-v4", "x86-64-v4", AVX512, frozenset({BFLOAT16})),
+    CpuTarget("x86-64-v4", "x86-64-v4", AVX512, frozenset()),
     CpuTarget("x86-64-v3", "x86-64-v3", AVX2, frozenset()),
     CpuTarget("x86-64", "x86-64", frozenset({"sse2"}), frozenset({FLOAT32, BFLOAT16})),
 )
