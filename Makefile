@@ -66,7 +66,8 @@ resolve: $(VENV)/dev-installed
 test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m 'not long' -raP
 
-# The cluster tests that take a quarter of an hour: ten minutes of steady load do not change the number of pipelines.
+# The cluster tests that CI leaves out: ten minutes of steady load do not change the number of pipelines, and the seconds
+# of an edit of `replicas`.
 test-cluster-long: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m long -raP
 

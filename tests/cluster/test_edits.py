@@ -120,7 +120,9 @@ def test_a_live_setting_takes_effect_and_restarts_nothing(namespace: Namespace):
     report("maxBatchSize 4 to 16", effect)
 
 
+@pytest.mark.long
 def test_pipelines_come_and_go(namespace: Namespace):
+    """test_scaling.py does so with an operator that is ended meanwhile; here are the seconds of each edit."""
     namespace.deploy(SPEC)
     namespace.wait_ready()
     master, first = namespace.master(), namespace.workers()
