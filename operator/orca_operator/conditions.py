@@ -82,8 +82,8 @@ class Situation:
     @property
     def desired(self) -> int:
         """Desired number of pipelines; 0 if the spec is invalid."""
-        given_up, observed = self.recovery.given_up, self.view.observed
-        return desired_pipelines(self.spec, self.revision or "", observed, given_up) if self.spec else 0
+        known = (self.revision or "", self.view.observed, self.recovery.given_up)
+        return desired_pipelines(self.spec, *known) if self.spec else 0
 
     @property
     def is_asleep(self) -> bool:
@@ -151,12 +151,11 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
 
 def _without_pipelines(situation: Situation) -> Diagnosis:
     assert situation.spec is not None
-    assert situation.revision is not None
+    revision, observed = situation.revision or "", situation.view.observed
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
-    observed = situation.view.observed
-    if situation.revision not in observed.reports or not observed.master_is_ready(situation.revision):
-        return diagnose(situation.view, situation.revision)
+    if revision not in observed.reports or not observed.master_is_ready(revision):
+        return diagnose(situation.view, revision)
     return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
 
 
