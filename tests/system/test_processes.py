@@ -142,12 +142,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["serve", "m", "--kv-slots", "15"], "15 is less than one block of 16 slots"),
     (["serve", "m", "--port", "65536"], "'65536' is not a port"),
     (["serve", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
-    (["serve", "m", "--quantization", "int3"], "invalid choice: 'int3' (choose from"),
-    (["serve", str(DEMO), "--device", "cuda", "--quantization", "int8"], "--quantization int8: the CUDA kernels lack"),
-    (
-        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--quantization", "int8"],
-        "--quantization int8: the CUDA kernels lack it, use none or a CPU",
-    ),
     (["worker", "--listen", "8000"], "host:port or unix:PATH is expected"),
     (
         ["master", "--topology", "t.json", "--dtype", "float32"],
@@ -170,6 +164,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["worker", "--listen", "unix:/a", "--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
     (["worker", "--listen", "unix:/a:5000", "--tls-dir", "d"], "--listen unix:/a:5000 is a Unix socket"),
     (["dance"], "unknown command 'dance'"),
+    (["serve", "m", "--quantization", "int3"], "invalid choice: 'int3' (choose from"),
+    (["serve", str(DEMO), "--device", "cuda", "--quantization", "int8"], "--quantization int8: the CUDA kernels lack"),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--quantization", "int8"],
+        "--quantization int8: the CUDA kernels lack it, use none or a CPU",
+    ),
 ]
 
 

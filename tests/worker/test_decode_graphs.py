@@ -10,6 +10,7 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
+from orca_kernels.quantization import BITS
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, DecodeGraphs, PaddingRows
 from support.checkpoints import VARIANTS
 from support.cpu_targets import cpu_target_params
@@ -121,15 +122,28 @@ def test_cpu_increments_equal_transformers(variant, num_partitions, checkpoint, 
     model.assert_strange_blocks_untouched()
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variant_params(RECORDED_VARIANTS))
 def test_every_model_is_recorded_and_a_replay_equals_its_recording(
-    variant, dtype, quantization, checkpoint, references, target, caplog
+    variant, dtype, checkpoint, references, target, caplog
 ):
     """Bit for bit, and without the warning that a batch cannot be recorded."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
-    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype, quantization)
+    assert_recorded(Recorded.on_cpu(checkpoint(variant), 1, target, dtype), expected, caplog)
+
+
+@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quantised_models_are_recorded_and_a_replay_equals_its_recording(
+    dtype, quantization, checkpoint, references, target, caplog
+):
+    variant = "gpt2-head64-tied"
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    assert_recorded(Recorded.on_cpu(checkpoint(variant), 1, target, dtype, quantization), expected, caplog)
+
+
+def assert_recorded(model, expected, caplog):
+    """Assert that a replay equals its recording and the iteration without one, bit for bit, and that nothing warns."""
     with caplog.at_level(logging.WARNING):
         for _ in model.iterations(expected, [(0, 1, 2, 3, 4)]):
             pass
