@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from orca_contract import rank_environment
-from orca_contract.topology import Quantization
+from orca_contract.topology import Quantization, quantization_refusal
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
@@ -25,8 +25,8 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError(
             f"quantization {request.quantization!r}: this worker knows {', '.join(get_args(Quantization))}"
         )
-    if quantization(request) != "none" and request.device != "cpu":
-        raise ModelError(f"quantization {request.quantization}: the CUDA kernels lack it, use none or a CPU")
+    if refusal := quantization_refusal(quantization(request), "gloo" if request.device == "cpu" else "nccl"):
+        raise ModelError(f"quantization {refusal}")
     if not 0 <= request.partition < request.pipeline_parallel_size:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
 
