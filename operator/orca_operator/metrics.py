@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -25,7 +27,7 @@ class Metrics:
         )
         self._durations = Histogram(
             "orca_operator_reconcile_duration_seconds",
-            "Duration of a pass",
+            "Duration of a pass, without the wait for its turn",
             buckets=DURATIONS,
             registry=self.registry,
         )
@@ -51,6 +53,17 @@ class Metrics:
     def watch_queue(self, depth: Callable[[], int]) -> None:
         """Have every scrape call `depth`."""
         self._queue.set_function(depth)
+
+    @contextlib.contextmanager
+    def timed_pass(self) -> Iterator[None]:
+        """Record the pass that the body of the `with` makes. A pass that raises has failed."""
+        begin = time.monotonic()
+        try:
+            yield
+        except Exception:
+            self.count_pass(False, time.monotonic() - begin)
+            raise
+        self.count_pass(True, time.monotonic() - begin)
 
     def count_pass(self, succeeded: bool, seconds: float) -> None:
         """Record a pass that has ended."""

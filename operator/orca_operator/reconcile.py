@@ -36,6 +36,7 @@ from orca_operator.revision import certificate_source, spec_revision
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
 from orca_operator.store import WATCHED, Key, Store
+from orca_operator.turns import Turns
 from orca_operator.validation import RejectedError, parse
 from orca_operator.viewer import Viewer
 
@@ -110,6 +111,7 @@ class Reconciler:
         self._images = images
         self._masters = masters
         self._metrics = metrics
+        self._turns = Turns()
         self._deployments: dict[Key, _Deployment] = {}
         metrics.watch_queue(lambda: len(self.due()))
 
@@ -168,24 +170,22 @@ class Reconciler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await deployment.wake.wait()
-            begin = time.monotonic()
-            deployment.due_since = deployment.due_since or begin
+            deployment.due_since = deployment.due_since or time.monotonic()
             timed = not deployment.wake.is_set()
             if not timed:
                 await asyncio.sleep(QUIET_SECONDS)
-                begin = time.monotonic()
-            deployment.wake.clear()
             try:
-                exists = await self._pass(key, deployment)
+                async with self._turns.turn():
+                    deployment.wake.clear()
+                    with self._metrics.timed_pass():
+                        exists = await self._pass(key, deployment)
             except Exception as error:
-                self._metrics.count_pass(False, time.monotonic() - begin)
                 if isinstance(error, ClusterError):
                     logger.warning("%s/%s: %s; next pass in %.0f s", *key, error, retry)
                 else:
                     logger.exception("%s/%s: unexpected error; next pass in %.0f s", *key, retry)
                 delay, retry = retry, min(2 * retry, longest)
             else:
-                self._metrics.count_pass(True, time.monotonic() - begin)
                 if not exists and not deployment.wake.is_set():
                     break
                 delay = random.uniform(*REST_SECONDS) if timed and deployment.rests else POLL_SECONDS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from orca_operator.metrics import Metrics
 
 
@@ -27,6 +30,19 @@ def test_passes_and_their_durations():
     assert 'orca_operator_reconcile_duration_seconds_bucket{le="0.025"} 1.0' in found
     assert 'orca_operator_reconcile_duration_seconds_bucket{le="2.5"} 2.0' in found
     assert "orca_operator_reconcile_duration_seconds_sum 22.02" in found
+
+
+def test_a_pass_that_raises_has_failed_and_a_cancelled_one_does_not_count():
+    metrics = Metrics()
+    with metrics.timed_pass():
+        pass
+    for error in (ValueError, asyncio.CancelledError):
+        with pytest.raises(error), metrics.timed_pass():
+            raise error
+    found = lines(metrics)
+    assert 'orca_operator_reconciles_total{result="succeeded"} 1.0' in found
+    assert 'orca_operator_reconciles_total{result="failed"} 1.0' in found
+    assert "orca_operator_reconcile_duration_seconds_count 2.0" in found
 
 
 def test_the_depth_of_the_queue_is_read_at_each_scrape():
