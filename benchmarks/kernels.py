@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 taskset --cpu-list 1 python benchmarks/kernels.py
     python benchmarks/kernels.py --device cuda
 
-Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks. Linear layers, on a CPU: those of
+Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks, on a CPU also of a K/V cache of
+integers, which is compared with the cache of the activations' type. Linear layers, on a CPU: those of
 a model with hidden size 768, several copies one after another, like the layers of a model. Reported: microseconds per
 call, the minimum of several interleaved passes.
 """
@@ -14,6 +15,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
@@ -22,7 +25,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, LinearMap, Pools, RaggedBatch
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
@@ -65,6 +68,14 @@ def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[Ragg
     return RowTable(8192, device).batch(iteration).ragged, sum(blocks)
 
 
+def random_integers(num_blocks: int, heads: int, head_dim: int) -> Int8Pools:
+    """Return pools of random integers, whose keys and values are about as large as normally distributed ones."""
+    keys, values, *scales = Int8Pools.zeros(num_blocks, heads, head_dim, torch.device("cpu"))
+    for pool in (keys, values):
+        pool.random_(-127, 128)
+    return Int8Pools(keys, values, *(scale.fill_(1 / 64) for scale in scales))
+
+
 @torch.inference_mode()
 def attention(dtype: torch.dtype, device: torch.device) -> None:
     """Print a row for each batch."""
@@ -74,25 +85,27 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
     fused_attention, plain_attention = (kernels.attention(form, dtype) for kernels in (fused, plain))
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
-        layers = [
+        layers: list[AnyPools] = [
             Pools(*(pool.normal_() for pool in Pools.zeros(num_blocks, heads, head_dim, dtype, device)))
             for _ in range(max(2, COPIES * 8 // len(parts) // 8))
         ]
         query = torch.randn(int(batch.query_start[-1]), heads, head_dim).to(device, dtype)
 
-        def over(attend: Attention) -> None:
-            for pools in layers:  # noqa: B023
+        def over(attend: Attention, layers: list[AnyPools] = layers) -> None:
+            for pools in layers:
                 attend(query, pools, batch)  # noqa: B023
 
-        fused_us, torch_us = (
-            value / len(layers)
-            for value in least([lambda: over(fused_attention), lambda: over(plain_attention)], device)
-        )
+        works = [partial(over, fused_attention), partial(over, plain_attention)]
+        if device.type == "cpu":
+            of_integers = fused.attention(replace(form, kv_cache_dtype="int8"), dtype)
+            works.append(partial(over, of_integers, [random_integers(num_blocks, heads, head_dim) for _ in layers]))
+        fused_us, torch_us, *int8_us = (value / len(layers) for value in least(works, device))
         read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
         flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
         print(
             f"attention, {name}: {fused_us:.0f} us ({read / fused_us / 1e3:.1f} GB/s, "
-            f"{flops / fused_us / 1e3:.0f} GFLOP/s), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x",
+            f"{flops / fused_us / 1e3:.0f} GFLOP/s), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x"
+            + "".join(f", int8 cache {us:.0f} us, {us / fused_us:.2f} x" for us in int8_us),
             flush=True,
         )
 

@@ -12,7 +12,7 @@ rows: only their last two dimensions are dense.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
@@ -39,6 +39,32 @@ class Pools(NamedTuple):
 
         keys = torch.zeros((num_blocks, num_kv_heads, head_dim, BLOCK_SIZE), dtype=dtype, device=device)
         return cls(keys, keys.new_zeros((num_blocks, num_kv_heads, BLOCK_SIZE, head_dim)))
+
+
+class Int8Pools(NamedTuple):
+    """K/V blocks of one layer as integers (kv_quantization.py), with a scale per slot and head for keys and values."""
+
+    keys: torch.Tensor
+    """[B, G, D, 16] int8."""
+    values: torch.Tensor
+    """[B, G, 16, D] int8."""
+    key_scales: torch.Tensor
+    """[B, G, 16] float32."""
+    value_scales: torch.Tensor
+    """[B, G, 16] float32."""
+
+    @classmethod
+    def zeros(cls, num_blocks: int, num_kv_heads: int, head_dim: int, device: torch.device) -> Int8Pools:
+        """Return new zeroed pools."""
+        import torch
+
+        keys, values = Pools.zeros(num_blocks, num_kv_heads, head_dim, torch.int8, device)
+        scales = torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE), device=device)
+        return cls(keys, values, scales, torch.zeros_like(scales))
+
+
+AnyPools = Pools | Int8Pools
+"""An `Attention` takes those of its form: Int8Pools if its `kv_cache_dtype` is "int8"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -84,6 +110,8 @@ class AttentionForm:
     """Sliding window: number of positions that a token attends to, its own included. None: no limit."""
     softcap: float | None = None
     """Cap of the scores x before the softmax: softcap x tanh(x / softcap)."""
+    kv_cache_dtype: Literal["int8"] | None = None
+    """Element type of the pools. None: that of queries, keys and values."""
 
     def options(self) -> set[str]:
         """Return the names of the options that are on."""
@@ -93,10 +121,10 @@ class AttentionForm:
 class Attention(Protocol):
     """Causal attention of one form over K/V pools."""
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """Write key and value [S, G, D] to `slots` [S] of the pools."""
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """Return [S, N, D] for query [S, N, D]; each token attends to its own request's slots.
 
         Call `store` for this iteration's tokens first.

@@ -8,7 +8,8 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from torch.nn import functional
 
-from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, LinearMap, RaggedBatch
+from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
 from orca_kernels.quantization import QuantizedWeight
 
 
@@ -38,13 +39,16 @@ class ReferenceAttention:
     def __init__(self, form: AttentionForm) -> None:
         self._form = form
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
         block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+        if isinstance(pools, Int8Pools):
+            key, pools.key_scales[block, :, place] = quantize_rows(key)
+            value, pools.value_scales[block, :, place] = quantize_rows(value)
         pools.keys[block, :, :, place] = key
         pools.values[block, :, place] = value
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention. Split, attend request by request, merge (the paper, Figure 5)."""
         window, softcap = self._form.window, self._form.softcap
         output = torch.empty_like(query)
@@ -54,10 +58,7 @@ class ReferenceAttention:
             # On a CPU a single query takes twice as long in bfloat16 as in float32, conversion included.
             working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
-            # index_select copies whole blocks; indexing copies element by element, four times slower.
-            # [blocks, G, D, 16] and [blocks, G, 16, D] to [G, length, D]
-            key = pools.keys.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, :length].to(working)
-            value = pools.values.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(working)
+            key, value = (rows[:, :length].to(working) for rows in _rows_of(pools, blocks))
             # Row i of the mask is the token at position context + i, which attends to positions up to its own.
             whole_prompt = context == 0 and window is None and softcap is None
             mask = None
@@ -92,6 +93,21 @@ class ReferenceAttention:
             scores = scores.masked_fill(~mask, float("-inf"))
         attended: torch.Tensor = scores.softmax(-1) @ value.float().unsqueeze(1)
         return attended.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
+
+
+def _rows_of(pools: AnyPools, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values [G, 16 x blocks, D]; in float32 if the pools have integers."""
+    # index_select copies whole blocks; indexing copies element by element, four times slower.
+    # From [blocks, G, D, 16] and [blocks, G, 16, D].
+    keys = pools.keys.index_select(0, blocks).permute(1, 0, 3, 2).flatten(1, 2)
+    values = pools.values.index_select(0, blocks).transpose(0, 1).flatten(1, 2)
+    if isinstance(pools, Int8Pools):
+        key_scales, value_scales = (
+            scales.index_select(0, blocks).transpose(0, 1).flatten(1, 2)  # [G, 16 x blocks]
+            for scales in (pools.key_scales, pools.value_scales)
+        )
+        return dequantize_rows(keys, key_scales), dequantize_rows(values, value_scales)
+    return keys, values
 
 
 class ReferenceKernels:

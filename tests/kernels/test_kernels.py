@@ -15,7 +15,8 @@ from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
-from orca_kernels.interface import AttentionForm, Kernels, Pools
+from orca_kernels.interface import AnyPools, AttentionForm, Int8Pools, Kernels, Pools
+from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params
@@ -92,14 +93,43 @@ def test_attention_over_long_contexts(kernels, dtype, parts, head_dim):
     check_attention(kernels, dtype, parts, (2, 1), head_dim, None, 7)
 
 
-def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
-    attend = kernels.attention(AttentionForm(head_dim, 0.3, window), dtype)
+@settings(max_examples=settings.default.max_examples * 3 // 10)
+@given(
+    parts=PARTS,
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    head_dim=st.sampled_from([8, 32, 64, 80]),
+    window=st.sampled_from([None, 1, 7, 64, 100]),
+    seed=st.integers(0, 1000),
+)
+@example(parts=[(0, 130), (700, 1), (64, 64), (63, 1)], heads=(2, 1), head_dim=128, window=None, seed=7)
+def test_attention_over_a_cache_of_integers(kernels, dtype, parts, heads, head_dim, window, seed):
+    """Against the dequantised keys and values. Slots that nobody wrote have NaN as their scales."""
+    check_attention(kernels, dtype, parts, heads, head_dim, window, seed, "int8")
+
+
+def unwritten_pools(
+    num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, cache: str | None
+) -> AnyPools:
+    """Return pools that no output may show."""
+    if cache is None:
+        pools = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
+        return Pools(*(pool.fill_(float("nan")) for pool in pools))
+    integers = Int8Pools.zeros(num_blocks, num_kv_heads, head_dim, CPU)
+    return Int8Pools(*(pool.fill_(float("nan") if pool.is_floating_point() else 99) for pool in integers))
+
+
+def as_read(rows: torch.Tensor, cache: str | None) -> torch.Tensor:
+    """Return what attention reads of keys or values."""
+    return rows.double() if cache is None else dequantize_rows(*quantize_rows(rows)).double()
+
+
+def check_attention(kernels, dtype, parts, heads, head_dim, window, seed, cache=None):
+    attend = kernels.attention(AttentionForm(head_dim, 0.3, window, kv_cache_dtype=cache), dtype)
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     num_blocks = sum(-(-(context + count) // BLOCK_SIZE) for context, count in parts) + 3
     batch = ragged([context for context, _ in parts], [count for _, count in parts], num_blocks, generator)
-    empty = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
-    pools = Pools(*(pool.fill_(float("nan")) for pool in empty))
+    pools = unwritten_pools(num_blocks, num_kv_heads, head_dim, dtype, cache)
     total = int(batch.query_start[-1])
     # Queries, keys and values are slices of one wider row, as a fused projection leaves them.
     rows = torch.randn(total, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
@@ -112,7 +142,9 @@ def check_attention(kernels, dtype, parts, heads, head_dim, window, seed):
         slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
         attend.store(*old, pools, slots)
         keys, values = (
-            torch.cat((before, new[begin : begin + count])).double().repeat_interleave(num_heads // num_kv_heads, 1)
+            as_read(torch.cat((before, new[begin : begin + count])), cache).repeat_interleave(
+                num_heads // num_kv_heads, 1
+            )
             for before, new in zip(old, (key, value), strict=True)
         )
         position = torch.arange(context + count)
@@ -143,6 +175,15 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
         assert torch.equal(attend(query[rows], pools, alone), whole[rows])
 
 
+def random_pools(num_blocks, num_kv_heads, head_dim, dtype, cache, generator) -> AnyPools:
+    if cache is None:
+        pools = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
+        return Pools(*(pool.normal_(generator=generator) for pool in pools))
+    keys, values, *scales = Int8Pools.zeros(num_blocks, num_kv_heads, head_dim, CPU)
+    integers = [pool.random_(-127, 128, generator=generator) for pool in (keys, values)]
+    return Int8Pools(*integers, *(scale.uniform_(0.005, 0.02, generator=generator) for scale in scales))
+
+
 @pytest.mark.parametrize("target", cpu_target_params())
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @given(
@@ -155,17 +196,35 @@ def test_a_row_is_the_same_in_any_batch(kernels, dtype):
 @example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
 def test_a_token_is_the_same_in_any_chunk(target, name, context, chunks, heads, head_dim, window):
     """Bit for bit: computed with a prompt, after a rewind in another chunk, or as an increment (contracts.md, 7)."""
-    dtype: torch.dtype = getattr(torch, name)
+    check_chunks(target, getattr(torch, name), context, chunks, heads, head_dim, window)
+
+
+@pytest.mark.parametrize("target", cpu_target_params())
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@given(
+    context=st.integers(0, 150),
+    chunks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    head_dim=st.sampled_from([16, 64, 80]),
+    window=st.sampled_from([None, 7, 64]),
+)
+@example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
+def test_a_token_over_a_cache_of_integers_is_the_same_in_any_chunk(
+    target, name, context, chunks, heads, head_dim, window
+):
+    check_chunks(target, getattr(torch, name), context, chunks, heads, head_dim, window, "int8")
+
+
+def check_chunks(target, dtype, context, chunks, heads, head_dim, window, cache=None):
     num_heads, num_kv_heads = heads
     total = context + sum(chunks)
     generator = torch.Generator().manual_seed(total)
     num_blocks = -(-total // BLOCK_SIZE) + 2
     whole = ragged([context], [sum(chunks)], num_blocks, generator)
-    pools = Pools(
-        *(pool.normal_(generator=generator) for pool in Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU))
-    )
+    pools = random_pools(num_blocks, num_kv_heads, head_dim, dtype, cache, generator)
     query = torch.randn(sum(chunks), num_heads, head_dim, generator=generator).to(dtype)
-    attend = CpuKernels(load(target), dtype).attention(AttentionForm(head_dim, 0.2, window), dtype)
+    form = AttentionForm(head_dim, 0.2, window, kv_cache_dtype=cache)
+    attend = CpuKernels(load(target), dtype).attention(form, dtype)
     found, begin = [], 0
     for count in chunks:
         rows = slice(begin, begin + count)

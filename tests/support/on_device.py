@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, Kernels, LinearMap, RaggedBatch
 from orca_kernels.quantization import QuantizedWeight
 
 
@@ -76,16 +76,16 @@ class _Attention:
         self._device = device
         self._there = there
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         moved = self._device.moved
-        there = Pools(*map(moved, pools))
+        there = type(pools)(*map(moved, pools))
         self._there.store(moved(key), moved(value), there, moved(slots))
         for host, device in zip(pools, there, strict=True):
             whole(host).copy_(whole(device))
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         moved = self._device.moved
         there = replace(
             batch, positions=moved(batch.positions), slots=moved(batch.slots), block_table=moved(batch.block_table)
         )
-        return self._there(moved(query), Pools(*map(moved, pools)), there).cpu()
+        return self._there(moved(query), type(pools)(*map(moved, pools)), there).cpu()

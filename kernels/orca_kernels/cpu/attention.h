@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "vector.h"
@@ -37,10 +38,13 @@ struct Item {
   int64_t request, first_kv_head, num_kv_heads, first_row, num_rows;
 };
 
-template <typename T>
+// T is the element type of queries and output, E that of the pools: T, or int8_t with scales.
+template <typename T, typename E>
 struct AttentionCall {
   AttentionShape shape;
-  const T *query, *key_pool, *value_pool;  // query [S] rows of query_stride, pools: see rows.h, store_kv
+  const T *query;                            // [S] rows of query_stride
+  const E *key_pool, *value_pool;            // see rows.h, store_kv and store_kv_int8
+  const float *key_scales, *value_scales;    // null unless E is int8_t
   const int64_t *query_start, *context_length, *block_table;
   T *output;  // [S, N, D]
 };
@@ -55,10 +59,10 @@ struct Scratch {
         top(kRows), total(kRows) {}
 };
 
-template <typename T>
+template <typename T, typename E>
 class AttentionItem {
  public:
-  AttentionItem(const AttentionCall<T> &call, const Item &item, Scratch &scratch)
+  AttentionItem(const AttentionCall<T, E> &call, const Item &item, Scratch &scratch)
       : call_(call), shape_(call.shape), item_(item), scratch_(scratch), heads_(shape_.num_heads / shape_.num_kv_heads),
         start_(call.query_start[item.request]), context_(call.context_length[item.request]),
         table_(call.block_table + item.request * shape_.table_width), num_rows_(item.num_rows * item.num_kv_heads),
@@ -67,7 +71,12 @@ class AttentionItem {
   void run() {
     for (int64_t row = 0; row < num_rows_; ++row) {
       const T *query = call_.query + (start_ + token(row)) * shape_.query_stride + head(row) * dim_;
-      std::memcpy(&scratch_.queries[row * steps_], query, dim_ * sizeof(T));
+      auto *factors = reinterpret_cast<Factor *>(&scratch_.queries[row * steps_]);
+      if constexpr (std::is_same_v<Factor, T>) {
+        std::memcpy(factors, query, dim_ * sizeof(T));
+      } else {
+        for (int64_t d = 0; d < dim_; d += kLanes) store(factors + d, load(query + d));
+      }
     }
     std::fill_n(scratch_.accumulated.begin(), num_rows_ * dim_, 0.0f);
     std::fill_n(scratch_.top.begin(), num_rows_, -std::numeric_limits<float>::infinity());
@@ -94,7 +103,11 @@ class AttentionItem {
   }
 
  private:
-  static constexpr int kWidth = Product<T>::kWidth;
+  using Factor = typename Product<E>::Factor;
+  using Stored = typename Product<E>::Stored;
+  static constexpr int kWidth = Product<E>::kWidth;
+  static constexpr bool kScaled = std::is_same_v<E, int8_t>;
+  static constexpr int64_t kStepsOfLine = 64 / (kBlock * sizeof(Stored));  // of a cache line
 
   int64_t kv_head(int64_t row) const { return item_.first_kv_head + row / item_.num_rows; }
   int64_t token(int64_t row) const { return (item_.first_row + row % item_.num_rows) / heads_; }
@@ -103,10 +116,20 @@ class AttentionItem {
   }
   int64_t position(int64_t row) const { return context_ + token(row); }
 
+  // Index, among the heads of all blocks, of a head's block that contains slot `place`.
+  int64_t index(int64_t kv_head, int64_t place) const {
+    return table_[place / kBlock] * shape_.num_kv_heads + kv_head;
+  }
+
   // A head's words of the block that contains slot `place` (rows.h, store_kv).
-  const uint32_t *block(const T *pool, int64_t kv_head, int64_t place) const {
-    const int64_t index = table_[place / kBlock] * shape_.num_kv_heads + kv_head;
-    return reinterpret_cast<const uint32_t *>(pool + index * kBlock * dim_);
+  const Stored *block(const E *pool, int64_t kv_head, int64_t place) const {
+    return reinterpret_cast<const Stored *>(pool + index(kv_head, place) * kBlock * dim_);
+  }
+
+  // The sixteen products of a query and the keys of a block, from the products with the stored keys.
+  Floats scaled(Floats products, int64_t kv_head, int64_t place) const {
+    if constexpr (kScaled) products = products * load(call_.key_scales + index(kv_head, place) * kBlock);
+    return products;
   }
 
   // Slots of a tile that a row attends to: from `first` to `last`, relative to the tile.
@@ -117,7 +140,8 @@ class AttentionItem {
   }
 
   // Turns a row's scores into softmax weights, zero for invisible slots, and rescales the accumulated output to the new
-  // maximum. Scores of slots that were never written may have any value.
+  // maximum. Scores of slots that were never written may have any value. Integers are multiplied by the weight times
+  // their scale.
   void weigh(int64_t row, int64_t tile, int slots) {
     float *scores = &scratch_.scores[row * kTile];
     uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
@@ -136,8 +160,13 @@ class AttentionItem {
     Floats sums{};
     for (int place = 0; place < end; place += kLanes) {
       const Floats weight = exponential(load(scores + place) * shape_.scale - top);
-      store(reinterpret_cast<T *>(weights) + place, weight);
       sums += weight;
+      if constexpr (kScaled) {
+        const float *scales = call_.value_scales + index(kv_head(row), tile + place) * kBlock;
+        store(reinterpret_cast<Factor *>(weights) + place, weight * load(scales));
+      } else {
+        store(reinterpret_cast<Factor *>(weights) + place, weight);
+      }
     }
     const float shrink = before == top ? 1.0f : std::exp(before - top);
     scratch_.total[row] = scratch_.total[row] * shrink + sum(sums);
@@ -153,27 +182,30 @@ class AttentionItem {
   void direct(int64_t tile, int slots) {
     constexpr int kBlocks = kTile / kBlock;
     for (int64_t row = 0; row < num_rows_; ++row) {
-      const uint32_t *keys[kBlocks], *values[kBlocks];
+      const Stored *keys[kBlocks], *values[kBlocks];
+      int64_t places[kBlocks];
       for (int part = 0; part < kBlocks; ++part) {
-        const int place = part * kBlock < slots ? part * kBlock : 0;
-        keys[part] = block(call_.key_pool, kv_head(row), tile + place);
-        values[part] = block(call_.value_pool, kv_head(row), tile + place);
+        places[part] = tile + (part * kBlock < slots ? part * kBlock : 0);
+        keys[part] = block(call_.key_pool, kv_head(row), places[part]);
+        values[part] = block(call_.value_pool, kv_head(row), places[part]);
       }
       const uint32_t *query = &scratch_.queries[row * steps_];
       Floats sums[kBlocks] = {};
       for (int64_t step = 0; step < steps_; ++step) {
         for (int part = 0; part < kBlocks; ++part) {
-          __builtin_prefetch(values[part] + step * kBlock, 0, 2);
-          sums[part] = Product<T>::add(sums[part], query[step], keys[part] + step * kBlock);
+          if (step % kStepsOfLine == 0) __builtin_prefetch(values[part] + step * kBlock, 0, 2);
+          sums[part] = Product<E>::add(sums[part], query[step], keys[part] + step * kBlock);
         }
       }
-      for (int part = 0; part < kBlocks; ++part) store(&scratch_.scores[row * kTile + part * kBlock], sums[part]);
+      for (int part = 0; part < kBlocks; ++part) {
+        store(&scratch_.scores[row * kTile + part * kBlock], scaled(sums[part], kv_head(row), places[part]));
+      }
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
       weigh(row, tile, slots);
       for (int64_t place = tile + kTile; place < std::min<int64_t>(position(row) + 1, tile + 2 * kTile); place += kBlock) {
-        const uint32_t *keys = block(call_.key_pool, kv_head(row), place);
-        for (int64_t step = 0; step < steps_; ++step) __builtin_prefetch(keys + step * kBlock, 0, 2);
+        const Stored *keys = block(call_.key_pool, kv_head(row), place);
+        for (int64_t step = 0; step < steps_; step += kStepsOfLine) __builtin_prefetch(keys + step * kBlock, 0, 2);
       }
       add_values<1>(row, 1, tile, slots);
     }
@@ -190,21 +222,25 @@ class AttentionItem {
     }
     float *scores = &scratch_.scores[first_row * kTile];
     for (int place = 0; place < slots; place += kAtOnce * kBlock) {
-      const uint32_t *keys[kAtOnce];
+      const Stored *keys[kAtOnce];
+      int64_t places[kAtOnce];
       for (int part = 0; part < kAtOnce; ++part) {
-        const int at = place + part * kBlock < slots ? place + part * kBlock : place;
-        keys[part] = block(call_.key_pool, kv_head(first_row), tile + at);
+        places[part] = tile + (place + part * kBlock < slots ? place + part * kBlock : place);
+        keys[part] = block(call_.key_pool, kv_head(first_row), places[part]);
       }
       Floats sums[kGroup][kAtOnce] = {};
       for (int64_t step = 0; step < steps_; ++step) {
         for (int row = 0; row < kGroup; ++row) {
           for (int part = 0; part < kAtOnce; ++part) {
-            sums[row][part] = Product<T>::add(sums[row][part], queries[row][step], keys[part] + step * kBlock);
+            sums[row][part] = Product<E>::add(sums[row][part], queries[row][step], keys[part] + step * kBlock);
           }
         }
       }
       for (int row = 0; row < count; ++row) {
-        for (int part = 0; part < kAtOnce; ++part) store(scores + row * kTile + place + part * kBlock, sums[row][part]);
+        for (int part = 0; part < kAtOnce; ++part) {
+          float *to = scores + row * kTile + place + part * kBlock;
+          store(to, scaled(sums[row][part], kv_head(first_row), places[part]));
+        }
       }
     }
     for (int row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
@@ -215,7 +251,8 @@ class AttentionItem {
   template <int kCount>
   void add_values(int64_t first_row, int count, int64_t tile, int slots) {
     constexpr int kParts = kCount == 1 ? 4 : kAtOnce;  // independent sums, to hide latency
-    const uint32_t *blocks[kTile / kBlock], *weights[kCount];
+    const Stored *blocks[kTile / kBlock];
+    const uint32_t *weights[kCount];
     for (int place = 0; place < slots; place += kBlock) {
       blocks[place / kBlock] = block(call_.value_pool, kv_head(first_row), tile + place);
     }
@@ -231,17 +268,17 @@ class AttentionItem {
   }
 
   template <int kCount, int kParts>
-  void add_columns(float *to, int count, const uint32_t *const *weights, const uint32_t *const *blocks, int64_t column,
+  void add_columns(float *to, int count, const uint32_t *const *weights, const Stored *const *blocks, int64_t column,
                    int slots) const {
     constexpr int kSteps = kBlock / kWidth;  // of a block
     Floats sums[kCount][kParts] = {};
     const int steps = slots / kWidth;
     for (int first = 0; first < steps; first += kSteps) {
-      const uint32_t *values = blocks[first / kSteps] + column;
+      const Stored *values = blocks[first / kSteps] + column;
       for (int step = first; step < std::min(steps, first + kSteps); ++step, values += dim_) {
         for (int row = 0; row < kCount; ++row) {
           for (int part = 0; part < kParts; ++part) {
-            sums[row][part] = Product<T>::add(sums[row][part], weights[row][step], values + part * kLanes);
+            sums[row][part] = Product<E>::add(sums[row][part], weights[row][step], values + part * kLanes);
           }
         }
       }
@@ -251,7 +288,7 @@ class AttentionItem {
         const uint32_t *values = blocks[steps / kSteps] + steps % kSteps * dim_ + column;
         for (int row = 0; row < kCount; ++row) {
           for (int part = 0; part < kParts; ++part) {
-            sums[row][part] = Product<T>::add_first(sums[row][part], weights[row][steps], values + part * kLanes);
+            sums[row][part] = Product<E>::add_first(sums[row][part], weights[row][steps], values + part * kLanes);
           }
         }
       }
@@ -264,7 +301,7 @@ class AttentionItem {
     }
   }
 
-  const AttentionCall<T> &call_;
+  const AttentionCall<T, E> &call_;
   const AttentionShape &shape_;
   const Item item_;
   Scratch &scratch_;
@@ -273,8 +310,8 @@ class AttentionItem {
   const int64_t num_rows_, dim_, steps_;
 };
 
-template <typename T>
-void attention(const AttentionCall<T> &call) {
+template <typename T, typename E>
+void attention(const AttentionCall<T, E> &call) {
   const AttentionShape &shape = call.shape;
   const int64_t heads = shape.num_heads / shape.num_kv_heads;
   // Increments: divide a request's heads into just enough items to keep all threads busy.
@@ -296,7 +333,7 @@ void attention(const AttentionCall<T> &call) {
     Scratch scratch(shape.head_dim);
 #pragma omp for schedule(dynamic)
     for (size_t index = 0; index < items.size(); ++index) {
-      AttentionItem<T>(call, items[index], scratch).run();
+      AttentionItem<T, E>(call, items[index], scratch).run();
     }
   }
 }

@@ -14,7 +14,7 @@ import torch
 from orca_kernels.recorder import OperationRecorder
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-WORDS = 16
+WORDS = 18
 """64-bit words of a recorded call: the function's address, then its arguments (cpu/replay.h)."""
 
 

@@ -47,15 +47,33 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
                                          const int64_t *block_table, T *output, int64_t num_requests,                 \
                                          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                   \
                                          int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
-    orca::attention<T>({{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},  \
-                        query, key_pool, value_pool, query_start, context_length, block_table, output});             \
+    orca::attention<T, T>(                                                                                            \
+        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
+         query, key_pool, value_pool, nullptr, nullptr, query_start, context_length, block_table, output});           \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_store_int8_##name(const T *key, const T *value, int8_t *key_pool, int8_t *value_pool,         \
+                                          float *key_scales, float *value_scales, const int64_t *slots, int64_t rows, \
+                                          int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {     \
+    orca::store_kv_int8(key, value, key_pool, value_pool, key_scales, value_scales, slots, rows, heads, dim,          \
+                        key_stride, value_stride);                                                                    \
+  }                                                                                                                   \
+  ORCA_EXPORT void orca_attention_int8_##name(                                                                        \
+      const T *query, const int8_t *key_pool, const int8_t *value_pool, const float *key_scales,                      \
+      const float *value_scales, const int64_t *query_start, const int64_t *context_length,                           \
+      const int64_t *block_table, T *output, int64_t num_requests, int64_t num_heads, int64_t num_kv_heads,           \
+      int64_t head_dim, int64_t table_width, int64_t query_stride, int64_t window, float scale) {                     \
+    orca::attention<T, int8_t>(                                                                                       \
+        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
+         query, key_pool, value_pool, key_scales, value_scales, query_start, context_length, block_table, output});   \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(layer_norm_##name)                                                                                  \
   ORCA_DEFINE_RUN(rms_norm_##name)                                                                                    \
   ORCA_DEFINE_RUN(silu_and_multiply_##name)                                                                           \
   ORCA_DEFINE_RUN(rotate_##name)                                                                                      \
   ORCA_DEFINE_RUN(store_##name)                                                                                       \
-  ORCA_DEFINE_RUN(attention_##name)
+  ORCA_DEFINE_RUN(attention_##name)                                                                                   \
+  ORCA_DEFINE_RUN(store_int8_##name)                                                                                  \
+  ORCA_DEFINE_RUN(attention_int8_##name)
 
 #define ORCA_DEFINE_SUM(name, T)                                                                                      \
   ORCA_EXPORT int64_t orca_all_reduce_##name(T *x, int64_t count, char *memory, int64_t rank, int64_t size,           \

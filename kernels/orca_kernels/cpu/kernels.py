@@ -14,13 +14,13 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
-from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
 from orca_kernels.quantization import BITS, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Element types of the library's functions."""
-ATTENTION_OPTIONS = frozenset({"window"})
+ATTENTION_OPTIONS = frozenset({"window", "kv_cache_dtype"})
 """Options of `AttentionForm` that the C++ supports."""
 LANES = 16
 """Floats of a C++ vector: head dimensions must be a multiple (cpu/lanes.h)."""
@@ -32,6 +32,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "store": [POINTER] * 5 + [INTEGER] * 5,
     "attention": [POINTER] * 7 + [INTEGER] * 7 + [REAL],
+    "store_int8": [POINTER] * 7 + [INTEGER] * 5,
+    "attention_int8": [POINTER] * 9 + [INTEGER] * 7 + [REAL],
 }
 PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "pack": [POINTER] * 2 + [INTEGER] * 2,
@@ -127,19 +129,18 @@ class CpuAttention:
         self._attend = attend
         self._form = form
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
         pointers = (tensor.data_ptr() for tensor in (key, value, *pools, slots))
         self._store(*pointers, *key.shape, key.stride(0), value.stride(0))
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one call for all requests."""
         num_tokens, heads, dim = query.shape
         output = self._calls.empty((num_tokens, heads, dim), query.dtype)
         self._attend(
             query.data_ptr(),
-            pools.keys.data_ptr(),
-            pools.values.data_ptr(),
+            *(pool.data_ptr() for pool in pools),
             batch.query_start.data_ptr(),
             batch.context_length.data_ptr(),
             batch.block_table.data_ptr(),
@@ -163,7 +164,7 @@ class UnrecordedAttention(ReferenceAttention):
         super().__init__(form)
         self._calls = calls
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention; raise RuntimeError while a recording is made."""
         if self._calls.steps is not None:
             raise RuntimeError("the reference's attention reads lengths on the host")
@@ -252,7 +253,9 @@ class CpuKernels(ReferenceKernels):
         """See Kernels.attention."""
         if form.head_dim % LANES or not form.options() <= ATTENTION_OPTIONS:
             return UnrecordedAttention(self.calls, form)
-        return CpuAttention(self.calls, self._functions["store"], self._functions["attention"], form)
+        suffix = "" if form.kv_cache_dtype is None else f"_{form.kv_cache_dtype}"
+        store, attend = self._functions[f"store{suffix}"], self._functions[f"attention{suffix}"]
+        return CpuAttention(self.calls, store, attend, form)
 
 
 def _padded(outputs: int) -> int:

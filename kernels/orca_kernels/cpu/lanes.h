@@ -205,7 +205,20 @@ inline Floats widened(const int8_t *from) {
   }
   return result;
 }
+#else
+inline Floats widened(const int8_t *from) {
+  typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
+  Floats result;
+  for (int i = 0; i < kRegisters; ++i) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
+    result.registers[i] = __builtin_convertvector(__builtin_convertvector(bytes, Ints::Register), Floats::Register);
+  }
+  return result;
+}
+#endif
 
+#if defined(__AVX2__)
 // left x right + to, rounded once. `left * right + to` is rounded once or twice, as the compiler likes.
 inline Floats multiply_add(Floats left, Floats right, Floats to) {
   for (int i = 0; i < kRegisters; ++i) {

@@ -7,7 +7,7 @@
 
 namespace orca {
 
-constexpr int kMostArguments = 15;
+constexpr int kMostArguments = 17;
 
 struct Call {
   void (*run)(const uint64_t *words);

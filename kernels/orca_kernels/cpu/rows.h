@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "vector.h"
 
@@ -130,6 +131,49 @@ void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const in
       from = value + row * value_stride + head * dim;
       to = value_pool + begin + place / kWidth * kWidth * dim + place % kWidth;
       for (int64_t d = 0; d < dim; ++d) to[d * kWidth] = from[d];
+    }
+  }
+}
+
+// Quantises a row of `size` elements, a multiple of sixteen; writes number i to to[i * stride] and returns the scale.
+// The same numbers and scales as quantize_rows of kv_quantization.py: a scale below the normal floats becomes 0, and a
+// row with an infinity or NaN has scale NaN.
+template <typename T>
+inline float quantize_row(const T *from, int64_t size, int8_t *to, int64_t stride) {
+  Floats most{}, invalid{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Floats value = load(from + i);
+    most = larger(most, larger(value, -value));
+    invalid += value - value;  // 0, or NaN for an infinity or NaN
+  }
+  float scale = largest(most) / 127 + sum(invalid);
+  if (scale < std::numeric_limits<float>::min()) scale = 0;
+  if (!(scale > 0)) {
+    for (int64_t i = 0; i < size; ++i) to[i * stride] = 0;
+    return scale;
+  }
+  for (int64_t i = 0; i < size; i += kLanes) {
+    int32_t numbers[kLanes];
+    store_as(numbers, whole_numbers(nearest(load(from + i) / splat(scale))));
+    for (int lane = 0; lane < kLanes; ++lane) to[(i + lane) * stride] = static_cast<int8_t>(numbers[lane]);
+  }
+  return scale;
+}
+
+// Like store_kv, into pools of integers: keys as [D, 16], values as [16, D], and scales [B, G, 16].
+template <typename T>
+void store_kv_int8(const T *key, const T *value, int8_t *key_pool, int8_t *value_pool, float *key_scales,
+                   float *value_scales, const int64_t *slots, int64_t rows, int64_t heads, int64_t dim,
+                   int64_t key_stride, int64_t value_stride) {
+#pragma omp parallel for if (rows * heads * dim > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t block = slots[row] / kLanes, place = slots[row] % kLanes;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t index = block * heads + head, begin = index * kLanes * dim;
+      key_scales[index * kLanes + place] =
+          quantize_row(key + row * key_stride + head * dim, dim, key_pool + begin + place, kLanes);
+      value_scales[index * kLanes + place] =
+          quantize_row(value + row * value_stride + head * dim, dim, value_pool + begin + place * dim, 1);
     }
   }
 }

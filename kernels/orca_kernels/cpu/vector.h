@@ -84,13 +84,17 @@ inline float largest(Floats value) {
 #endif
 }
 
+// To the nearest whole number, ties to even, for magnitudes below 2^22.
+inline Floats nearest(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 x 2^23: adding it rounds to a whole number
+  return (x + magic) - magic;
+}
+
 // e^x to about two units in the last place, by 2^n times a polynomial (Cephes' coefficients); 0 below -87.
 inline Floats exponential(Floats x) {
   const Floats low = splat(-87.3f), high = splat(88.3f);
   const Floats clipped = choose(x < low, low, choose(x > high, high, x));
-  Floats scaled = clipped * 1.44269504088896341f;
-  const Floats magic = splat(12582912.0f);  // 1.5 x 2^23: adding it rounds to a whole number
-  const Floats whole = (scaled + magic) - magic;
+  const Floats whole = nearest(clipped * 1.44269504088896341f);
   const Floats rest = clipped - whole * 0.693359375f - whole * -2.12194440e-4f;
   Floats series = splat(1.9875691500e-4f);
   series = series * rest + 1.3981999507e-3f;
@@ -104,12 +108,15 @@ inline Floats exponential(Floats x) {
   return choose(x < low, Floats{}, result);
 }
 
-// Multiplication of elements as words of four bytes, a float or a pair of bfloat16, sixteen words at a time.
+// Multiplication of a word of four bytes, a float or a pair of bfloat16, with sixteen stored words. Stored integers of
+// eight bits are widened to floats.
 template <typename T>
 struct Product;
 
 template <>
 struct Product<float> {
+  using Factor = float;     // element of the word on the left
+  using Stored = uint32_t;  // word in memory on the right
   static constexpr int kWidth = 1;  // elements of a word
 
   // Adds the products of one word with sixteen words.
@@ -122,6 +129,8 @@ struct Product<float> {
 
 template <>
 struct Product<BFloat16> {
+  using Factor = BFloat16;
+  using Stored = uint32_t;
   static constexpr int kWidth = 2;
 
   static Floats add(Floats to, uint32_t word, Words words) {
@@ -140,6 +149,24 @@ struct Product<BFloat16> {
   // Like `add`, but ignores the second element of each pair, which may have any value.
   static Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
     return add(to, word, load_as<Words>(from) & 0xffff);
+  }
+};
+
+template <>
+struct Product<int8_t> {
+  using Factor = float;
+  using Stored = int8_t;
+  static constexpr int kWidth = 1;
+
+  // Rounded once where the target has the instruction: a score is the same in a prompt and in an increment.
+  static Floats add(Floats to, uint32_t word, const int8_t *numbers) {
+    float value;
+    std::memcpy(&value, &word, sizeof(value));
+#if defined(__AVX2__)
+    return multiply_add(splat(value), widened(numbers), to);
+#else
+    return to + value * widened(numbers);
+#endif
   }
 };
 

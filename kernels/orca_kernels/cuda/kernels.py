@@ -14,7 +14,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
-from orca_kernels.interface import Attention, AttentionForm, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 ATTENTION_OPTIONS = frozenset({"window"})
@@ -63,7 +63,7 @@ class CudaAttention:
         self._source = source
         self._form = form
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, pools: Pools, slots: torch.Tensor) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
         rows, heads, dim = key.shape
         strides = (Index(key.stride(0)), Index(value.stride(0)))
@@ -76,7 +76,7 @@ class CudaAttention:
             arguments = (key, value, *pools, slots, Index(heads), Index(dim), *strides)
             launch_rows(self._launcher, "store", key, rows, arguments)
 
-    def __call__(self, query: torch.Tensor, pools: Pools, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one launch for all requests, and one to merge the splits of contexts."""
         num_tokens, heads, dim = query.shape
         kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
