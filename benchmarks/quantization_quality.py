@@ -1,4 +1,4 @@
-"""Perplexity of a model with and without quantised weights, and the error of its logits.
+"""Perplexity of a model with and without quantised weights and K/V cache, and the error of its logits.
 
     python benchmarks/quantization_quality.py examples/demo-model docs README.md
 
@@ -16,9 +16,9 @@ from typing import get_args
 import torch
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Quantization
-from orca_kernels.interface import Pools
+from orca_contract.topology import KvCacheDtype, Quantization
 from orca_protos import engine_pb2 as pb
+from orca_worker.kv_pools import KvPools
 from orca_worker.loaded_partition import LoadedPartition, load_partition
 from orca_worker.rows import RowTable
 from tokenizers import Tokenizer
@@ -33,17 +33,16 @@ def windows(model: Path, texts: list[Path], length: int) -> list[list[int]]:
     return [tokens[begin : begin + length] for begin in range(0, len(tokens) - length + 1, length)]
 
 
-def load(model: Path, quantization: Quantization, length: int) -> LoadedPartition:
+def load(model: Path, quantization: Quantization, kv_cache_dtype: KvCacheDtype, length: int) -> LoadedPartition:
     """Return the whole model in float32, with pools for one window."""
     request = pb.LoadRequest(
         model_path=str(model), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32", device="cpu",
-        workers_on_host=1, quantization=quantization,
+        workers_on_host=1, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     loaded = load_partition(request, 0, lambda _: None)
-    for attention in loaded.model.attentions():
-        blocks = -(-length // BLOCK_SIZE)
-        pools = Pools.zeros(blocks, attention.num_kv_heads, attention.head_dim, loaded.dtype, loaded.device)
-        attention.allocate(pools)
+    shape = (loaded.config.num_kv_heads, loaded.config.head_dim)
+    pools = KvPools(loaded.model.attentions(), shape, loaded.dtype, loaded.device, kv_cache_dtype)
+    pools.allocate(-(-length // BLOCK_SIZE))
     return loaded
 
 
@@ -62,7 +61,7 @@ def logits(loaded: LoadedPartition, texts: list[list[int]]) -> Iterator[torch.Te
 
 
 def main() -> None:
-    """Print a row for each quantization."""
+    """Print a row for each quantization of the weights, then one for each of the K/V cache."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="Hugging Face model directory with tokenizer.json")
     parser.add_argument("texts", type=Path, nargs="+", help="text files, or folders of Markdown files")
@@ -72,9 +71,11 @@ def main() -> None:
     print(line(circumstances(None)))
     texts = windows(arguments.model, arguments.texts, arguments.length)[: arguments.windows]
     print(f"{len(texts)} windows of {arguments.length} tokens")
-    plain = load(arguments.model, "none", arguments.length)
-    for quantization in get_args(Quantization):
-        model = load(arguments.model, quantization, arguments.length)
+    plain = load(arguments.model, "none", "auto", arguments.length)
+    kinds: list[tuple[Quantization, KvCacheDtype]] = [(weights, "auto") for weights in get_args(Quantization)]
+    kinds += [("none", cache) for cache in get_args(KvCacheDtype) if cache != "auto"]
+    for quantization, kv_cache_dtype in kinds:
+        model = load(arguments.model, quantization, kv_cache_dtype, arguments.length)
         loss = squares = squared_error = same = 0.0
         for tokens, found, expected in zip(texts, logits(model, texts), logits(plain, texts), strict=True):
             loss += functional.cross_entropy(found[:-1], torch.tensor(tokens[1:]), reduction="sum").item()
@@ -83,9 +84,11 @@ def main() -> None:
             same += (found.argmax(1) == expected.argmax(1)).sum().item()
         predicted = len(texts) * (arguments.length - 1)
         perplexity = torch.tensor(loss / predicted).exp().item()
+        error, agreement = (squared_error / squares) ** 0.5, same / len(texts) / arguments.length
         print(
-            f"{quantization}: perplexity {perplexity:.3f}, error of the logits {(squared_error / squares) ** 0.5:.2%} "
-            f"of their standard deviation, same most likely token {same / len(texts) / arguments.length:.2%}"
+            f"weights {quantization}, K/V cache {kv_cache_dtype}: perplexity {perplexity:.3f}, error of the logits "
+            f"{error:.2%} of their standard deviation, same most likely token {agreement:.2%}",
+            flush=True,
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Dtype, Quantization
+from orca_contract.topology import Dtype, KvCacheDtype, Quantization
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
         max(sizes) * max(arguments.input_len),
         arguments.enforce_eager,
         arguments.quantization,
+        arguments.kv_cache_dtype,
     )
     facts = circumstances(arguments.seed)
     print(line(facts))
@@ -127,6 +128,12 @@ def _parser() -> OneLineParser:
     )
     parser.add_argument(
         "--quantization", choices=get_args(Quantization), default="none", help="weight-only quantization (none)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=get_args(KvCacheDtype),
+        default="auto",
+        help="type of cached keys and values (auto: the activations')",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     parser.add_argument(

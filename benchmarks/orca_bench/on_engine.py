@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import ModelSpec, Quantization, Topology
+from orca_contract.topology import KvCacheDtype, ModelSpec, Quantization, Topology
 from orca_master.commands.serve import local_topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.pipeline import Pipeline
@@ -45,6 +45,7 @@ class EngineSpec:
     longest_iteration: int = 16384
     enforce_eager: bool = False
     quantization: Quantization = "none"
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 class LiveEngine:
@@ -126,7 +127,11 @@ class LiveEngine:
 async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[LiveEngine]:
     """Form a pipeline of running workers (`commands.local_workers`); raise ConfigurationError."""
     model = ModelSpec(
-        path=str(spec.model), served_name=spec.model.name, dtype=spec.dtype, quantization=spec.quantization
+        path=str(spec.model),
+        served_name=spec.model.name,
+        dtype=spec.dtype,
+        quantization=spec.quantization,
+        kv_cache_dtype=spec.kv_cache_dtype,
     )
     topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
     config = EngineConfig(

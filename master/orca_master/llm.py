@@ -20,7 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from orca_contract.topology import Dtype, ModelSpec, Quantization, quantization_refusal
+from orca_contract.topology import (
+    Dtype,
+    KvCacheDtype,
+    ModelSpec,
+    Quantization,
+    kv_cache_refusal,
+    quantization_refusal,
+)
 from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import CompletionRequest
@@ -99,12 +106,15 @@ class LLM:
         max_model_len: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         quantization: Quantization = "none",
+        kv_cache_dtype: KvCacheDtype = "auto",
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
         path = Path(model).resolve()
         if refusal := quantization_refusal(quantization, backend_of(device)):
             raise ConfigurationError(f"quantization {refusal}")
+        if refusal := kv_cache_refusal(kv_cache_dtype, backend_of(device)):
+            raise ConfigurationError(f"kv_cache_dtype {refusal}")
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len), text_command(path, None)
         )
@@ -127,6 +137,7 @@ class LLM:
                 dtype=dtype,
                 max_model_len=max_model_len,
                 quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
             )
             topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             codec = TextCodec(path)

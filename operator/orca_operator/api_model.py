@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orca_contract.topology import Dtype, Quantization
+from orca_contract.topology import Dtype, KvCacheDtype, Quantization
 from pydantic import Field
 
 from orca_operator.api_types import Part, Quantity, SecretKey, Text
@@ -43,6 +43,11 @@ class Model(Part):
     dtype: Dtype = Field("auto", description="Type of weights and activations; auto is the checkpoint's.")
     quantization: Quantization | None = Field(
         None, description="Weight-only quantization when the weights are loaded, on CPUs. Default: none."
+    )
+    kv_cache_dtype: KvCacheDtype | None = Field(
+        None,
+        description="Type of cached keys and values; int8, on CPUs, has room for more tokens. Default: auto, the "
+        "activations' type.",
     )
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."

@@ -17,6 +17,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--host": "",
     "--insecure": "tls.mode",
     "--journal": "master.journal",
+    "--kv-cache-dtype": "model.kvCacheDtype",
     "--kv-slots": "scheduler.kvSlots",
     "--max-batch-size": "scheduler.maxBatchSize",
     "--max-expected-wait": "scheduler.maxExpectedWaitSeconds",

@@ -215,6 +215,13 @@ RULES = (
         lambda name, spec: spec.communication.backend == "gloo" or spec.model.quantization in (None, "none"),
     ),
     Rule(
+        "",
+        "self.communication.backend == 'gloo' || !has(self.model.kvCacheDtype) || self.model.kvCacheDtype == 'auto'",
+        "model.kvCacheDtype",
+        "int8 is for CPUs: use auto with the nccl backend",
+        lambda name, spec: spec.communication.backend == "gloo" or spec.model.kv_cache_dtype in (None, "auto"),
+    ),
+    Rule(
         "communication.env",
         f"self.all(key, key.matches('{rank_environment.ALLOWED}') && "
         f"(key.matches('{rank_environment.EXCEPTED}') || !key.matches('{rank_environment.REFUSED}')))",

@@ -17,6 +17,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of weights and activations; auto is the checkpoint's own."""
 Quantization = Literal["none", "int8", "int4"]
 """Weight-only quantization of the model's linear maps, when a worker loads them."""
+KvCacheDtype = Literal["auto", "int8"]
+"""Type of cached keys and values; auto is that of the activations."""
 Backend = Literal["gloo", "nccl"]
 """Backend of the data plane: gloo on CPUs, nccl on GPUs."""
 MAX_PATH_LENGTH = 4096
@@ -31,6 +33,7 @@ class ModelSpec(Message):
     dtype: Dtype = "auto"
     max_model_len: Positive | None = None
     quantization: Annotated[Quantization, Since(7)] = "none"
+    kv_cache_dtype: Annotated[KvCacheDtype, Since(8)] = "auto"
 
     @field_validator("path")
     @classmethod
@@ -77,6 +80,8 @@ class Topology(Message):
             return f"communication.env: {reason}"
         if reason := quantization_refusal(self.model.quantization, self.communication.backend):
             return f"model.quantization: {reason}"
+        if reason := kv_cache_refusal(self.model.kv_cache_dtype, self.communication.backend):
+            return f"model.kvCacheDtype: {reason}"
         for index, pipeline in enumerate(self.pipelines):
             if len(pipeline.workers) != self.pipeline_parallel_size:
                 return (
@@ -91,3 +96,10 @@ def quantization_refusal(quantization: Quantization, backend: Backend) -> str:
     if quantization == "none" or backend == "gloo":
         return ""
     return f"{quantization}: the CUDA kernels lack it, use none or a CPU"
+
+
+def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
+    """Return why a backend's workers refuse a type of cached keys and values; "" if they do not."""
+    if kv_cache_dtype == "auto" or backend == "gloo":
+        return ""
+    return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"

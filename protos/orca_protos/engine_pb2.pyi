@@ -47,7 +47,7 @@ class Description(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization")
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class LoadRequest(_message.Message):
     ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     partition: int
     pipeline_parallel_size: int
@@ -85,7 +86,8 @@ class LoadRequest(_message.Message):
     enforce_eager: bool
     deterministic: bool
     quantization: str
-    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ...) -> None: ...
+    kv_cache_dtype: str
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("loaded_bytes", "facts", "total_bytes")
@@ -98,7 +100,7 @@ class LoadProgress(_message.Message):
     def __init__(self, loaded_bytes: _Optional[int] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelFacts(_message.Message):
-    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization")
+    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization", "kv_cache_dtype")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +110,7 @@ class ModelFacts(_message.Message):
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     digest: str
     vocabulary_size: int
     max_model_len: int
@@ -117,7 +120,8 @@ class ModelFacts(_message.Message):
     kernels: str
     deterministic: bool
     quantization: str
-    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ...) -> None: ...
+    kv_cache_dtype: str
+    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("epoch",)

@@ -34,6 +34,13 @@ def test_a_topology_of_defaults_is_one_worker_on_cpus():
             "model.quantization: int8: the CUDA kernels lack it, use none or a CPU",
         ),
         ({"communication": Communication(env={"LD_PRELOAD": "x"})}, "communication.env: "),
+        (
+            {
+                "model": MODEL.model_copy(update={"kv_cache_dtype": "int8"}),
+                "communication": Communication(backend="nccl"),
+            },
+            "model.kvCacheDtype: int8: the CUDA kernels lack it, use auto or a CPU",
+        ),
     ],
 )
 def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
@@ -51,6 +58,7 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
         ({"pipelines": [{"id": "a", "workers": []}]}, "pipelines.0.workers"),
         ({"tensorParallelSize": 0}, "tensorParallelSize"),
         ({"communication": {"backend": "mpi"}}, "communication.backend"),
+        ({"model": {"path": "a", "servedName": "m", "kvCacheDtype": "fp8"}}, "model.kvCacheDtype"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_the_field(changes, field):
@@ -63,6 +71,10 @@ def test_masters_of_older_versions_do_not_get_the_default_of_a_newer_field():
     quantised = topology(model=MODEL.model_copy(update={"quantization": "int8"}))
     assert quantised.wire()["model"]["quantization"] == "int8"
     assert quantised.unknown_to(6) == ["model.quantization"]
+    assert "kvCacheDtype" not in quantised.wire()["model"]
+    of_integers = topology(model=MODEL.model_copy(update={"kv_cache_dtype": "int8"}))
+    assert of_integers.wire()["model"]["kvCacheDtype"] == "int8"
+    assert of_integers.unknown_to(7) == ["model.kvCacheDtype"]
 
 
 def test_the_wire_is_camel_case_and_reads_back():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import EngineState
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
@@ -29,5 +31,7 @@ def test_the_labels_follow_the_serving_pipelines():
         f'orca:cache_config_info{{block_size="{BLOCK_SIZE}",cache_dtype="bfloat16",enable_prefix_caching="False",'
         'model_name="m",num_gpu_blocks="30"} 1.0'
     ]
+    snapshot = snapshot._replace(formed=replace(FORMED, kv_cache_dtype="int8"))
+    assert 'cache_dtype="int8"' in series()[0]
     snapshot = snapshot._replace(num_blocks=0)
     assert series() == [], "the last pipeline is lost"

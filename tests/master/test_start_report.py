@@ -60,6 +60,11 @@ def test_quantised_weights_are_named():
     assert model == "model: llama, 32 layers, bfloat16 with int8 weights, sequences of at most 4096 tokens"
 
 
+def test_a_cache_of_integers_is_named():
+    *_, slots = start_report(snapshot(replace(FORMED, kv_cache_dtype="int8")))
+    assert slots == "K/V slots: 8192 (512 blocks of 16), int8, as --kv-slots says; …"
+
+
 def test_what_older_workers_do_not_report_is_left_out():
     model, *others = start_report(snapshot(replace(FORMED, family="", kernels="", num_layers=1)))
     assert model == "model: 1 layer, bfloat16, sequences of at most 4096 tokens"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Quantization
-from orca_kernels.interface import Kernels, Pools
+from orca_contract.topology import KvCacheDtype, Quantization
+from orca_kernels.interface import AnyPools, Int8Pools, Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
@@ -56,12 +56,14 @@ class PartitionedModel:
         num_blocks: int = 160,
         kernels: Sequence[Kernels] | None = None,
         quantization: Quantization = "none",
+        kv_cache_dtype: KvCacheDtype = "auto",
     ):
         """`kernels`: by partition; default: the best ones for this CPU."""
         self.config = read_model_config(path)
         self.rows = RowTable(self.config.max_positions, CPU)
         self.free_blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
         self._quantization = quantization
+        self._kv_cache_dtype = kv_cache_dtype
         self._kernels = kernels or [kernels_for(CPU, dtype)] * num_partitions
         meeting: list[torch.Tensor | None] = [None] * tensor_parallel_size
         barrier = threading.Barrier(tensor_parallel_size)
@@ -76,13 +78,21 @@ class PartitionedModel:
     def _build(self, path, index, num_partitions, dtype, num_blocks, group) -> ModelPartition:
         checkpoint = Checkpoint(path, dtype, CPU, lambda _: None)
         length, kernels = self.config.max_positions, self._kernels[index]
-        spec = PartitionSpec(index, num_partitions, length, kernels, CPU, group, self._quantization)
+        spec = PartitionSpec(
+            index, num_partitions, length, kernels, CPU, group, self._quantization, self._kv_cache_dtype
+        )
         partition = build(self.config, checkpoint, spec)
         for attention in partition.attentions():
-            # NaN reveals reads of slots that were not written.
-            pools = Pools.zeros(num_blocks, attention.num_kv_heads, attention.head_dim, dtype, CPU)
-            attention.allocate(Pools(*(pool.fill_(float("nan")) for pool in pools)))
+            attention.allocate(self._unwritten(num_blocks, attention.num_kv_heads, attention.head_dim, dtype))
         return partition
+
+    def _unwritten(self, num_blocks, num_kv_heads, head_dim, dtype) -> AnyPools:
+        """Return pools whose NaN reveals reads of slots that were not written."""
+        if self._kv_cache_dtype == "int8":
+            keys, values, *scales = Int8Pools.zeros(num_blocks, num_kv_heads, head_dim, CPU)
+            return Int8Pools(keys, values, *(scale.fill_(float("nan")) for scale in scales))
+        pools = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
+        return Pools(*(pool.fill_(float("nan")) for pool in pools))
 
     def take_block(self) -> int:
         """Return a free block and remove it from `free_blocks`."""

@@ -98,6 +98,7 @@ FIELDS: list[Row] = [
     demo("spec.tls.mode", tls={"mode": False}),  # YAML's value of off without quotes
     demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "Mine"}),
     demo("spec.tls.issuerRef.name", tls={"mode": "certManager", "issuerRef": {}}),
+    ("demo", {"model": {**FILE, "kvCacheDtype": "fp8"}}, "spec.model.kvCacheDtype"),
 ]
 """Types, bounds, patterns and required fields of ORCA's own API."""
 
@@ -346,6 +347,10 @@ RULES: list[Row] = [
     *map_rows("worker.resources.requests", 1, ("gpu",)),
     *map_rows("master.resources.limits", "1Gi", ("mem",)),
     *map_rows("master.resources.requests", 2, ("CPU",)),
+    demo("spec.model.kvCacheDtype", model={**FILE, "kvCacheDtype": "int8"}),
+    demo(model={**FILE, "kvCacheDtype": "int8"}, communication={"backend": "gloo"}),
+    demo(model={**FILE, "kvCacheDtype": "auto"}),
+    demo("spec.master.extraArgs", master={"extraArgs": ["--kv-cache-dtype=int8"]}),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 

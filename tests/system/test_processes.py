@@ -170,6 +170,19 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--quantization", "int8"],
         "--quantization int8: the CUDA kernels lack it, use none or a CPU",
     ),
+    (["serve", "m", "--kv-cache-dtype", "fp8"], "invalid choice: 'fp8' (choose from"),
+    (
+        ["serve", str(DEMO), "--device", "cuda", "--kv-cache-dtype", "int8"],
+        "--kv-cache-dtype int8: the CUDA kernels lack it, use auto or a CPU",
+    ),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--kv-cache-dtype", "int8"],
+        "--kv-cache-dtype int8: the CUDA kernels lack it, use auto or a CPU",
+    ),
+    (
+        ["master", "--topology", "t", "--kv-cache-dtype", "int8", "--insecure"],
+        "--kv-cache-dtype: not allowed with --topology, whose file sets it",
+    ),
 ]
 
 

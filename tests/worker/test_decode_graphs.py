@@ -46,8 +46,8 @@ def target(request) -> CpuTarget:
 class Recorded:
     """A model whose decode iterations are recorded, with separate kernels for each partition."""
 
-    def __init__(self, path, kernels, records, sizes, dtype=torch.float32, quantization="none"):
-        self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype, quantization=quantization)
+    def __init__(self, path, kernels, records, sizes, dtype=torch.float32, **cache_and_weights):
+        self.model = PartitionedModel(path, len(kernels), kernels=kernels, dtype=dtype, **cache_and_weights)
         (self.partitions,) = self.model.ranks
         self.padding = self.model.take_block()
         self.recorded = [
@@ -61,9 +61,9 @@ class Recorded:
         return cls(path, [CudaKernels(recorder) for recorder in recorders], recorders, CUDA_SIZES), recorders
 
     @classmethod
-    def on_cpu(cls, path, num_partitions, target, dtype=torch.float32, quantization="none"):
+    def on_cpu(cls, path, num_partitions, target, dtype=torch.float32, **cache_and_weights):
         kernels = [CpuKernels(load(target), dtype) for _ in range(num_partitions)]
-        return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype, quantization)
+        return cls(path, kernels, [each.calls for each in kernels], CPU_SIZES, dtype, **cache_and_weights)
 
     @staticmethod
     def _forward(partition):
@@ -141,7 +141,20 @@ def test_quantised_models_are_recorded_and_a_replay_equals_its_recording(
 ):
     variant = "gpt2-head64-tied"
     expected = references(variant, LENGTHS, NUM_TOKENS)
-    assert_recorded(Recorded.on_cpu(checkpoint(variant), 1, target, dtype, quantization), expected, caplog)
+    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype, quantization=quantization)
+    assert_recorded(model, expected, caplog)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", variant_params(RECORDED_VARIANTS))
+def test_models_with_a_cache_of_integers_are_recorded_and_a_replay_equals_its_recording(
+    variant, dtype, checkpoint, references, target, caplog
+):
+    expected = references(variant, LENGTHS, NUM_TOKENS)
+    model = Recorded.on_cpu(checkpoint(variant), 1, target, dtype, kv_cache_dtype="int8")
+    assert_recorded(model, expected, caplog)
+    for attention in model.partitions[0].attentions():
+        assert attention.pools.key_scales[model.model.free_blocks].isnan().all()
 
 
 def assert_recorded(model, expected, caplog):

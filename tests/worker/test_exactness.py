@@ -38,6 +38,14 @@ def test_every_partition_has_the_level_or_says_why_not(variant, partition, check
     loaded.allocate(BLOCKS)
 
 
+def test_a_cache_of_integers_has_the_level(checkpoint):
+    """What is stored of a token depends neither on its chunk nor on other requests."""
+    loaded = stage(checkpoint("llama-gqa-tied"), kv_cache_dtype="int8")
+    loaded.prepare(1)
+    loaded.allocate(BLOCKS)
+    assert (loaded.facts().deterministic, loaded.facts().kv_cache_dtype) == (True, "int8")
+
+
 def test_other_types_are_refused(checkpoint):
     with pytest.raises(ModelError, match="computed in bfloat16, add --dtype float32"):
         stage(checkpoint("llama-gqa-tied"), dtype="bfloat16")

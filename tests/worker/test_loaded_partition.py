@@ -42,16 +42,32 @@ def test_the_facts_name_the_quantization(checkpoint):
     assert load_partition(request(path), 0, lambda _: None).facts().quantization == ""
 
 
+def test_the_facts_name_the_type_of_the_cache(checkpoint):
+    """For the same reason."""
+    path = checkpoint("llama-gqa-tied")
+    loaded = load_partition(request(path, kv_cache_dtype="int8"), 0, lambda _: None)
+    assert loaded.facts().kv_cache_dtype == "int8"
+    assert loaded.recorder() is not None, "increments are recorded"
+    assert load_partition(request(path), 0, lambda _: None).facts().kv_cache_dtype == ""
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"quantization": "int3"}, "quantization 'int3': this worker knows none, int8, int4"),
         ({"quantization": "int8", "device": "cuda"}, "quantization int8: the CUDA kernels lack it, use none or a CPU"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8': this worker knows auto, int8"),
+        (
+            {"kv_cache_dtype": "int8", "device": "cuda"},
+            "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
+        ),
     ],
 )
 def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", quantization="int8"))
     check_request(request("m", quantization="none", device="cuda"))
+    check_request(request("m", kv_cache_dtype="int8"))
+    check_request(request("m", kv_cache_dtype="auto", device="cuda"))
     with pytest.raises(ModelError, match=f"^{message}$"):
         check_request(request("m", **fields))
 

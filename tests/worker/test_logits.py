@@ -104,6 +104,56 @@ def test_logits_of_quantised_weights_equal_those_of_the_dequantised_weights(
         assert 1e-4 < error < most, "the weights are quantised, and the model is the same"
 
 
+@pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize("variant", variant_params())
+def test_logits_over_a_cache_of_integers_are_close_to_those_of_the_reference_and_of_the_exact_cache(
+    variant, num_partitions, ranks, checkpoint
+):
+    """Not within 1e-4 of the reference: where two sums round a key to different integers, it differs by a step."""
+    path, prompts = checkpoint(variant), [list(prompt) for prompt in make_prompts((600, 33))]
+    fused = PartitionedModel(path, num_partitions, ranks, kv_cache_dtype="int8")
+    plain = [ReferenceKernels()] * num_partitions
+    reference = PartitionedModel(path, num_partitions, ranks, kernels=plain, kv_cache_dtype="int8")
+    exact = PartitionedModel(path, num_partitions, ranks)
+    for parts in (
+        [(0, 0, prompts[0][:250])],
+        [(0, 250, prompts[0][250:]), (1, 0, prompts[1])],
+        [(0, 600, [7]), (1, 33, [8])],
+    ):
+        logits, expected, original = (
+            model.logits(model.iteration(parts, max_tokens=640)) for model in (fused, reference, exact)
+        )
+        size = original.square().mean().sqrt()
+        assert (logits - expected).square().mean().sqrt() < 0.01 * size
+        assert 1e-3 * size < (logits - original).square().mean().sqrt() < 0.06 * size
+
+
+@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("variant", variant_params(["gpt2-head64-tied", "llama-gqa-tied", "mistral-gqa"]))
+def test_a_request_over_a_cache_of_integers_is_the_same_alone_and_in_company(
+    variant, num_partitions, ranks, checkpoint
+):
+    """Bit for bit, and after a preemption: what was generated is computed again in one chunk."""
+    if not CpuKernels(load(), torch.float32).fixed_order:
+        pytest.skip("the products of this processor's kernels have no fixed order of sums")
+    prompts = [list(prompt) for prompt in make_prompts((70, 33))]
+    alone, company = (
+        PartitionedModel(checkpoint(variant), num_partitions, ranks, kv_cache_dtype="int8") for _ in range(2)
+    )
+    generated = [5, 9, 3]
+    expected = [alone.logits(alone.iteration([(0, 0, prompts[0])], max_tokens=96))[-1]]
+    for place, token in enumerate(generated):
+        expected.append(alone.logits(alone.iteration([(0, 70 + place, [token])], max_tokens=96))[-1])
+
+    def row(parts: list[tuple[int, int, list[int]]]) -> torch.Tensor:
+        return company.logits(company.iteration(parts, max_tokens=96))[len(parts[0][2]) - 1]
+
+    company.logits(company.iteration([(0, 0, prompts[0][:20])], max_tokens=96))
+    assert torch.equal(row([(0, 20, prompts[0][20:]), (1, 0, prompts[1])]), expected[0])
+    assert torch.equal(row([(0, 70, generated[:1]), (1, 33, [4])]), expected[1])
+    assert torch.equal(row([(2, 0, prompts[0] + generated), (1, 34, [4])]), expected[3])
+
+
 @pytest.mark.parametrize("variant", variant_params())
 def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
     """A mixed iteration: an initiation of 33 tokens, one of 2 and two increments are one [37, H] tensor."""

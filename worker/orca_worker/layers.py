@@ -7,7 +7,7 @@ paper, section 3.2). Column-parallel maps are `LinearMap`s of the kernels.
 from __future__ import annotations
 
 import torch
-from orca_kernels.interface import Attention, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceAttention
 from torch.nn import functional
 
@@ -89,7 +89,7 @@ class PagedAttention:
     def __init__(self, num_kv_heads: int, head_dim: int, attention: Attention) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.pools = Pools(torch.empty(0), torch.empty(0))
+        self.pools: AnyPools = Pools(torch.empty(0), torch.empty(0))
         self._attention = attention
 
     @property
@@ -97,7 +97,7 @@ class PagedAttention:
         """True if the attention is plain torch, which reads lengths on the host."""
         return isinstance(self._attention, ReferenceAttention)
 
-    def allocate(self, pools: Pools) -> None:
+    def allocate(self, pools: AnyPools) -> None:
         """Set the layer's pools."""
         self.pools = pools
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from orca_contract import rank_environment
-from orca_contract.topology import Quantization, quantization_refusal
+from orca_contract.topology import Backend, KvCacheDtype, Quantization, kv_cache_refusal, quantization_refusal
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
 
 
 def check_request(request: pb.LoadRequest) -> None:
-    """Raise ModelError for an invalid count, an unknown quantization, or a forbidden environment variable.
+    """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, or a forbidden
+    environment variable.
 
     A master of this version sends valid requests.
     """
@@ -21,12 +22,17 @@ def check_request(request: pb.LoadRequest) -> None:
     for name in ("pipeline_parallel_size", "tensor_parallel_size", "workers_on_host"):
         if getattr(request, name) < 1:
             raise ModelError(f"{name} {getattr(request, name)}: at least 1 is expected")
-    if (request.quantization or "none") not in get_args(Quantization):
-        raise ModelError(
-            f"quantization {request.quantization!r}: this worker knows {', '.join(get_args(Quantization))}"
-        )
-    if refusal := quantization_refusal(quantization(request), "gloo" if request.device == "cpu" else "nccl"):
+    for name, value, known in (
+        ("quantization", quantization(request), get_args(Quantization)),
+        ("kv_cache_dtype", kv_cache_dtype(request), get_args(KvCacheDtype)),
+    ):
+        if value not in known:
+            raise ModelError(f"{name} {value!r}: this worker knows {', '.join(known)}")
+    backend: Backend = "gloo" if request.device == "cpu" else "nccl"
+    if refusal := quantization_refusal(quantization(request), backend):
         raise ModelError(f"quantization {refusal}")
+    if refusal := kv_cache_refusal(kv_cache_dtype(request), backend):
+        raise ModelError(f"kv_cache_dtype {refusal}")
     if not 0 <= request.partition < request.pipeline_parallel_size:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
 
@@ -34,3 +40,8 @@ def check_request(request: pb.LoadRequest) -> None:
 def quantization(request: pb.LoadRequest) -> Quantization:
     """Return the quantization of weights of a checked request; a master of an older version sends none."""
     return cast("Quantization", request.quantization or "none")
+
+
+def kv_cache_dtype(request: pb.LoadRequest) -> KvCacheDtype:
+    """Return the type of cached keys and values of a checked request; a master of an older version sends none."""
+    return cast("KvCacheDtype", request.kv_cache_dtype or "auto")

@@ -15,7 +15,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.errors import ModelError
-from orca_worker.load_request import quantization
+from orca_worker.load_request import kv_cache_dtype, quantization
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
@@ -47,6 +47,7 @@ class LoadedPartition:
             kernels=self.kernels.name,
             deterministic=self.request.deterministic,
             quantization=self.request.quantization,
+            kv_cache_dtype=self.request.kv_cache_dtype,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
@@ -76,7 +77,14 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
     kernels = kernels_for(device, dtype)
     spec = PartitionSpec(
-        request.partition, request.pipeline_parallel_size, max_model_len, kernels, device, group, quantization(request)
+        request.partition,
+        request.pipeline_parallel_size,
+        max_model_len,
+        kernels,
+        device,
+        group,
+        quantization(request),
+        kv_cache_dtype(request),
     )
     model = build(config, Checkpoint(path, dtype, device, on_read), spec)
     return LoadedPartition(request, config, group, device, dtype, max_model_len, kernels, model)

@@ -22,6 +22,7 @@ from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import LENGTH, check_conditions, self_test
 from orca_worker.host_copies import HostCopies
 from orca_worker.kv_pools import KvPools
+from orca_worker.load_request import kv_cache_dtype
 from orca_worker.loaded_partition import load_partition
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.memory import blocks_that_fit, free_memory
@@ -49,7 +50,7 @@ class Stage:
         self._reset_rows()
         kv_heads = self._group.kv_heads(self._config.num_kv_heads)
         shape = (kv_heads.stop - kv_heads.start, self._config.head_dim)
-        self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device)
+        self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device, kv_cache_dtype(request))
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
         self._recorder = loaded.recorder()

@@ -120,7 +120,15 @@ def _ports(arguments: argparse.Namespace) -> Ports:
 
 
 def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Topology:
-    for name in ("model", "dtype", "quantization", "max_model_len", "tensor_parallel_size", "communication_backend"):
+    for name in (
+        "model",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "max_model_len",
+        "tensor_parallel_size",
+        "communication_backend",
+    ):
         if getattr(arguments, name) != parser.get_default(name):
             raise ConfigurationError(f"--{name.replace('_', '-')}: not allowed with --topology, whose file sets it")
     return read_topology(arguments.topology)

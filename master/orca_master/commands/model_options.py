@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.topology import Backend, Dtype, ModelSpec, Quantization, quantization_refusal
+from orca_contract.topology import (
+    Backend,
+    Dtype,
+    KvCacheDtype,
+    ModelSpec,
+    Quantization,
+    kv_cache_refusal,
+    quantization_refusal,
+)
 from pydantic import ValidationError
 
 from orca_master.commands.argument_types import positive
@@ -35,6 +43,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "scale per output and 128 inputs (none)",
     )
     parser.add_argument(
+        "--kv-cache-dtype",
+        choices=get_args(KvCacheDtype),
+        default="auto",
+        help="type of cached keys and values (auto: the activations'); int8, on CPUs: integers with a scale per token "
+        "and K/V head, so that more tokens fit",
+    )
+    parser.add_argument(
         "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"
     )
     parser.add_argument(
@@ -51,6 +66,8 @@ def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backe
     """Return the model of these options; raise ConfigurationError."""
     if refusal := quantization_refusal(arguments.quantization, backend):
         raise ConfigurationError(f"--quantization {refusal}")
+    if refusal := kv_cache_refusal(arguments.kv_cache_dtype, backend):
+        raise ConfigurationError(f"--kv-cache-dtype {refusal}")
     try:
         return ModelSpec(
             path=path,
@@ -58,6 +75,7 @@ def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backe
             dtype=arguments.dtype,
             max_model_len=arguments.max_model_len,
             quantization=arguments.quantization,
+            kv_cache_dtype=arguments.kv_cache_dtype,
         )
     except ValidationError as error:  # argparse has checked the other fields
         raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error

@@ -22,13 +22,14 @@ def start_report(engine: EngineSnapshot) -> list[str]:
     backend = topology.communication.backend
     device = "cuda" if backend == "nccl" else "cpu"
     weights = f" with {formed.quantization} weights" if formed.quantization else ""
+    cache = f"{formed.kv_cache_dtype}, " if formed.kv_cache_dtype else ""
     in_pipeline = f" in pipeline {formed.id}" if num_pipelines > 1 else ""
     lines = [
         f"model: {family}{_counted(formed.num_layers, 'layer')}, {formed.dtype}{weights}, "
         f"sequences of at most {formed.max_model_len} tokens",
         f"engine: {pipelines} of {partitions} (P) x {ranks} (T) on {device} ({backend})",
         f"K/V slots{in_pipeline}: {formed.num_slots} ({formed.num_slots // BLOCK_SIZE} blocks of {BLOCK_SIZE}), "
-        f"{formed.sizing}",
+        f"{cache}{formed.sizing}",
     ]
     exactness = f"level {formed.exactness} of exactness"
     lines.insert(2, f"kernels: {formed.kernels}, {exactness}" if formed.kernels else f"kernels: {exactness}")

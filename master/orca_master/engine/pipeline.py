@@ -147,11 +147,15 @@ class Pipeline:
             raise ConfigurationError(
                 f"worker {worker.address} is of an older version without --deterministic: deploy one version of both"
             )
-        if request.quantization != facts.quantization:
-            raise ConfigurationError(
-                f"worker {worker.address} is of an older version without --quantization {request.quantization}: "
-                "deploy one version of both"
-            )
+        for option, wanted, applied in (
+            ("--quantization", request.quantization, facts.quantization),
+            ("--kv-cache-dtype", request.kv_cache_dtype, facts.kv_cache_dtype),
+        ):
+            if wanted != applied:
+                raise ConfigurationError(
+                    f"worker {worker.address} is of an older version without {option} {wanted}: "
+                    "deploy one version of both"
+                )
         self.num_loaded += 1
         if (loaded := self._loaded_by_worker.get(worker.address)) is not None:
             on_progress(loaded.total, loaded.total)

@@ -41,6 +41,8 @@ class FormedPipeline:
     """Level of exactness, "L1" or "L2" (docs/contracts.md, section 7)."""
     quantization: str = ""
     """Of the weights, as "int8" or "int4"; "" without."""
+    kv_cache_dtype: str = ""
+    """Of cached keys and values, "int8"; "" if it is `dtype`."""
 
 
 class EngineSnapshot(NamedTuple):

@@ -80,4 +80,5 @@ def formed_pipeline(pipeline: str, workers: PipelineWorkers) -> FormedPipeline:
         workers.sizing,
         "L2" if facts.deterministic else "L1",
         facts.quantization,
+        facts.kv_cache_dtype,
     )

@@ -38,6 +38,7 @@ class CacheConfig(Collector):
         snapshot = self._read()
         (family,) = self.describe()
         if snapshot.num_blocks and snapshot.formed is not None:
-            values = [self._model_name, str(BLOCK_SIZE), str(snapshot.num_blocks), snapshot.formed.dtype, "False"]
+            dtype = snapshot.formed.kv_cache_dtype or snapshot.formed.dtype
+            values = [self._model_name, str(BLOCK_SIZE), str(snapshot.num_blocks), dtype, "False"]
             family.add_metric(values, 1)
         return [family]

@@ -67,6 +67,7 @@ def _topology(context: Context, pipelines: int) -> Topology:
             dtype=spec.model.dtype,
             max_model_len=spec.model.max_model_len,
             quantization=spec.model.quantization or "none",
+            kv_cache_dtype=spec.model.kv_cache_dtype or "auto",
         ),
         pipeline_parallel_size=spec.parallelism.pipeline_parallel_size,
         tensor_parallel_size=spec.parallelism.tensor_parallel_size,

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_contract.topology import Quantization
+from orca_contract.topology import KvCacheDtype, Quantization
 
 from orca_worker.errors import ModelError
 from orca_worker.rope import Rope
@@ -104,6 +104,8 @@ class PartitionSpec:
     group: TensorParallelGroup
     quantization: Quantization = "none"
     """Of the weights of linear maps, when they are read."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of cached keys and values."""
 
     @property
     def first(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -145,6 +146,8 @@ class Parts:
 
     def attention(self, num_kv_heads: int, form: AttentionForm) -> PagedAttention:
         """Return the attention of the next layer, with `num_kv_heads` heads on this rank."""
+        if self.spec.kv_cache_dtype == "int8":
+            form = replace(form, kv_cache_dtype="int8")
         attention = self._operations.attention(form, self._scope.dtype)
         self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention))
         return self.attentions[-1]
