@@ -1,8 +1,8 @@
-"""Weight-only quantization: integers of eight or four bits, with a scale per output and group of 128 inputs.
+"""Weight-only quantization: integers of eight or four bits, with a scale per output and group of inputs.
 
-weight = number x scale, rounded to nearest. The number of the group's weight with the largest magnitude is the least
-integer, -128 or -8; so the scale is negative if this weight is positive. A weight of the opposite sign
-and nearly the same magnitude gets the largest integer, 127 or 7.
+weight = number x scale. `quantize` rounds to nearest, in groups of 128 inputs. There the number of the group's weight
+with the largest magnitude is the least integer, -128 or -8; so the scale is negative if this weight is positive. A
+weight of the opposite sign and nearly the same magnitude gets the largest integer, 127 or 7.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 
 GROUP = 128
-"""Inputs with a common scale (kScaleGroup of cpu/quantized_linear.h). The last group of a weight may be smaller."""
+"""Inputs with a common scale in `quantize`. The last group of a weight may be smaller."""
+GROUP_MULTIPLE = 8
+"""Groups of a `QuantizedWeight` are a multiple of this: a word of cpu/quantized_linear.h has eight numbers."""
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Bits of a number."""
 
@@ -27,15 +29,21 @@ class QuantizedWeight:
     """[outputs, inputs] int8, also numbers of four bits."""
     scales: torch.Tensor
     """[outputs, groups] float32."""
+    group: int = GROUP
+    """Inputs with a common scale, a multiple of GROUP_MULTIPLE. The last group may be smaller."""
+    order: torch.Tensor | None = None
+    """[inputs] int64: column i of `numbers` is input order[i]. None: the inputs in their order."""
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return numbers x scales [outputs, inputs], each rounded to `dtype` once."""
+        """Return numbers x scales [outputs, inputs], each rounded to `dtype` once, with the inputs in their order."""
         weight = torch.empty(self.numbers.shape, dtype=dtype, device=self.numbers.device)
         for group, (part, numbers) in enumerate(
-            zip(torch.split(weight, GROUP, dim=1), torch.split(self.numbers, GROUP, dim=1), strict=True)
+            zip(torch.split(weight, self.group, dim=1), torch.split(self.numbers, self.group, dim=1), strict=True)
         ):
             part.copy_(numbers * self.scales[:, group : group + 1])
-        return weight
+        if self.order is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
 
 def quantize(weight: torch.Tensor, quantization: str) -> QuantizedWeight:

@@ -17,7 +17,7 @@ from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
 from orca_kernels.interface import AnyPools, AttentionForm, Int8Pools, Kernels, Pools
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
-from orca_kernels.quantization import BITS, quantize
+from orca_kernels.quantization import BITS, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
@@ -313,6 +313,32 @@ def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, 
         torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
     gelu = torch.nn.functional.gelu(y, approximate="tanh")
     torch.testing.assert_close(linear.gelu_tanh(x).double(), gelu, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("group", [8, 32, 64, 256, 1 << 20])
+@pytest.mark.parametrize("reordered", [False, True], ids=["in order", "reordered"])
+@pytest.mark.parametrize("quantization", BITS)
+def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quantization, reordered, group):
+    """As checkpoints have them: 300 inputs are not a multiple of most groups, and one group may be all of them."""
+    inputs, outputs, num_rows = 300, 37, 5
+    least = -(1 << (BITS[quantization] - 1))
+    numbers = torch.randint(least, -least, (outputs, inputs), dtype=torch.int8)
+    scales = torch.rand(outputs, -(-inputs // group)) / -least
+    order = torch.randperm(inputs) if reordered else None
+    weight = torch.empty(outputs, inputs, dtype=torch.float64)
+    for place in range(inputs):
+        weight[:, place if order is None else order[place]] = numbers[:, place] * scales[:, place // group].double()
+    quantised = QuantizedWeight(quantization, numbers.clone(), scales.clone(), group, order)
+    torch.testing.assert_close(quantised.dequantized(torch.float64), weight, atol=1e-7, rtol=1e-7)
+    x, residual = torch.randn(num_rows, inputs).to(dtype) / 8, torch.randn(num_rows, outputs).to(dtype)
+    linear, y = kernels.quantized_linear(quantised, None, dtype), x.double() @ weight.t()
+    error = ERROR[dtype] * max(1.0, y.abs().max().item())
+    for found, expected in (
+        (linear(x), y),
+        (linear.add(x, residual.clone()), residual.double() + y),
+        (linear.gelu_tanh(x), torch.nn.functional.gelu(y, approximate="tanh")),
+    ):
+        torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
 
 
 @pytest.mark.parametrize("quantization", BITS)

@@ -20,7 +20,12 @@ class OnDevice:
         return _Map(self, self._kernels.linear(self.moved(weight), None if bias is None else self.moved(bias)))
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
-        there = QuantizedWeight(weight.quantization, self.moved(weight.numbers), self.moved(weight.scales))
+        there = replace(
+            weight,
+            numbers=self.moved(weight.numbers),
+            scales=self.moved(weight.scales),
+            order=None if weight.order is None else self.moved(weight.order),
+        )
         return _Map(self, self._kernels.quantized_linear(there, None if bias is None else self.moved(bias), dtype))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -113,16 +113,16 @@ ORCA_EXPORT int64_t orca_dot_products_pay() { return orca::dot_products_pay(); }
 #define ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, name, T)                                                         \
   ORCA_EXPORT void orca_linear_##format##_##name(                                                                     \
       const T *x, const orca::Format::Word *panels, const float *scales, const T *bias, const T *residual, T *y,      \
-      int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {                                             \
+      int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh, int64_t group) {                              \
     orca::linear(orca::QuantizedCall<T, orca::Format>{                                                                \
-        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales});                              \
+        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales, group});                       \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##format##_##name)
 
 #define ORCA_DEFINE_QUANTIZED(format, Format)                                                                         \
   ORCA_EXPORT void orca_pack_##format(const int8_t *weight, const float *scales, orca::Format::Word *panels,          \
-                                      float *panel_scales, int64_t inputs, int64_t outputs) {                         \
-    orca::pack_quantized<orca::Format>(weight, scales, panels, panel_scales, inputs, outputs);                        \
+                                      float *panel_scales, int64_t inputs, int64_t outputs, int64_t group) {          \
+    orca::pack_quantized<orca::Format>(weight, scales, panels, panel_scales, inputs, outputs, group);                 \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(pack_##format)                                                                                      \
   ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, float32, float)                                                        \

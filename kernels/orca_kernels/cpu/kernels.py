@@ -40,8 +40,8 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
 """Functions for the element types whose products the library computes."""
-PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 2
-QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
+PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 3
+QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 5
 """Arguments of the functions for quantised weights, which all targets with AVX2 have."""
 PANEL = 32
 """Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, 16 with AVX2 (cpu/linear.h)."""
@@ -58,13 +58,18 @@ class PanelLinear:
         shape: tuple[int, int],
         panels: tuple[torch.Tensor, ...],
         bias: torch.Tensor | None,
+        *options: int,
     ) -> None:
-        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight."""
+        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight.
+
+        `options`: the last arguments of `product`.
+        """
         self._outputs, self._inputs = shape
         self._panels = panels
         self._bias = bias
         self._calls = calls
         self._product = product
+        self._options = options
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
@@ -90,8 +95,29 @@ class PanelLinear:
             self._inputs,
             self._outputs,
             gelu_tanh,
+            *self._options,
         )
         return y
+
+
+class ReorderedLinear:
+    """A `LinearMap` whose weight has its inputs in another order than x: input i is column order[i] of x."""
+
+    def __init__(self, linear_map: LinearMap, order: torch.Tensor) -> None:
+        self._map = linear_map
+        self._order = order
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._map(x.index_select(1, self._order))
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._map.gelu_tanh(x.index_select(1, self._order))
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._map.add(x.index_select(1, self._order), residual)
 
 
 class PackedLinear:
@@ -215,9 +241,11 @@ class CpuKernels(ReferenceKernels):
         panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(weight.quantization, inputs))
         scales = weight.scales.new_empty(_padded(outputs) * weight.scales.shape[1])
         tensors = (weight.numbers.contiguous(), weight.scales.contiguous(), panels, scales)
-        self._functions[f"pack_{weight.quantization}"](*(tensor.data_ptr() for tensor in tensors), inputs, outputs)
+        pack = self._functions[f"pack_{weight.quantization}"]
+        pack(*(tensor.data_ptr() for tensor in tensors), inputs, outputs, weight.group)
         product = self._functions[f"linear_{weight.quantization}"]
-        return PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias)
+        linear = PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias, weight.group)
+        return linear if weight.order is None else ReorderedLinear(linear, weight.order)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""

@@ -1,5 +1,5 @@
-// y = x W^T + b for weights of eight or four bits: W[output, input] = number x scale[output, group], groups of kScaleGroup
-// inputs. Numbers are widened to floats in registers, and rows of bfloat16 when they are packed. The sum of a group is
+// y = x W^T + b for weights of eight or four bits: W[output, input] = number x scale[output, group], groups of `group`
+// inputs, a multiple of 8. Numbers are widened to floats in registers, and rows of bfloat16 when they are packed. The sum of a group is
 // multiplied by its scale and added to the sum of the groups before it.
 #pragma once
 
@@ -9,10 +9,9 @@
 
 namespace orca {
 
-constexpr int64_t kScaleGroup = 128;  // GROUP of quantization.py
-constexpr int64_t kLineBytes = 64;    // of a cache line
+constexpr int64_t kLineBytes = 64;  // of a cache line
 
-inline int64_t scale_groups(int64_t inputs) { return (inputs + kScaleGroup - 1) / kScaleGroup; }
+inline int64_t scale_groups(int64_t inputs, int64_t group) { return (inputs + group - 1) / group; }
 
 // A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each.
 
@@ -66,16 +65,17 @@ struct QuantizedCall : MapCall<T> {
   using Row = float;
   const typename Format::Word *panels;  // [outputs / kPanel, Format::words(inputs)]
   const float *scales;                  // [outputs / kPanel, groups, kPanel]
+  int64_t group;                        // inputs with a common scale
 
   // See LinearCall::multiply.
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
     constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
     const typename Format::Word *numbers = panels + panel * Format::words(this->inputs);
-    const float *scale = scales + panel * scale_groups(this->inputs) * kPanel;
-    for (int64_t first = 0; first < this->inputs; first += kScaleGroup, scale += kPanel) {
-      const int64_t end = std::min(this->inputs, first + kScaleGroup);
-      Floats group[kRows][kVectors] = {};
+    const float *scale = scales + panel * scale_groups(this->inputs, group) * kPanel;
+    for (int64_t first = 0; first < this->inputs; first += group, scale += kPanel) {
+      const int64_t end = std::min(this->inputs, first + group);
+      Floats products[kRows][kVectors] = {};
       int64_t input = first;
       for (; input + kInputs <= end; input += kInputs, words += kInputs * kRows, numbers += Format::kWords) {
         for (int64_t line = 0; line < kBytes; line += kLineBytes) {
@@ -83,12 +83,12 @@ struct QuantizedCall : MapCall<T> {
           __builtin_prefetch(bytes + kAhead * kPanel * 4);  // as many bytes as in LinearCall
           __builtin_prefetch(bytes + kFarAhead * kPanel * 4, 0, 2);
         }
-        Format::template add<kRows>(group, words, numbers, kInputs);
+        Format::template add<kRows>(products, words, numbers, kInputs);
       }
-      if (input < end) Format::template add<kRows>(group, words, numbers, end - input);  // only the last group
+      if (input < end) Format::template add<kRows>(products, words, numbers, end - input);  // only the last group
       for (int row = 0; row < kRows; ++row) {
         for (int part = 0; part < kVectors; ++part) {
-          sums[row][part] = multiply_add(group[row][part], load(scale + part * kLanes), sums[row][part]);
+          sums[row][part] = multiply_add(products[row][part], load(scale + part * kLanes), sums[row][part]);
         }
       }
     }
@@ -98,8 +98,8 @@ struct QuantizedCall : MapCall<T> {
 // Packs numbers [outputs, inputs] and scales [outputs, groups] into panels of zeros; outputs are padded with zeros.
 template <typename Format>
 void pack_quantized(const int8_t *weight, const float *scales, typename Format::Word *panels, float *panel_scales,
-                    int64_t inputs, int64_t outputs) {
-  const int64_t groups = scale_groups(inputs), count = (outputs + kPanel - 1) / kPanel;
+                    int64_t inputs, int64_t outputs, int64_t group_size) {
+  const int64_t groups = scale_groups(inputs, group_size), count = (outputs + kPanel - 1) / kPanel;
 #pragma omp parallel for
   for (int64_t panel = 0; panel < count; ++panel) {
     typename Format::Word *to = panels + panel * Format::words(inputs);
