@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # the controller imports the model families without torch
     from orca_kernels.quantization import QuantizedWeight
 
 
+GROUP_MULTIPLE = 8
+"""Groups of a quantised weight are a multiple of this: a word of cpu/quantized_linear.h has eight numbers."""
+
+
 class Pools(NamedTuple):
     """K/V blocks of one layer."""
 

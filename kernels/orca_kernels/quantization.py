@@ -14,8 +14,6 @@ import torch
 
 GROUP = 128
 """Inputs with a common scale in `quantize`. The last group of a weight may be smaller."""
-GROUP_MULTIPLE = 8
-"""Groups of a `QuantizedWeight` are a multiple of this: a word of cpu/quantized_linear.h has eight numbers."""
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Bits of a number."""
 
@@ -30,7 +28,7 @@ class QuantizedWeight:
     scales: torch.Tensor
     """[outputs, groups] float32."""
     group: int = GROUP
-    """Inputs with a common scale, a multiple of GROUP_MULTIPLE. The last group may be smaller."""
+    """Inputs with a common scale, a multiple of GROUP_MULTIPLE (interface.py). The last group may be smaller."""
     order: torch.Tensor | None = None
     """[inputs] int64: column i of `numbers` is input order[i]. None: the inputs in their order."""
 

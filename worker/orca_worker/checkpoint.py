@@ -7,7 +7,7 @@ never holds the whole model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,28 @@ class Checkpoint:
         self._tensors_read.add(name)
         return tensor
 
+    def read_stored(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...], dtypes: Collection[str]
+    ) -> torch.Tensor:
+        """Read `part` of the tensor `name` in its own dtype, one of `dtypes` as safetensors names them.
+
+        Raises ModelError as `read` does, and for another dtype.
+        """
+        header = self._headers.tensor(name, dtypes)
+        if header.shape != shape:
+            raise ModelError(f"{self._path}: tensor {name} has shape {list(header.shape)}, {list(shape)} is expected")
+        tensor: torch.Tensor = self._open(self._headers.file_of[name]).get_slice(name)[part]
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ModelError(f"{self._path}: tensor {name} has values that are NaN or infinite")
+        self._bytes_read += 0 if name in self._tensors_read else header.num_bytes
+        self._tensors_read.add(name)
+        self._on_read(self._bytes_read)
+        return tensor.to(self._device)
+
+    def place(self, prefix: str) -> str:
+        """Return the folder and a name prefix, for error messages."""
+        return f"{self._path}: map {prefix.removesuffix('.')}"
+
     def empty(self, *shape: int) -> torch.Tensor:
         """Return an uninitialised tensor of `shape`, with the dtype and device of `read`."""
         return torch.empty(shape, dtype=self.dtype, device=self._device)
@@ -108,6 +130,17 @@ class Scope:
     def read(self, name: str, *shape: int, part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
         """See Checkpoint.read."""
         return self._checkpoint.read(f"{self._prefix}{name}", shape, part)
+
+    def read_stored(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...], dtypes: Collection[str]
+    ) -> torch.Tensor:
+        """See Checkpoint.read_stored."""
+        return self._checkpoint.read_stored(f"{self._prefix}{name}", shape, part, dtypes)
+
+    @property
+    def place(self) -> str:
+        """See Checkpoint.place."""
+        return self._checkpoint.place(self._prefix)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """See Checkpoint.empty."""

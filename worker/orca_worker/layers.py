@@ -6,6 +6,8 @@ paper, section 3.2). Column-parallel maps are `LinearMap`s of the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from orca_kernels.interface import AnyPools, Attention, LinearMap, Pools, RaggedBatch
 from orca_kernels.reference import ReferenceAttention
@@ -13,6 +15,25 @@ from torch.nn import functional
 
 from orca_worker.rope import Rope, inverse_frequencies
 from orca_worker.tensor_parallel_group import TensorParallelGroup
+
+
+class AdjacentMaps:
+    """Implements `orca_kernels.interface.LinearMap`: the outputs of several maps of the same input, side by side."""
+
+    def __init__(self, maps: Sequence[LinearMap]) -> None:
+        self._maps = maps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return torch.cat([each(x) for each in self._maps], dim=1)
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return torch.cat([each.gelu_tanh(x) for each in self._maps], dim=1)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return residual + self(x)
 
 
 class RowParallelLinear:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -79,8 +80,8 @@ class WeightHeaders:
         except FileError as error:
             raise ModelError(str(error)) from error
 
-    def tensor(self, name: str) -> StoredTensor:
-        """Return dtype and shape of the weight `name`; the dtype is one of FLOATS."""
+    def tensor(self, name: str, dtypes: Collection[str] = FLOATS) -> StoredTensor:
+        """Return dtype and shape of the weight `name`; the dtype is one of `dtypes`."""
         if name not in self.file_of:
             raise ModelError(f"{self._folder}: tensor {name} is missing")
         file = self.file_of[name]
@@ -92,8 +93,8 @@ class WeightHeaders:
         stored = self._headers[file].get(name)
         if stored is None:
             raise ModelError(f"{self._folder / file}: tensor {name} is missing, although {INDEX} names this file")
-        if stored.dtype not in FLOATS:
-            raise ModelError(f"{self._folder / file}: tensor {name} has dtype {stored.dtype}, not {', '.join(FLOATS)}")
+        if stored.dtype not in dtypes:
+            raise ModelError(f"{self._folder / file}: tensor {name} has dtype {stored.dtype}, not {', '.join(dtypes)}")
         return stored
 
     def num_bytes(self) -> int:

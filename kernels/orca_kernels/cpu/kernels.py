@@ -14,6 +14,7 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
 from orca_kernels.quantization import BITS, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
@@ -98,26 +99,6 @@ class PanelLinear:
             *self._options,
         )
         return y
-
-
-class ReorderedLinear:
-    """A `LinearMap` whose weight has its inputs in another order than x: input i is column order[i] of x."""
-
-    def __init__(self, linear_map: LinearMap, order: torch.Tensor) -> None:
-        self._map = linear_map
-        self._order = order
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._map(x.index_select(1, self._order))
-
-    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._map.gelu_tanh(x.index_select(1, self._order))
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._map.add(x.index_select(1, self._order), residual)
 
 
 class PackedLinear:

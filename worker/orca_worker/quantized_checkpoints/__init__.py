@@ -1,0 +1,1 @@
+"""Checkpoints whose files have quantised weights: GPTQ, AWQ and compressed-tensors, one file each."""

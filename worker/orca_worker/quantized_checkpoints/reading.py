@@ -1,0 +1,62 @@
+"""Reads a rank's part of a quantised linear map from a checkpoint, and joins maps of the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from orca_kernels.quantization import BITS, QuantizedWeight
+
+from orca_worker.checkpoint import Scope
+from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat, errors_of
+
+Weight = torch.Tensor | QuantizedWeight
+"""A weight [outputs, inputs], plain or quantised."""
+
+
+def read_weight(weight_format: WeightFormat, scope: Scope, part: MapPart) -> QuantizedWeight:
+    """Return the part of a map whose tensors are directly in `scope`.
+
+    Raises ModelError, with the map's name, for a missing tensor, another shape or dtype, and invalid values.
+    """
+    with errors_of(scope.place):
+        tensors = list(weight_format.tensors(part, {name for name in weight_format.optional if name in scope}))
+    stored = {each.name: scope.read_stored(each.name, each.shape, each.part, each.dtypes) for each in tensors}
+    with errors_of(scope.place):
+        return weight_format.integers(part, stored).weight()
+
+
+def joined(weights: Sequence[Weight]) -> list[tuple[Weight, int]]:
+    """Join successive weights of the same input along their outputs; return each with the number of its weights.
+
+    Plain weights join with plain ones, and quantised ones if they have the same groups of inputs in the same order.
+    """
+    runs: list[list[Weight]] = []
+    for weight in weights:
+        if runs and _join(runs[-1][0], weight):
+            runs[-1].append(weight)
+        else:
+            runs.append([weight])
+    return [(_concatenated(run), len(run)) for run in runs]
+
+
+def _join(first: Weight, second: Weight) -> bool:
+    if not isinstance(first, QuantizedWeight) or not isinstance(second, QuantizedWeight):
+        return type(first) is type(second)
+    if first.order is None or second.order is None:
+        return first.group == second.group and first.order is second.order
+    return first.group == second.group and torch.equal(first.order, second.order)
+
+
+def _concatenated(run: Sequence[Weight]) -> Weight:
+    plain = [weight for weight in run if isinstance(weight, torch.Tensor)]
+    quantized = [weight for weight in run if isinstance(weight, QuantizedWeight)]
+    if len(run) == 1 or plain:
+        return run[0] if len(run) == 1 else torch.cat(plain)
+    return QuantizedWeight(
+        max((weight.quantization for weight in quantized), key=BITS.__getitem__),
+        torch.cat([weight.numbers for weight in quantized]),
+        torch.cat([weight.scales for weight in quantized]),
+        quantized[0].group,
+        quantized[0].order,
+    )
