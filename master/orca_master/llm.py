@@ -116,7 +116,8 @@ class LLM:
         if refusal := kv_cache_refusal(kv_cache_dtype, backend_of(device)):
             raise ConfigurationError(f"kv_cache_dtype {refusal}")
         check(
-            model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len), text_command(path, None)
+            model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),
+            text_command(path, None),
         )
         self._stack = contextlib.ExitStack()
         try:

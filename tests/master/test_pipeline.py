@@ -191,6 +191,21 @@ def test_a_worker_that_ignores_the_quantization_is_refused():
     asyncio.run(run())
 
 
+def test_a_checkpoint_that_is_quantised_already():
+    """Its worker names method and type; the option may name the same type."""
+
+    async def load(request: pb.LoadRequest, on_progress: Callable[[int, int], None]) -> pb.ModelFacts:
+        return pb.ModelFacts(quantization="gptq int4")
+
+    async def run() -> None:
+        worker = SimpleNamespace(address="a:1", load=load)
+        for quantization in ("", "int4"):
+            facts = await pipeline()._load(worker, lambda phase: None, pb.LoadRequest(quantization=quantization))
+            assert facts.quantization == "gptq int4"
+
+    asyncio.run(run())
+
+
 def test_what_all_workers_have_read():
     """A worker that had the weights already, or is of an older version, reports nothing and is not counted."""
 

@@ -67,18 +67,21 @@ def llama_like(family: str, kv_heads: int, head_dim: int, tied: bool, **options:
     configuration = getattr(transformers, CONFIGURATIONS[family])
     return transformers.AutoModelForCausalLM.from_config(
         configuration(
-            vocab_size=VOCABULARY,
-            hidden_size=96,
-            intermediate_size=200,
-            num_hidden_layers=5,
-            num_attention_heads=8 if kv_heads == 2 else kv_heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=tied,
-            bos_token_id=0,
-            eos_token_id=0,
-            **{"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, **options},
+            **{
+                "vocab_size": VOCABULARY,
+                "hidden_size": 96,
+                "intermediate_size": 200,
+                "num_hidden_layers": 5,
+                "num_attention_heads": 8 if kv_heads == 2 else kv_heads,
+                "num_key_value_heads": kv_heads,
+                "head_dim": head_dim,
+                "max_position_embeddings": MAX_POSITIONS,
+                "tie_word_embeddings": tied,
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+                **options,
+            }
         )
     )
 

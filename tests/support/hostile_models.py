@@ -31,6 +31,8 @@ CONFIG = {
     "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True, "dtype": "bfloat16", "rope_theta": 10000.0,
 }  # fmt: skip
 QUERY = "model.layers.1.self_attn.q_proj.weight"
+QUERY_MAP = QUERY.removesuffix(".weight")
+DOWN = "model.layers.1.mlp.down_proj"
 
 
 def shapes() -> dict[str, list[int]]:
@@ -182,6 +184,29 @@ def tokenizer(**changes: Any) -> Callable[[Path], None]:
 def splitting(pattern: str) -> dict[str, Any]:
     """Return a pre-tokenizer that splits at a regular expression."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def integers(fields: dict[str, Any], scope: str = QUERY_MAP, **changes: Any) -> Callable[[Path], None]:
+    """Store a map of 8 x 8 as GPTQ does; change fields of `quantization_config`, and entries of the map's tensors.
+
+    ... removes a field, None a tensor.
+    """
+    described = {"quant_method": "gptq", "bits": 4, "group_size": 128, **fields}
+
+    def change(folder: Path) -> None:
+        entries = {name: value for name, value in header().items() if name != f"{scope}.weight"}
+        offset = max(entry["data_offsets"][1] for entry in header().values())
+        for name, dtype, shape, size in (
+            ("qweight", "I32", [1, 8], 32), ("qzeros", "I32", [1, 1], 4), ("scales", "F16", [1, 8], 16),
+        ):  # fmt: skip
+            if changes.get(name, {}) is not None:
+                entry = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+                entries[f"{scope}.{name}"] = entry | changes.get(name, {})
+                offset += size
+        (folder / WEIGHTS).write_bytes(safetensors(entries, bytes(offset)))
+        config(quantization_config={name: value for name, value in described.items() if value is not ...})(folder)
+
+    return change
 
 
 HUGE = {"type": "BPE", "vocab": {}, "merges": [["a", "zzz"]]}
@@ -367,6 +392,40 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "template: 1 TiB": (sparse("chat_template.jinja", 1 << 40), "at most 1048576 are read"),
     "template: deep": (text("chat_template.jinja", "{{" + "(" * 20_000 + ")" * 20_000 + "}}"), "nested too deeply"),
     "template: a list of numbers": (objects("tokenizer_config.json", chat_template=[1]), "chat_template"),
+    # weights that are quantised
+    "quantised: a list": (config(quantization_config=[1]), "quantization_config a list of 1: an object is expected"),
+    "quantised: method missing": (integers({"quant_method": ...}), "quantization_config.quant_method None is not"),
+    "quantised: an unknown method": (integers({"quant_method": "fp8"}), "quantization_config.quant_method 'fp8' is"),
+    "quantised: method a list": (integers({"quant_method": ["gptq"]}), "quantization_config.quant_method a list of 1"),
+    "quantised: bits -4": (integers({"bits": -4}), "quantization_config.bits -4: weights of 4 and 8 bits are"),
+    "quantised: bits 0": (integers({"bits": 0}), "quantization_config.bits 0: weights of 4 and 8 bits are"),
+    "quantised: bits 10**30": (integers({"bits": 10**30}), "quantization_config.bits 1000000000000000000000000"),
+    "quantised: bits true": (integers({"bits": True}), "quantization_config.bits True: "),
+    "quantised: group size 0": (integers({"group_size": 0}), "quantization_config.group_size 0: a multiple of 8"),
+    "quantised: group size -8": (integers({"group_size": -8}), "quantization_config.group_size -8: "),
+    "quantised: group size 2**40": (integers({"group_size": 2**40}), "quantization_config.group_size 1099511627776: "),
+    "quantised: group size missing": (integers({"group_size": ...}), "quantization_config.group_size is missing"),
+    "quantised: groups null": (integers({"quant_method": "compressed-tensors"}), "config_groups is missing"),
+    "quantised: config.json silent": (
+        both(integers({}), config()),
+        "config.json: quantization_config is missing, but the weights have model.layers.1.self_attn.q_proj.qweight",
+    ),
+    "quantised: zero points missing": (integers({}, qzeros=None), "self_attn.q_proj.qzeros is missing"),
+    "quantised: integers of another shape": (
+        integers({}, qweight={"shape": [8, 1]}),
+        "q_proj.qweight has shape [8, 1], [1, 8] is expected",
+    ),
+    "quantised: integers of eight bits": (integers({"bits": 8}), "q_proj.qweight has shape [1, 8], [2, 8] is expected"),
+    "quantised: groups of 8": (
+        integers({"group_size": 8}, scales={"shape": [8, 1]}),
+        "q_proj.scales has shape [8, 1], [1, 8] is expected",
+    ),
+    "quantised: integers in floats": (integers({}, qweight={"dtype": "F32"}), "q_proj.qweight has dtype F32, not I32"),
+    "quantised: scales in integers": (integers({}, scales={"dtype": "I16"}), "q_proj.scales has dtype I16, not F64"),
+    "quantised: inputs that fill no word": (
+        integers({}, DOWN),
+        "map model.layers.1.mlp.down_proj: 12 inputs are not a multiple of 8, the integers of a word",
+    ),
 }
 """Name → change of the valid model, and a phrase of the expected error."""
 

@@ -12,10 +12,11 @@ from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.quantization import BITS
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, DecodeGraphs, PaddingRows
-from support.checkpoints import VARIANTS
+from support.checkpoints import VARIANTS, make_prompts, reference
 from support.cpu_targets import cpu_target_params
 from support.cuda_emulator import EmulatedLauncher
 from support.partitions import CPU, PartitionedModel
+from support.quantized_models import CASES, make_quantised
 from support.recording import LaunchRecorder
 from support.variants import variant_params
 
@@ -155,6 +156,16 @@ def test_models_with_a_cache_of_integers_are_recorded_and_a_replay_equals_its_re
     assert_recorded(model, expected, caplog)
     for attention in model.partitions[0].attentions():
         assert attention.pools.key_scales[model.model.free_blocks].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["gptq, act-order", "awq, a plain map beside quantised ones"])
+def test_quantised_checkpoints_are_recorded(name, tmp_path, target, caplog):
+    """Also where the inputs of a map are reordered, and where two maps are side by side."""
+    theirs = make_quantised(CASES[name], tmp_path)
+    expected = [reference(theirs, prompt, NUM_TOKENS) for prompt in make_prompts(LENGTHS)]
+    for logits, wanted in Recorded.on_cpu(tmp_path, 1, target).iterations(expected, BATCHES):
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+    assert_recorded(Recorded.on_cpu(tmp_path, 1, target), expected, caplog)
 
 
 def assert_recorded(model, expected, caplog):

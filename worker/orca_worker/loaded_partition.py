@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedPartition:
@@ -37,6 +40,7 @@ class LoadedPartition:
 
     def facts(self) -> pb.ModelFacts:
         """Return the facts of the model that the master needs."""
+        stored = self.config.weight_format
         return pb.ModelFacts(
             digest=load_digest(self.request),
             vocabulary_size=self.config.vocabulary_size,
@@ -46,7 +50,7 @@ class LoadedPartition:
             family=self.config.family,
             kernels=self.kernels.name,
             deterministic=self.request.deterministic,
-            quantization=self.request.quantization,
+            quantization=self.request.quantization if stored is None else stored.name,
             kv_cache_dtype=self.request.kv_cache_dtype,
         )
 
@@ -76,6 +80,11 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     if max_model_len > config.longest:
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
     kernels = kernels_for(device, dtype)
+    if config.weight_format is not None and dtype == torch.float16:
+        logger.warning(
+            "%s weights are dequantised: no kernel multiplies them in float16, set dtype to bfloat16 or float32",
+            config.weight_format.name,
+        )
     spec = PartitionSpec(
         request.partition,
         request.pipeline_parallel_size,

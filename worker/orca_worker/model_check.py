@@ -2,7 +2,7 @@
 
 A controller checks before it starts ranks, and `orca serve` before it starts workers, by
 
-    python -m orca_worker.model_check FOLDER [-pp P] [-tp T] [--max-model-len N]
+    python -m orca_worker.model_check FOLDER [-pp P] [-tp T] [--max-model-len N] [--quantization Q] [--device D]
 
 which prints one line and exits with code 2 if the model is invalid. The ranks check the values of the weights while
 they read them (checkpoint.py).
@@ -14,12 +14,17 @@ import argparse
 import re
 import resource
 import sys
+from collections.abc import Container
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
+
+from orca_contract.topology import Quantization
 
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
 from orca_worker.models.family import ModelConfig
+from orca_worker.quantized_checkpoints.quantization_config import MARKERS, check_use
+from orca_worker.quantized_checkpoints.weight_format import WeightFormat, errors_of
 from orca_worker.weight_headers import WeightHeaders
 
 LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
@@ -38,13 +43,21 @@ class CheckedModel(NamedTuple):
 
 
 def check_model(
-    folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int, partitions: range
+    folder: Path,
+    pipeline_parallel_size: int,
+    tensor_parallel_size: int,
+    max_model_len: int,
+    partitions: range,
+    quantization: Quantization = "none",
+    device: str = "cpu",
 ) -> CheckedModel:
     """Check the weights of `partitions`; raise ModelError.
 
     `max_model_len` 0: the configuration's. Weight files that have only tensors of other partitions may be missing.
     """
     config = read_model_config(folder)
+    with errors_of(str(folder / "config.json")):
+        check_use(config.weight_format, quantization, device)
     weights = WeightHeaders(folder)
     layers = {int(match[1]) for name in weights.file_of if (match := LAYER.match(name))}
     missing = [layer for layer in range(config.num_layers) if layer not in layers]
@@ -55,13 +68,29 @@ def check_model(
     config.check_fits(pipeline_parallel_size, tensor_parallel_size)
     sizes = {}
     for partition in partitions:
-        for name, shape in config.tensors(partition, pipeline_parallel_size, weights.file_of):
-            stored = weights.tensor(name)
+        with errors_of(str(folder)):
+            tensors = list(
+                config.stored_tensors(partition, pipeline_parallel_size, tensor_parallel_size, weights.file_of)
+            )
+        for name, shape, dtypes in tensors:
+            _check_described(folder, name, weights.file_of, config.weight_format)
+            stored = weights.tensor(name, dtypes)
             if stored.shape != shape:
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
             sizes[name] = stored.num_bytes
     _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
     return CheckedModel(config, sum(sizes.values()))
+
+
+def _check_described(folder: Path, name: str, stored: Container[str], weight_format: WeightFormat | None) -> None:
+    """Raise ModelError if a missing weight is stored as integers and config.json does not say so."""
+    scope = name.removesuffix(".weight")
+    if name not in stored and weight_format is None:
+        for marker in (f"{scope}.{each}" for each in MARKERS):
+            if marker in stored:
+                raise ModelError(
+                    f"{folder / 'config.json'}: quantization_config is missing, but the weights have {marker}"
+                )
 
 
 def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
@@ -86,12 +115,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-pp", type=int, default=1, help="pipeline-parallel size (1)")
     parser.add_argument("-tp", type=int, default=1, help="tensor-parallel size (1)")
     parser.add_argument("--max-model-len", type=int, default=0, help="maximum sequence length (config.json's)")
+    parser.add_argument("--quantization", choices=get_args(Quantization), default="none", help="see orca serve (none)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="see orca serve (cpu)")
     arguments = parser.parse_args(argv)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        check_model(arguments.folder, arguments.pp, arguments.tp, arguments.max_model_len, range(arguments.pp))
+        check_model(
+            arguments.folder,
+            arguments.pp,
+            arguments.tp,
+            arguments.max_model_len,
+            range(arguments.pp),
+            arguments.quantization,
+            arguments.device,
+        )
     except ModelError as error:
         print(error, file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ The controller checks it before it spawns ranks, so that a model that does not f
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from orca_protos import engine_pb2 as pb
@@ -15,6 +16,7 @@ from orca_worker.config_schema import ArchitectureFile
 from orca_worker.errors import ModelError
 from orca_worker.models import FAMILIES
 from orca_worker.models.family import ModelConfig
+from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
 
 
 def read_model_config(model_path: Path) -> ModelConfig:
@@ -27,7 +29,11 @@ def read_model_config(model_path: Path) -> ModelConfig:
         if schema is None:
             raise ModelError(f"architecture {quote(name)[1:-1]} is not supported: {', '.join(FAMILIES)} are")
         off = {field: 0 for field in schema.off_if_null if field in raw and raw[field] is None}
-        return checked(schema, raw | off, path).config()
+        config = checked(schema, raw | off, path).config()
+        weight_format = read_weight_format(raw, path)
+        if weight_format is not None and config.transposed and weight_format.method != "gptq":
+            raise ModelError(f"{FIELD}: {weight_format.method} has no weights of family {config.family}, gptq has")
+        return replace(config, weight_format=weight_format)
     except FileError as error:
         raise ModelError(str(error)) from error
     except ModelError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import EpochError, FaultError, ModelError
-from orca_worker.load_request import check_request
+from orca_worker.load_request import check_request, quantization
 from orca_worker.model_check import check_model
 from orca_worker.model_config import load_digest
 from orca_worker.rank_starter import RankStarter
@@ -55,6 +55,8 @@ class PartitionLoader:
                 request.tensor_parallel_size,
                 request.max_model_len,
                 range(request.partition, request.partition + 1),
+                quantization(request),
+                request.device,
             )
             digest = await asyncio.to_thread(load_digest, request)
             same = self.request == request and self.facts and self.facts.digest == digest

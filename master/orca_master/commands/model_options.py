@@ -40,7 +40,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Quantization),
         default="none",
         help="weight-only quantization while the weights are loaded, on CPUs: integers of eight or four bits, with a "
-        "scale per output and 128 inputs (none)",
+        "scale per output and 128 inputs; not for a checkpoint that is quantised already (none)",
     )
     parser.add_argument(
         "--kv-cache-dtype",

@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from orca_contract.topology import Quantization
+
 from orca_master.errors import ConfigurationError
 
 MEMORY_BYTES = 512 << 20
@@ -25,12 +27,18 @@ REFUSED = 2
 
 
 def model_command(
-    folder: Path, pipeline_parallel_size: int, tensor_parallel_size: int, max_model_len: int | None
+    folder: Path,
+    pipeline_parallel_size: int,
+    tensor_parallel_size: int,
+    max_model_len: int | None,
+    quantization: Quantization,
+    device: str,
 ) -> list[str]:
     """Return the command that checks configuration and weights (in the package orca_worker)."""
     return [
         *("orca_worker.model_check", str(folder), "--max-model-len", str(max_model_len or 0)),
         *("-pp", str(pipeline_parallel_size), "-tp", str(tensor_parallel_size)),
+        *("--quantization", quantization, "--device", device),
     ]
 
 

@@ -82,7 +82,12 @@ def main(argv: list[str]) -> int:
         journal = journal_config(arguments)
         check(
             model_command(
-                model, arguments.pipeline_parallel_size, arguments.tensor_parallel_size, arguments.max_model_len
+                model,
+                arguments.pipeline_parallel_size,
+                arguments.tensor_parallel_size,
+                arguments.max_model_len,
+                arguments.quantization,
+                arguments.device,
             ),
             text_command(model, names.chat_template),
         )

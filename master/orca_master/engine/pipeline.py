@@ -147,11 +147,12 @@ class Pipeline:
             raise ConfigurationError(
                 f"worker {worker.address} is of an older version without --deterministic: deploy one version of both"
             )
+        # Without --quantization, the facts name that of a checkpoint whose files are quantised: "gptq int4".
         for option, wanted, applied in (
-            ("--quantization", request.quantization, facts.quantization),
-            ("--kv-cache-dtype", request.kv_cache_dtype, facts.kv_cache_dtype),
+            ("--quantization", request.quantization, facts.quantization.split()),
+            ("--kv-cache-dtype", request.kv_cache_dtype, [facts.kv_cache_dtype]),
         ):
-            if wanted != applied:
+            if wanted and wanted not in applied:
                 raise ConfigurationError(
                     f"worker {worker.address} is of an older version without {option} {wanted}: "
                     "deploy one version of both"

@@ -9,14 +9,16 @@ the controller and `orca serve` use them to check a model before they start rank
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from orca_contract.topology import KvCacheDtype, Quantization
 
 from orca_worker.errors import ModelError
+from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat, errors_of
 from orca_worker.rope import Rope
+from orca_worker.weight_headers import FLOATS
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +51,14 @@ class ModelConfig(ABC):
     rope: Rope | None = None
     """None if position embeddings are weights."""
     dtype: str
+    weight_format: WeightFormat | None = None
+    """How the checkpoint stores quantised weights; None: they are not quantised."""
+    tables: ClassVar[frozenset[str]] = frozenset()
+    """Last names of the matrices that are no linear maps."""
+    row_parallel: ClassVar[frozenset[str]] = frozenset()
+    """Last names of the linear maps whose inputs are spread over the ranks."""
+    transposed: ClassVar[bool] = False
+    """True if the weights of the layers' linear maps are stored as [inputs, outputs]."""
 
     @abstractmethod
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
@@ -57,6 +67,29 @@ class ModelConfig(ABC):
     @abstractmethod
     def build(self, parts: Parts) -> ModelPartition:
         """Read the weights of a partition and return its model; raise ModelError."""
+
+    def stored_tensors(
+        self, partition: int, num_partitions: int, tensor_parallel_size: int, stored: Container[str]
+    ) -> Iterator[tuple[str, tuple[int, ...], Collection[str]]]:
+        """Yield `tensors` with their dtypes in the file, and those of the weight format instead of quantised weights.
+
+        Raises ModelError, with the map's name, if the format cannot store a map or tensor parallelism cannot divide it.
+        """
+        for name, shape in self.tensors(partition, num_partitions, stored):
+            scope, _, kind = name.rpartition(".")
+            last, weight_format = scope.rpartition(".")[2], self.weight_format
+            is_map = kind == "weight" and len(shape) == 2 and last not in self.tables
+            if not is_map or weight_format is None or f"{scope}.{weight_format.marker}" not in stored:
+                yield name, shape, FLOATS
+                continue
+            outputs, inputs = shape[::-1] if self.transposed and scope != "lm_head" else shape
+            with errors_of(f"map {scope}"):
+                if last in self.row_parallel:
+                    weight_format.check_tensor_parallel(inputs, tensor_parallel_size)
+                whole = MapPart.whole(outputs, inputs)
+                names = {name for name in weight_format.optional if f"{scope}.{name}" in stored}
+                for tensor in weight_format.tensors(whole, names):
+                    yield f"{scope}.{tensor.name}", tensor.shape, tensor.dtypes
 
     @property
     def longest(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from orca_kernels.interface import AttentionForm
 
@@ -59,6 +59,10 @@ class Gpt2File(ConfigFile):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config(ModelConfig):
     """Configuration of a GPT-2."""
+
+    tables: ClassVar[frozenset[str]] = frozenset({"wte", "wpe"})
+    row_parallel: ClassVar[frozenset[str]] = frozenset({"c_proj"})
+    transposed: ClassVar[bool] = True
 
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """See ModelConfig."""
@@ -136,9 +140,7 @@ class Gpt2Partition(ModelPartition):
         self.layers = [Gpt2Layer(config, scope["h"][layer]) for layer in layers]
         if spec.last:
             self.final_norm = scope.layer_norm("ln_f", hidden, config.norm_epsilon)
-            if not config.tied_head:
-                table = parts.vocabulary_table("lm_head", vocabulary, hidden)
-            self.head = parts.head(table, vocabulary)
+            self.head = parts.head("lm_head", vocabulary, hidden, table if config.tied_head else None)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""

@@ -98,6 +98,8 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     normalised_heads: bool = False
     """True if queries and keys are normalised per head."""
+    tables: ClassVar[frozenset[str]] = frozenset({"embed_tokens"})
+    row_parallel: ClassVar[frozenset[str]] = frozenset({"o_proj", "down_proj"})
 
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """See ModelConfig."""
@@ -240,9 +242,8 @@ class LlamaPartition(ModelPartition):
         self.layers = [make_layer(layer, scope["layers"][layer]) for layer in layers]
         if spec.last:
             self.final_norm = scope.rms_norm("norm", config.hidden_size, config.norm_epsilon, norm)
-            if not config.tied_head:
-                table = parts.vocabulary_table("lm_head", vocabulary, config.hidden_size)
-            self.head = parts.head(table, vocabulary)
+            tied = table if config.tied_head else None
+            self.head = parts.head("lm_head", vocabulary, config.hidden_size, tied)
 
     def embed(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """See ModelPartition."""

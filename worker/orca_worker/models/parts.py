@@ -10,12 +10,14 @@ from functools import partial
 import torch
 from orca_kernels.fallback import Operations
 from orca_kernels.interface import AttentionForm, LinearMap
-from orca_kernels.quantization import quantize
+from orca_kernels.quantization import QuantizedWeight, quantize
 from torch.nn import functional
 
 from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.layers import Head, PagedAttention, Rotary, RowParallelLinear, VocabularyEmbedding
+from orca_worker.layers import AdjacentMaps, Head, PagedAttention, Rotary, RowParallelLinear, VocabularyEmbedding
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
+from orca_worker.quantized_checkpoints.reading import Weight, joined, read_weight
+from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat
 from orca_worker.rope import Rope
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> M
     Logs one line if the kernels lack an operation of the model, which plain torch then computes.
     """
     operations = Operations(spec.kernels)
-    model = config.build(Parts(Scope(checkpoint), spec, operations, []))
+    model = config.build(Parts(Scope(checkpoint), spec, operations, [], config.weight_format))
     if operations.missing:
         logger.warning(
             "plain torch computes the operations that the kernels of device %s lack: %s",
@@ -44,7 +46,12 @@ class Parts:
     """The tensors below a name prefix, `parts["attn"]["c_proj"]`, and constructors of the blocks that use them."""
 
     def __init__(
-        self, scope: Scope, spec: PartitionSpec, operations: Operations, attentions: list[PagedAttention]
+        self,
+        scope: Scope,
+        spec: PartitionSpec,
+        operations: Operations,
+        attentions: list[PagedAttention],
+        weight_format: WeightFormat | None,
     ) -> None:
         self.spec = spec
         self.group = spec.group
@@ -52,9 +59,10 @@ class Parts:
         """Attentions of all layers created so far."""
         self._scope = scope
         self._operations = operations
+        self._weight_format = weight_format
 
     def __getitem__(self, name: str | int) -> Parts:
-        return Parts(self._scope[name], self.spec, self._operations, self.attentions)
+        return Parts(self._scope[name], self.spec, self._operations, self.attentions, self._weight_format)
 
     def __contains__(self, name: str) -> bool:
         return name in self._scope
@@ -84,6 +92,16 @@ class Parts:
         """Read maps of the same input as one map; for each (name, outputs, part) the rows `part` of weight and bias."""
         scopes = [(self._scope[name], outputs, part) for name, outputs, part in maps]
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in scopes if bias]
+        if any(self._is_quantized(scope) for scope, _, _ in scopes):
+            return self._joined(
+                [
+                    self._quantized(MapPart(outputs, inputs, part, slice(0, inputs)), scope)
+                    if self._is_quantized(scope)
+                    else scope.read("weight", outputs, inputs, part=(part,))
+                    for scope, outputs, part in scopes
+                ],
+                biases,
+            )
         sizes = [len(range(*part.indices(outputs))) for _, outputs, part in scopes]
         weight = self._scope.empty(sum(sizes), inputs)
         # Map by map, to bound peak memory.
@@ -95,6 +113,9 @@ class Parts:
         """Read columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
         scope = self._scope[name]
         biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
+        if self._is_quantized(scope):
+            of_parts = [MapPart(outputs, inputs, part, slice(0, inputs)) for part in parts]
+            return self._joined([self._quantized(part, scope) for part in of_parts], biases)
         sizes = [len(bias) for bias in biases]
         weight = scope.empty(sum(sizes), inputs)
         for part, rows in zip(parts, torch.split(weight, sizes), strict=True):
@@ -103,26 +124,53 @@ class Parts:
 
     def row_parallel(self, name: str, inputs: int, outputs: int, bias: bool) -> RowParallelLinear:
         """Read this rank's columns of `weight` [outputs, inputs] and, if there is one, `bias` [outputs]."""
-        scope = self._scope[name]
-        weight = scope.read("weight", outputs, inputs, part=(ALL, self.group.part(inputs))).contiguous()
+        scope, part = self._scope[name], self.group.part(inputs)
+        if self._is_quantized(scope):
+            weight: Weight = self._quantized(MapPart(outputs, inputs, slice(0, outputs), part), scope)
+        else:
+            weight = scope.read("weight", outputs, inputs, part=(ALL, part)).contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs) if bias else None)
 
     def row_parallel_transposed(self, name: str, inputs: int, outputs: int) -> RowParallelLinear:
         """Read this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
-        scope = self._scope[name]
-        weight = scope.read("weight", inputs, outputs, part=(self.group.part(inputs),)).t().contiguous()
+        scope, part = self._scope[name], self.group.part(inputs)
+        if self._is_quantized(scope):
+            weight: Weight = self._quantized(MapPart(outputs, inputs, slice(0, outputs), part), scope)
+        else:
+            weight = scope.read("weight", inputs, outputs, part=(part,)).t().contiguous()
         return self._row_parallel(weight, scope.read("bias", outputs))
 
-    def _row_parallel(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowParallelLinear:
+    def _row_parallel(self, weight: Weight, bias: torch.Tensor | None) -> RowParallelLinear:
         alone = self.group.size == 1
         linear_map = self._linear(weight, bias if alone else None)
         return RowParallelLinear(linear_map, None if alone else bias, self.group)
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
-        """Quantise this rank's shard of a weight, if requested, and prepare its map."""
-        if self.spec.quantization == "none":
-            return self.spec.kernels.linear(weight, bias)
-        return self._operations.quantized_linear(quantize(weight, self.spec.quantization), bias, self._scope.dtype)
+    def _is_quantized(self, scope: Scope) -> bool:
+        """Return True if the checkpoint has the map of `scope` as integers."""
+        return self._weight_format is not None and self._weight_format.marker in scope
+
+    def _quantized(self, part: MapPart, scope: Scope) -> QuantizedWeight:
+        assert self._weight_format is not None
+        return read_weight(self._weight_format, scope, part)
+
+    def _joined(self, weights: list[Weight], biases: list[torch.Tensor]) -> LinearMap:
+        """Prepare maps of the same input as one map, or side by side if their weights cannot be joined."""
+        maps, first = [], 0
+        for weight, count in joined(weights):
+            maps.append(self._linear(weight, torch.cat(biases[first : first + count]) if biases else None))
+            first += count
+        return maps[0] if len(maps) == 1 else AdjacentMaps(maps)
+
+    def _linear(self, weight: Weight, bias: torch.Tensor | None) -> LinearMap:
+        """Quantise this rank's shard of a weight, if requested, and prepare its map.
+
+        The plain weights of a quantised checkpoint stay plain.
+        """
+        if isinstance(weight, torch.Tensor):
+            if self.spec.quantization == "none" or self._weight_format is not None:
+                return self.spec.kernels.linear(weight, bias)
+            weight = quantize(weight, self.spec.quantization)
+        return self._operations.quantized_linear(weight, bias, self._scope.dtype)
 
     def embedding(self, name: str, entries: int, size: int) -> Block:
         """Return a function of indices [S] that returns their rows [S, size] of a table [entries, size]."""
@@ -136,9 +184,19 @@ class Parts:
         """Return the embedding of token ids."""
         return VocabularyEmbedding(table, self.group.part(vocabulary).start, self.group)
 
-    def head(self, table: torch.Tensor, vocabulary: int) -> Head:
-        """Return the map to logits, which is quantised like the layers' maps; an embedding of the same table is not."""
-        return Head(self._linear(table, None), vocabulary, self.group)
+    def head(self, name: str, vocabulary: int, size: int, tied: torch.Tensor | None) -> Head:
+        """Return the map to logits of the table `tied`, or of the map `name` if it is None.
+
+        `--quantization` applies to it, and not to an embedding of the same table.
+        """
+        scope, part = self._scope[name], self.group.part(vocabulary)
+        if tied is not None:
+            weight: Weight = tied
+        elif self._is_quantized(scope):
+            weight = self._quantized(MapPart(vocabulary, size, part, slice(0, size)), scope)
+        else:
+            weight = self.vocabulary_table(name, vocabulary, size)
+        return Head(self._linear(weight, None), vocabulary, self.group)
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
         """Return cosines and sines for every position of the longest sequence."""
