@@ -85,10 +85,11 @@ def serve(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `orca serve` on a free port; yield its process and its URL once it is ready.
 
-    `environment`: variables in addition to those of this process.
+    `environment`: variables in addition to those of this process. Prefix caching is off unless the options turn it on:
+    benchmarks repeat prompts, to compute them.
     """
     program = [sys.executable, "-P", "-m", "orca_master.cli", "serve", str(model)]
-    command = [*program, "--port", "0", "--disable-log-requests", *options]
+    command = [*program, "--port", "0", "--disable-log-requests", "--no-enable-prefix-caching", *options]
     variables = {**os.environ, **(environment or {})}
     process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
     with ended(process):

@@ -64,6 +64,9 @@ class Scheduler(Part):
     kv_slots: Annotated[int, Field(ge=BLOCK_SIZE)] | None = Field(
         None, description="K/V slots per pipeline, one per token; sized from free memory by default."
     )
+    prefix_caching: bool | None = Field(
+        None, description="Whether requests of the same API key share the K/V slots of a common prefix. Default: true."
+    )
 
 
 class RecoveryPolicy(Part):

@@ -97,7 +97,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Submission(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -112,7 +113,8 @@ class Submission(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     priority: int
     choices: Choices
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("group_id", "count", "num_tokens")
@@ -297,15 +299,17 @@ class Outputs(_message.Message):
     def __init__(self, request_id: _Optional[_Iterable[str]] = ..., token: _Optional[_Iterable[int]] = ..., detail: _Optional[_Iterable[_Union[OutputDetail, _Mapping]]] = ...) -> None: ...
 
 class OutputDetail(_message.Message):
-    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs")
+    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs", "num_cached")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     index: int
     without_token: bool
     finish_reason: FinishReason
     error: str
     logprobs: _engine_pb2.Logprobs
-    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    num_cached: int
+    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ...) -> None: ...

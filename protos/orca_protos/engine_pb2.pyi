@@ -248,16 +248,18 @@ class LogitBias(_message.Message):
     def __init__(self, token: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "sampling", "prompt_length", "banned_token")
+    __slots__ = ("row", "sampling", "prompt_length", "banned_token", "computed_token")
     ROW_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BANNED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKEN_FIELD_NUMBER: _ClassVar[int]
     row: int
     sampling: Sampling
     prompt_length: int
     banned_token: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ...) -> None: ...
+    computed_token: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission")

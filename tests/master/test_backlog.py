@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from orca_master.scheduling.backlog import Backlog, backlog, leaves_behind
 from orca_master.scheduling.kv_ledger import KvLedger
@@ -39,6 +41,16 @@ def test_requests_begin_at_once_while_blocks_are_free():
     made.pool.add(request(0))
     made.pool.add(request(1))
     assert backlog(made) == Backlog(32, ((1, 48),), ((0, 48),))
+
+
+def test_what_a_prefix_cache_had_at_the_arrival_is_not_counted():
+    made = scheduler()
+    made.pool.add(replace(request(0, prompt=100), num_expected_cached=80))
+    made.pool.add(request(1, prompt=20))
+    assert backlog(made) == Backlog(known=40)
+    assert backlog(made, request(2)) == Backlog(known=40)
+    made.dispatch("a", made.select("a"))
+    assert made.pool.num_known_tokens == 20, "the budget is used up"
 
 
 def test_each_partition_and_each_pipeline_has_places_and_the_token_budget_bounds_them():

@@ -20,7 +20,7 @@ FORMED = FormedPipeline("a", "llama", 5, "bfloat16", 1024, "C++", 160, "as --kv-
 def test_the_labels_follow_the_serving_pipelines():
     snapshot = EngineSnapshot(EngineState.LOADING, "", TOPOLOGY)
     registry = CollectorRegistry()
-    registry.register(CacheConfig("m", lambda: snapshot))
+    registry.register(CacheConfig("m", lambda: snapshot, lambda: True))
 
     def series() -> list[str]:
         return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
@@ -28,7 +28,7 @@ def test_the_labels_follow_the_serving_pipelines():
     assert series() == []
     snapshot = snapshot._replace(formed=FORMED, num_blocks=30)
     assert series() == [
-        f'orca:cache_config_info{{block_size="{BLOCK_SIZE}",cache_dtype="bfloat16",enable_prefix_caching="False",'
+        f'orca:cache_config_info{{block_size="{BLOCK_SIZE}",cache_dtype="bfloat16",enable_prefix_caching="True",'
         'model_name="m",num_gpu_blocks="30"} 1.0'
     ]
     snapshot = snapshot._replace(formed=replace(FORMED, kv_cache_dtype="int8"))

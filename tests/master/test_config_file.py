@@ -25,6 +25,15 @@ def test_options_of_the_file_come_before_those_of_the_command_line(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["enable-prefix-caching", "enable_prefix_caching"])
+def test_false_turns_an_option_off_that_is_on_without_it(name, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{name}: false")
+    assert with_config_file(["--config", str(file)]) == ["--no-enable-prefix-caching"]
+    file.write_text(f"{name}: true")
+    assert with_config_file(["--config", str(file)]) == ["--enable-prefix-caching"]
+
+
 def test_without_the_option_nothing_changes():
     assert with_config_file(["--port", "1"]) == ["--port", "1"]
 

@@ -78,6 +78,7 @@ submissions = build(
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
+    cache_salt=texts,
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -153,6 +154,7 @@ outputs = build(
     finish_reason=st.none() | st.sampled_from(FinishReason),
     error=st.none() | texts,
     logprobs=st.none() | logprobs,
+    num_cached=uint32,
 )
 to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),

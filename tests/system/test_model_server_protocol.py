@@ -69,7 +69,7 @@ def test_the_values_follow_a_running_and_a_waiting_request(served):
     assert gauge(served, "vllm:kv_cache_usage_perc") == 0
     (config,) = scrape(served)["vllm:cache_config_info"].samples
     assert (config.labels["block_size"], config.labels["num_gpu_blocks"]) == (str(BLOCK_SIZE), str(NUM_BLOCKS))
-    assert (config.value, config.labels["enable_prefix_caching"]) == (1, "False")
+    assert (config.value, config.labels["enable_prefix_caching"]) == (1, "True")
     completions, timeout = f"{served.url}/v1/completions", httpx.Timeout(60)
     short = {**ENDLESS, "max_tokens": 2, "stream": False}
     with ThreadPoolExecutor(1) as pool:

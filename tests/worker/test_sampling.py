@@ -158,8 +158,9 @@ def test_log_probabilities_of_the_rows_that_want_them():
 
 # What transformers' processors and OpenAI's formula say, token by token.
 @settings(max_examples=settings.default.max_examples * 2 // 5)
-@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 15))
-def test_penalties_follow_their_definitions(seed, prompt_length, generated):
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 15), st.booleans())
+def test_penalties_follow_their_definitions(seed, prompt_length, generated, cached):
+    """`cached`: other requests have computed the first tokens."""
     generator = np.random.default_rng(seed)
     vocabulary = 12
     sampling = pb.Sampling(
@@ -169,15 +170,22 @@ def test_penalties_follow_their_definitions(seed, prompt_length, generated):
     )  # fmt: skip
     tokens = generator.integers(0, vocabulary, prompt_length + generated).tolist()
     processors = LogitProcessors(vocabulary, torch.device("cpu"))
-    # The sequence arrives in two chunks, next to a row that asks for nothing.
+    # The sequence arrives in two chunks, or its first part is in shared blocks, next to a row that asks for nothing.
     cut = int(generator.integers(0, len(tokens)))
-    for context, part in ((0, tokens[:cut]), (cut, tokens[cut:])):
+    chunks = ((0, tokens[:cut]), (cut, tokens[cut:]))
+    for context, part in chunks[1:] if cached else chunks:
         iteration = pb.Iteration(
             row=[4, 9], num_tokens=[1, len(part)], context_length=[context, context], token=[0, *part],
             sample=[True, True],
         )  # fmt: skip
-        if context == 0:
-            iteration.admission.add(row=9, sampling=sampling, prompt_length=prompt_length, banned_token=[1, 2])
+        if context == 0 or cached:
+            iteration.admission.add(
+                row=9,
+                sampling=sampling,
+                prompt_length=prompt_length,
+                banned_token=[1, 2],
+                computed_token=tokens[:context],
+            )
             iteration.admission.add(row=4)
         processors.observe(iteration, torch.tensor(iteration.token))
     logits = torch.from_numpy(generator.normal(size=(2, vocabulary)).astype(np.float32))

@@ -41,17 +41,15 @@ class LogitProcessors:
             self._rows.pop(admission.row, None)
             if _needs_processing(admission):
                 self._rows[admission.row] = self._begin(admission)
+                computed = torch.tensor(admission.computed_token, dtype=torch.int64, device=self._device)
+                self._note(self._rows[admission.row], computed, 0)
         if not self._rows:
             return
         start = 0
         for row, count, context in zip(iteration.row, iteration.num_tokens, iteration.context_length, strict=True):
             state = self._rows.get(row)
             if state is not None:
-                tokens = input_tokens[start : start + count]
-                of_prompt = max(0, min(count, state.prompt_length - context))
-                state.in_prompt[tokens[:of_prompt]] = True
-                generated = tokens[of_prompt:]
-                state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
+                self._note(state, input_tokens[start : start + count], context)
             start += count
 
     def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
@@ -68,6 +66,13 @@ class LogitProcessors:
             if len(row.banned) and int(row.generated.sum()) < row.sampling.min_tokens:
                 processed[place, row.banned] = -torch.inf
         return processed
+
+    def _note(self, state: _Row, tokens: torch.Tensor, position: int) -> None:
+        """Note tokens of a row from `position` on."""
+        of_prompt = max(0, min(len(tokens), state.prompt_length - position))
+        state.in_prompt[tokens[:of_prompt]] = True
+        generated = tokens[of_prompt:]
+        state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
 
     def _process(self, logits: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
         generated = torch.stack([row.generated for row in rows])

@@ -33,6 +33,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         raise ValueOutOfRangeError("max_tokens", f"{submission.max_gen_tokens} is not between 0 and {(1 << 64) - 1}")
     message.max_gen_tokens = submission.max_gen_tokens
     message.priority = submission.priority
+    message.cache_salt = text(submission.cache_salt)
     if submission.choices is not None:
         message.choices.group_id = submission.choices.group_id
         message.choices.count = submission.choices.count
@@ -62,6 +63,7 @@ def submission_of(message: pb.Submission) -> Submission:
         stop_token_ids=frozenset(message.stop_token_ids),
         priority=message.priority,
         choices=_choices_of(message.choices) if message.HasField("choices") else None,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -77,10 +79,10 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
     message.request_id.extend([output[0] for output in outputs])
     tokens = [output[1] for output in outputs]
     message.token.extend([token or 0 for token in tokens] if None in tokens else tokens)  # type: ignore[arg-type]
-    for index, (_, token, reason, error, logprobs) in enumerate(outputs):
-        if reason is None and logprobs is None and error is None and token is not None:
+    for index, (_, token, reason, error, logprobs, num_cached) in enumerate(outputs):
+        if reason is None and logprobs is None and error is None and token is not None and not num_cached:
             continue
-        detail = message.detail.add(index=index, without_token=token is None)
+        detail = message.detail.add(index=index, without_token=token is None, num_cached=num_cached)
         if reason is not None:
             detail.finish_reason = _REASONS[reason]
         if error is not None:
@@ -101,6 +103,7 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
     reasons: list[FinishReason | None] = [None] * count
     errors: list[str | None] = [None] * count
     logprobs: list[engine_pb2.Logprobs | None] = [None] * count
+    num_cached = [0] * count
     for detail in message.detail:
         index = detail.index
         if index >= count:
@@ -113,7 +116,8 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
             errors[index] = detail.error
         if detail.HasField("logprobs"):
             logprobs[index] = _copy(detail.logprobs)
-    return list(map(Output, request_ids, tokens, reasons, errors, logprobs))
+        num_cached[index] = detail.num_cached
+    return list(map(Output, request_ids, tokens, reasons, errors, logprobs, num_cached))
 
 
 def _reason_of(number: int) -> FinishReason:

@@ -142,6 +142,7 @@ class GenerationRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
+    cache_salt: Name | None = None
 
     @field_validator("stop")
     @classmethod

@@ -43,6 +43,8 @@ def _as_arguments(name: str, value: Any) -> list[str]:
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return [option]
+    if value is False and name.replace("_", "-").startswith("enable-"):  # on without the option
+        return [option.replace("--enable-", "--no-enable-")]
     if value is False or value is None:
         return []
     return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]

@@ -66,6 +66,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="with one partition: send an iteration only after the result of the previous iteration",
     )
     parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="requests of the same API key share the K/V blocks of a common prefix, which is computed once (on)",
+    )
+    parser.add_argument(
         "--enforce-eager",
         action="store_true",
         help="disable CUDA graphs and recorded decode iterations",
@@ -207,6 +213,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         token_budget=arguments.token_budget,
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
+        prefix_caching=arguments.enable_prefix_caching,
         enforce_eager=arguments.enforce_eager,
         deterministic=arguments.deterministic == "on",
         admission=arguments.admission,

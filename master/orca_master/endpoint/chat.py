@@ -11,6 +11,7 @@ from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import (
     AssistantMessage,
     ChatChoice,
@@ -132,7 +133,9 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
                 )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         timeout = requested_timeout(request.headers)
-        generation = endpoint.generator.prepare("chatcmpl", body, [prompt], max_tokens, logprobs, timeout)
+        generation = endpoint.generator.prepare(
+            "chatcmpl", body, [prompt], max_tokens, logprobs, timeout, owner_of(request)
+        )
         style = ChatFormat(body, endpoint.model_name, endpoint.codec)
         recorder = endpoint.recorder(CHAT, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

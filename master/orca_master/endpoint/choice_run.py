@@ -41,6 +41,8 @@ class Piece:
     token: int
     logprobs: pb.Logprobs | None
     finish_reason: Literal["stop", "length"] | None
+    num_cached: int = 0
+    """See Output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     finish: Literal["stop", "length"] | None = None
     if reason is not None:
         finish = "stop" if reason is FinishReason.STOP else "length"
-    return Piece(choice.index, text, output.token, output.logprobs, finish)
+    return Piece(choice.index, text, output.token, output.logprobs, finish, output.num_cached)
 
 
 def _size(piece: Piece) -> int:

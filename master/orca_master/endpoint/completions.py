@@ -11,6 +11,7 @@ from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
@@ -120,7 +121,9 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model)
         prompts = await token_prompts(body, endpoint)
         timeout = requested_timeout(request.headers)
-        generation = endpoint.generator.prepare("cmpl", body, prompts, body.max_tokens, body.logprobs, timeout)
+        generation = endpoint.generator.prepare(
+            "cmpl", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
+        )
         style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

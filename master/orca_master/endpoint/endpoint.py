@@ -14,7 +14,7 @@ from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.generation import Generation, Generator
-from orca_master.endpoint.middleware import OWNER
+from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -72,7 +72,7 @@ class Endpoint:
         """Return the recorder of a new request, None without a journal."""
         if self.resumable is None:
             return None
-        return self.resumable.accept(route, body, generation, request.scope.get(OWNER, ""))
+        return self.resumable.accept(route, body, generation, owner_of(request))
 
     def cards(self) -> list[ModelCard]:
         """Return a model card for each name of the model."""

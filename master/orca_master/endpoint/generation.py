@@ -8,10 +8,11 @@ that arrived while the reader was busy together.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from orca_contract.state import EngineState
@@ -49,9 +50,18 @@ class Generation:
         """Number of tokens of all prompts, each prompt counted once."""
         return sum(map(len, self.prompts))
 
+    @property
+    def choices_per_prompt(self) -> int:
+        """Number of consecutive choices of each prompt."""
+        return len(self.choices) // len(self.prompts)
+
+    def num_cached(self, pieces: Iterable[Piece]) -> int:
+        """Return the prompt tokens that the prefix cache had, by pieces of the choices; each prompt counted once."""
+        return sum(piece.num_cached for piece in pieces if piece.index % self.choices_per_prompt == 0)
+
     def prompt_of(self, index: int) -> Sequence[int]:
         """Return the token ids of a choice's prompt."""
-        return self.prompts[index // (len(self.choices) // len(self.prompts))]
+        return self.prompts[index // self.choices_per_prompt]
 
 
 class Generator:
@@ -78,8 +88,11 @@ class Generator:
         max_tokens: int,
         logprobs: int | None,
         timeout: float | None = None,
+        owner: str = "",
     ) -> Generation:
         """Create the choices of a request. `timeout`: the client's, in seconds; the smaller of both timeouts applies.
+
+        `owner`: digest of the client's key; requests of different owners share no K/V blocks.
 
         Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
         for more than it can hold now.
@@ -108,7 +121,7 @@ class Generator:
         now = time.time()
         timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
         deadline = now + min(timeouts) if timeouts else None
-        return self.generation(request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline)
+        return self.generation(request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline, owner)
 
     def generation(
         self,
@@ -120,10 +133,12 @@ class Generator:
         logprobs: int | None,
         seed: int,
         deadline: float | None,
+        owner: str,
     ) -> Generation:
         """Create the choices of a request that was checked before."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
+        salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
         choices = []
         count = len(prompts) * body.n
         num_tokens = sum(map(len, prompts)) * body.n + count * max_tokens
@@ -136,7 +151,14 @@ class Generator:
             sampling = SamplingParameters(**shared_parameters, choice=choice)
             tokens = shared[prompt_index]
             submission = Submission(
-                f"{request_id}-{index}", tokens, max_tokens, sampling, stop, body.priority, choices=group
+                f"{request_id}-{index}",
+                tokens,
+                max_tokens,
+                sampling,
+                stop,
+                body.priority,
+                choices=group,
+                cache_salt=salt,
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))

@@ -9,6 +9,7 @@ import uuid
 
 from orca_contract import routes
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_master.endpoint.api_keys import KeyRing, digest
@@ -25,6 +26,11 @@ VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 256
 OWNER = "orca.owner"
 """Key of a request's scope: the SHA-256 of its API key in hexadecimal digits; absent without keys."""
+
+
+def owner_of(request: Request) -> str:
+    """Return the SHA-256 of a request's API key, "" without keys."""
+    return str(request.scope.get(OWNER, ""))
 
 
 def path_of(scope: Scope) -> str:

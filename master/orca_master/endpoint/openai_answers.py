@@ -69,12 +69,19 @@ class ChatChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
+class PromptTokensDetails(BaseModel):
+    """Prompt tokens by kind."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of one request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Completion(BaseModel):

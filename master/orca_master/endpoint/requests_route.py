@@ -22,7 +22,7 @@ from orca_master.endpoint.chat import ChatFormat
 from orca_master.endpoint.completions import CompletionFormat
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.event_stream import EventStream
-from orca_master.endpoint.middleware import OWNER
+from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.responding import Format, answer_of, events, usage_of
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -42,7 +42,7 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
         last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT)] = 0,
     ) -> Response:
         """Return an accepted request with its tokens so far; `Accept: text/event-stream` continues its stream."""
-        remembered = resumable.find(request_id, request.scope.get(OWNER, ""))
+        remembered = resumable.find(request_id, owner_of(request))
         if remembered is None:
             raise HTTPException(
                 404, f"the request {request_id!r} is unknown: it ended too long ago, or another key asked"
@@ -86,7 +86,8 @@ async def _answer(endpoint: Endpoint, remembered: ResumableRequest, style: Forma
     ended = remembered.ended
     generation = remembered.generation(endpoint.generator)
     pieces = await remembered.known_pieces(generation)
-    response = await answer_of(generation, pieces, usage_of(generation, sum(map(len, pieces))), style)
+    usage = usage_of(generation, sum(map(len, pieces)), generation.num_cached(itertools.chain(*pieces)))
+    response = await answer_of(generation, pieces, usage, style)
     status = "in_progress" if ended is None else "failed" if ended.error else "completed"
     state = {
         "id": remembered.accepted.request_id,

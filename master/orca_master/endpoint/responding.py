@@ -21,7 +21,7 @@ from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint import event_stream
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.generation import Generation, Generator
-from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, Usage
+from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, PromptTokensDetails, Usage
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
@@ -97,7 +97,7 @@ async def respond(
         collected = await unless_gone(request, _collect(generation, pieces))
         if collected is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        usage = usage_of(generation, sum(map(len, collected)))
+        usage = usage_of(generation, sum(map(len, collected)), generation.num_cached(itertools.chain(*collected)))
         return Response(await answer_of(generation, collected, usage, style), media_type="application/json")
     first = asyncio.create_task(_first(pieces))
     try:
@@ -181,11 +181,12 @@ async def events(
     try:
         together = await first
         ready.extend(_event(_json(dump(chunk)), numbers) for chunk in style.opening(generation))
-        generated = 0
+        generated = num_cached = 0
         while True:
             for piece in together:
                 ready.append(_event(chunk_json.of(piece), numbers))
                 generated += 1
+            num_cached += generation.num_cached(together)
             yield ready
             ready = []
             try:
@@ -193,7 +194,8 @@ async def events(
             except StopAsyncIteration:
                 break
         if include_usage:
-            ready.append(_event(_json(dump(style.usage_chunk(generation, usage_of(generation, generated)))), numbers))
+            usage = usage_of(generation, generated, num_cached)
+            ready.append(_event(_json(dump(style.usage_chunk(generation, usage))), numbers))
         ready.append(_event("[DONE]", numbers))
         yield ready
     except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
@@ -241,10 +243,15 @@ def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def usage_of(generation: Generation, generated: int) -> Usage:
-    """Return the usage of a generation with `generated` tokens so far."""
+def usage_of(generation: Generation, generated: int, num_cached: int) -> Usage:
+    """Return the usage of a generation with `generated` tokens so far, and `num_cached` cached prompt tokens."""
     prompt = generation.prompt_tokens
-    return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+    )
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

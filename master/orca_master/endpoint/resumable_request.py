@@ -50,6 +50,8 @@ class ResumableRequest:
         self._details: dict[int, tuple[str | None, bytes | None]] = {}
         """Finish reason and logprobs of the outputs that have either, by position."""
         self._waiters: list[asyncio.Future[None]] = []
+        self._num_cached: dict[int, int] = {}
+        """By choice, see Output; a restarted master does not know these."""
         self._interrupted = False
         """True if the server stops; the next server continues the request."""
         self.num_resumed = 0
@@ -76,6 +78,7 @@ class ResumableRequest:
             accepted.logprobs,
             accepted.seed,
             accepted.deadline,
+            accepted.owner,
         )
 
     def restore(self, journalled: JournalledRequest) -> None:
@@ -117,6 +120,8 @@ class ResumableRequest:
         assert self.number is not None
         reason = None if output.finish_reason is None else output.finish_reason.value
         logprobs = None if output.logprobs is None else output.logprobs.SerializeToString()
+        if output.num_cached:
+            self._num_cached[choice] = output.num_cached
         self._append(choice, output.token, reason, logprobs)
         self._journal.note(self.number, choice, output.token, reason, logprobs)
         if self._waiters:
@@ -196,10 +201,12 @@ class ResumableRequest:
 
     def _known(self, generation: Generation) -> Iterator[Piece]:
         """Yield the pieces of the tokens so far."""
+        num_cached = dict(self._num_cached)
         for token in self._outputs():
             reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
             logprobs = None if token.logprobs is None else pb.Logprobs.FromString(token.logprobs)
-            output = Output(self.accepted.request_id, token.token, reason, logprobs=logprobs)
+            cached = num_cached.pop(token.choice, 0)
+            output = Output(self.accepted.request_id, token.token, reason, None, logprobs, cached)
             yield as_piece(generation.choices[token.choice], output)
 
     def _wake(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
+from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
@@ -39,7 +41,7 @@ class EngineConfig:
     (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
     (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
     (admission.py). `drain_timeout`: maximum wait for running requests at the end.
-    `lookahead`: see lookahead.py; `enforce_eager`: no CUDA graphs;
+    `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
     takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
@@ -50,6 +52,7 @@ class EngineConfig:
     token_budget: int | None = 2048
     balanced: bool = True
     lookahead: bool = True
+    prefix_caching: bool = True
     enforce_eager: bool = False
     deterministic: bool = False
     admission: str = "reserve"
@@ -86,6 +89,10 @@ class EngineConfig:
     def fixed_stall_timeout(self) -> float | None:
         """The stall timeout; None: automatic. Where nobody restarts workers a false alarm would be final."""
         return self.longest_seconds if self.worker_owner is WorkerOwner.ENGINE else self.stall_timeout
+
+    def new_ledger(self, num_blocks: int) -> KvLedger:
+        """Return the ledger of a pipeline that begins to serve."""
+        return LEDGERS[self.admission](num_blocks, PrefixCache() if self.prefix_caching else None)
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
         """Return the options of the scheduler; `n_workers` is the number of partitions."""

@@ -1,6 +1,7 @@
 """`Dispatcher`: selects and sends iterations: per pipeline select → dispatch → send.
 
-The pipeline with the fewest iterations in flight goes first. With one partition an iteration is also sent before the
+The pipeline with the fewest iterations in flight goes first; of several, the one whose prefix cache has most of the
+first waiting request. With one partition an iteration is also sent before the
 tokens of the one in flight are known (scheduling/lookahead.py).
 """
 
@@ -49,7 +50,7 @@ class Dispatcher:
         """Send iterations until no request can be selected."""
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
-            for supervisor in sorted(working, key=lambda entry: entry.num_in_flight):
+            for supervisor in sorted(working, key=self._precedence) if len(working) > 1 else working:
                 if self._advance(supervisor, lambda entry: self._scheduler.select(entry.id)):
                     break
             else:
@@ -57,6 +58,11 @@ class Dispatcher:
                     if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
                         self._advance(supervisor, lambda entry: look_ahead(self._scheduler, entry.newest_batch))
                 return
+
+    def _precedence(self, supervisor: PipelineSupervisor) -> tuple[int, int]:
+        head = next(iter(self._scheduler.pool), None)
+        cached = () if head is None else self._scheduler.ledger(supervisor.id).cached_blocks(head)
+        return supervisor.num_in_flight, -len(cached)
 
     def _advance(self, supervisor: PipelineSupervisor, select: Callable[[PipelineSupervisor], Proposal]) -> bool:
         """Dispatch and send the proposal of `select`; return False if the proposal is empty.

@@ -68,7 +68,7 @@ class EngineMaster:
         self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, order)
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
         self._state, self._failure = EngineState.LOADING, ""
-        self._config, self._deliver = config, deliver
+        self.config, self._deliver = config, deliver
         self._pipelines = PipelineSet(topology, self, make_workers)
         self.on_departure = self._pipelines.departures.note
         self.begin_drain = self._pipelines.departures.begin_drain
@@ -96,7 +96,7 @@ class EngineMaster:
         first pipeline. With WorkerOwner.CLUSTER `start` waits for the first pipeline without a time limit.
         """
         self._started = asyncio.get_running_loop().create_future()
-        self._pipelines.begin(self._config)  # `apply` may have begun some
+        self._pipelines.begin(self.config)  # `apply` may have begun some
         try:
             await self._started
         except Exception:
@@ -133,12 +133,12 @@ class EngineMaster:
                 if topology.closed:
                     self._enter(EngineState.PAUSED, topology.closed)
                     self._fail_requests()
-            self._pipelines.begin(self._config)  # `reconfigure` may have changed it during the wait
+            self._pipelines.begin(self.config)  # `reconfigure` may have changed it during the wait
             self._refuse_misfits()  # publishes the change, too, if pipelines were only removed
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply changed limits, policies and timeouts: to the next selection, and to waits that are under way."""
-        recovery_timeout, self._config = self._config.recovery_timeout, config
+        recovery_timeout, self.config = self.config.recovery_timeout, config
         self.scheduler.config = config.for_scheduler(self._pipelines.topology.pipeline_parallel_size)
         self.scheduler.set_admission(LEDGERS[config.admission])
         self.scheduler.set_order(POLICIES[config.scheduling_policy])
@@ -160,7 +160,7 @@ class EngineMaster:
         if closed or over:
             raise EngineUnavailableError(closed or self._failure)
         is_new = submission.generated is None  # else an earlier master has accepted it, perhaps with another policy
-        if is_new and submission.priority and self._config.scheduling_policy != "priority":
+        if is_new and submission.priority and self.config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
         self._requests.accept(submission)
         self._dispatch()
@@ -202,13 +202,13 @@ class EngineMaster:
         """Add the pipeline to the scheduler, and enter the state serving if the start is complete."""
         self._progressed_at = time.monotonic()
         self._losses.forget(supervisor.id)
-        self.scheduler.add_pipeline(supervisor.id, LEDGERS[self._config.admission](supervisor.workers.num_blocks))
+        self.scheduler.add_pipeline(supervisor.id, self.config.new_ledger(supervisor.workers.num_blocks))
         assert self._started is not None
         # The start report covers the first pipelines.
         self._pipelines.add_serving(supervisor, logging.INFO if self._started.done() else logging.DEBUG)
-        complete = self._pipelines.all_serve or self._started.done() or self._config.restarted
+        complete = self._pipelines.all_serve or self._started.done() or self.config.restarted
         over = self._state in (EngineState.FAILED, EngineState.STOPPED)
-        if over or not (complete or self._config.worker_owner is WorkerOwner.CLUSTER):
+        if over or not (complete or self.config.worker_owner is WorkerOwner.CLUSTER):
             self.on_change()
             return
         self._pipelines.facts = supervisor.workers.facts
@@ -239,7 +239,7 @@ class EngineMaster:
             self._refuse_misfits_now_and_later()
         elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
-            if self._config.worker_owner is WorkerOwner.ENGINE:
+            if self.config.worker_owner is WorkerOwner.ENGINE:
                 self._enter(EngineState.FAILED, failure)
             else:
                 self._pipelines.forget_progress()
@@ -277,7 +277,7 @@ class EngineMaster:
     def _refuse_misfits_now_and_later(self) -> None:
         """Fail requests that no pipeline can finish, now and when lost pipelines are no longer expected back."""
         self._refuse_misfits()
-        asyncio.get_running_loop().call_later(self._config.recovery_timeout + 1, self._refuse_misfits)
+        asyncio.get_running_loop().call_later(self.config.recovery_timeout + 1, self._refuse_misfits)
 
     def _refuse_misfits(self) -> None:
         """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""

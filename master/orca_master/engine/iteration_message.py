@@ -24,8 +24,10 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.new_block.extend(scheduled.new_blocks)
         iteration.sample.append(scheduled.samples)
         if scheduled.admitted:
-            request = scheduled.request
-            _fill(iteration.admission.add(row=scheduled.row), request)
+            request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
+            _fill(admission, request)
+            if request.sampling.reads_history:
+                admission.computed_token.extend(request.tokens(0, scheduled.context_length))
     return iteration
 
 

@@ -15,6 +15,7 @@ from orca_master.engine.iteration_message import check_encodes
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.kv_ledger import most_cached
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -73,9 +74,11 @@ class LiveRequests:
             submission.priority,
             time.monotonic(),
             generated=list(submission.generated or ()),
+            cache_salt=submission.cache_salt,
         )
         check_encodes(request)
         self._check(request)
+        request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
         waiting, choices = [request], submission.choices
         if submission.generated is not None:
             self._scheduler.pool.put_back(request)
@@ -111,11 +114,15 @@ class LiveRequests:
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
         for index, request in self._scheduler.commit(batch, list(result.token)):
-            if len(request.generated) == 1:
+            is_first = len(request.generated) == 1
+            if is_first:
                 self._admission.note_first_token(request, now)
                 self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
             reason = request.finish_reason
-            outputs.append(Output(request.request_id, request.generated[-1], reason, logprobs=logprobs.get(index)))
+            num_cached = request.num_cached if is_first else 0
+            outputs.append(
+                Output(request.request_id, request.generated[-1], reason, None, logprobs.get(index), num_cached)
+            )
             if reason is not None:
                 self._admission.expected_wait.note_end(request)
                 del self._requests[request.request_id]

@@ -30,7 +30,7 @@ class Submission:
     """A request as submitted by the endpoint; the engine adds the arrival.
 
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
-    `choices`: those of the client's request, None if this is the only one.
+    `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     """
 
     request_id: str
@@ -41,16 +41,21 @@ class Submission:
     priority: int = 0
     generated: Sequence[int] | None = None
     choices: Choices | None = None
+    cache_salt: str = ""
 
 
 class Output(NamedTuple):
-    """One sampled token of a request, or its end. A tuple, because one is created per token."""
+    """One sampled token of a request, or its end. A tuple, because one is created per token.
+
+    `num_cached`: with the first token, the prompt's tokens that the prefix cache had.
+    """
 
     request_id: str
     token: int | None
     finish_reason: FinishReason | None
     error: str | None = None
     logprobs: pb.Logprobs | None = None
+    num_cached: int = 0
 
 
 class EngineObserver(Protocol):

@@ -24,8 +24,9 @@ class CacheConfig(Collector):
     _labelnames = ("model_name", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
     """Named as in the collectors of prometheus_client, from which tools/reference_pages.py reads it."""
 
-    def __init__(self, model_name: str, read: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, model_name: str, read: Callable[[], EngineSnapshot], prefix_caching: Callable[[], bool]) -> None:
         self._model_name = model_name
+        self._prefix_caching = prefix_caching
         self._read = read
 
     def describe(self) -> list[GaugeMetricFamily]:
@@ -38,7 +39,6 @@ class CacheConfig(Collector):
         snapshot = self._read()
         (family,) = self.describe()
         if snapshot.num_blocks and snapshot.formed is not None:
-            dtype = snapshot.formed.kv_cache_dtype or snapshot.formed.dtype
-            values = [self._model_name, str(BLOCK_SIZE), str(snapshot.num_blocks), dtype, "False"]
-            family.add_metric(values, 1)
+            dtype, caching = snapshot.formed.kv_cache_dtype or snapshot.formed.dtype, str(self._prefix_caching())
+            family.add_metric([self._model_name, str(BLOCK_SIZE), str(snapshot.num_blocks), dtype, caching], 1)
         return [family]

@@ -37,6 +37,11 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests with a first token")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self._preemptions = self._counter("num_preemptions", "Preempted requests")
+        self._queries = self._counter(
+            "prefix_cache_queries", "Tokens of admitted requests, looked up in the prefix cache"
+        )
+        self._hits = self._counter("prefix_cache_hits", "Tokens of them that the prefix cache had")
+        self._evictions = self._counter("prefix_cache_evictions", "K/V blocks that were evicted from the prefix cache")
         self._finished = Counter(
             "orca:request_success",
             "Finished requests, by finish reason",
@@ -81,7 +86,9 @@ class Metrics:
             lambda: 2 if (formed := engine.snapshot.formed) is not None and formed.exactness == "L2" else 1,
         )
         self._gauge("kv_cache_usage_perc", "Fraction of held K/V slots, 0 to 1", lambda: engine.snapshot.cache_usage)
-        self.registry.register(CacheConfig(self._model_name, lambda: engine.snapshot))
+        self.registry.register(
+            CacheConfig(self._model_name, lambda: engine.snapshot, lambda: engine.config.prefix_caching)
+        )
 
     def watch_journal(self, status: Callable[[], JournalStatus]) -> None:
         """Add the gauges of the journal."""
@@ -126,6 +133,9 @@ class Metrics:
         self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
         self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
+        self._queries.inc(batch.cache_use.num_queried)
+        self._hits.inc(batch.cache_use.num_hits)
+        self._evictions.inc(batch.cache_use.num_evictions)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """See StageMetrics."""

@@ -22,6 +22,8 @@ SAME = (
     "prompt_tokens_total",
     "generation_tokens_total",
     "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
     "request_success_total",
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",

@@ -20,7 +20,8 @@ class Backlog:
     """Tokens ahead of a new request."""
 
     known: int = 0
-    """Known tokens of the waiting requests ahead: their prompts, and what they had generated before a rewind."""
+    """Known tokens of the waiting requests ahead: their prompts, without what a prefix cache had at their arrival, and
+    what they had generated before a rewind."""
     left: tuple[tuple[int, int], ...] = ()
     """Groups of the requests ahead without those that can begin at once: their number, and the sum of the tokens that
     they may generate (answers_left.py)."""
@@ -41,7 +42,7 @@ def backlog(scheduler: Scheduler, request: Request | None = None) -> Backlog:
     else:
         ahead = list(itertools.takewhile(lambda entry: pool.order(entry) < pool.order(request), pool))
         num_ahead = len(ahead)
-        known, left = sum(entry.num_tokens for entry in ahead), AnswersLeft(ahead)
+        known, left = sum(entry.num_expected for entry in ahead), AnswersLeft(ahead)
     beginning = _beginning(scheduler, num_ahead)
     if len(beginning) == num_ahead:
         return Backlog(known)
@@ -77,7 +78,7 @@ def _beginning(scheduler: Scheduler, num_ahead: int) -> list[Request]:
     beginning = []
     for request in itertools.islice(scheduler.pool, max(0, min(num_ahead, _free_places(scheduler)))):
         if ledgers:
-            free_blocks -= ledgers[0].blocks_to_admit(request)
+            free_blocks -= ledgers[0].blocks_of(request)  # shared blocks are not looked up: this runs at each arrival
         if free_blocks < 0:
             break
         beginning.append(request)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from orca_master.scheduling.prefix_cache import CacheUse
 from orca_master.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One request of a proposal, with the number of its tokens to compute."""
+    """One request of a proposal, with the number of its tokens to compute.
+
+    `num_shared_blocks`: of a request to admit, the first blocks, which other requests have computed or compute.
+    """
 
     request: Request
     num_tokens: int
+    num_shared_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The requests of one iteration of one pipeline."""
+    """The requests of one iteration of one pipeline, and what its admissions found in the prefix cache."""
 
     pipeline: str
     requests: tuple[ScheduledRequest, ...]
+    cache_use: CacheUse = field(default_factory=CacheUse)

@@ -1,32 +1,11 @@
-"""What a batch is selected from: the requests in the order of the policy, and the room that is left in the batch."""
+"""`Candidates`: the requests from which a batch is selected, in the order of the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from orca_master.scheduling.policies import Order
 from orca_master.scheduling.request import Request, RequestState
-
-
-@dataclass(slots=True)
-class Room:
-    """Free K/V blocks and remaining token budget (None: unlimited) of the batch being built."""
-
-    num_blocks: int
-    num_tokens: int | None
-    preempted: list[Request] = field(default_factory=list)
-
-    def tokens_for(self, request: Request) -> int:
-        """Return how many tokens of `request` fit into the batch."""
-        left = request.num_uncomputed
-        return left if self.num_tokens is None else min(left, self.num_tokens)
-
-    def take(self, num_blocks: int, num_tokens: int) -> None:
-        """Subtract the blocks and tokens of a request."""
-        self.num_blocks -= num_blocks
-        if self.num_tokens is not None:
-            self.num_tokens -= num_tokens
 
 
 class Candidates:

@@ -71,6 +71,14 @@ class Request:
     num_losses: int = 0
     """Losses of pipelines that count against this request (losses.py), since its last token."""
     finish_reason: FinishReason | None = None
+    cache_salt: str = ""
+    """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Keys of the first blocks, as far as they were needed."""
+    num_cached: int = 0
+    """Prompt tokens whose blocks it shared at its first admission: computed before, or by the same iteration."""
+    num_expected_cached: int = 0
+    """Prompt tokens that a pipeline had at its arrival; the expected wait does not count them."""
 
     @property
     def max_tokens(self) -> int:
@@ -93,6 +101,16 @@ class Request:
         return self.num_computed + self.num_tokens_in_flight
 
     @property
+    def num_unscheduled(self) -> int:
+        """Number of known tokens that no iteration so far computes."""
+        return self.num_tokens - self.num_scheduled
+
+    @property
+    def num_expected(self) -> int:
+        """Number of known tokens that the next admission is expected to compute."""
+        return self.num_tokens - self.num_expected_cached
+
+    @property
     def num_left(self) -> int:
         """Number of tokens that may still be generated."""
         return self.max_gen_tokens - len(self.generated)
@@ -109,6 +127,12 @@ class Request:
             return self.generated[start - prompt_length : start - prompt_length + count]
         head = list(self.prompt[start : start + count])
         return head + self.generated[: count - len(head)]
+
+    def begin(self, num_cached: int) -> None:
+        """Begin a pass over all known tokens, of which the workers hold the first `num_cached`."""
+        self.num_computed = num_cached
+        if not self.incarnation:
+            self.num_cached = num_cached
 
     def append(self, token: int) -> None:
         """Append a sampled token and set `finish_reason` if the token is the last."""

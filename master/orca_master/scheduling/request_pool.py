@@ -24,7 +24,8 @@ class RequestPool:
         self.num_tokens = 0
         """Tokens of the waiting requests, prompts and answers of full length together."""
         self.num_known_tokens = 0
-        """Those of them that are known: prompts, and the tokens that rewound requests have generated."""
+        """Those of them that are probably computed: prompts, without what a prefix cache had at their arrival,
+        and the tokens that rewound requests have generated."""
         self.left = AnswersLeft()
         """Tokens that the waiting requests may generate."""
         self._waiting: list[Request] = []
@@ -60,7 +61,7 @@ class RequestPool:
         """Insert a request that was accepted before, at its position by `order`; not bounded."""
         bisect.insort(self._waiting, request, key=self.order)
         self.num_tokens += request.max_tokens
-        self.num_known_tokens += request.num_tokens
+        self.num_known_tokens += request.num_expected
         self.left.add(request)
 
     def remove(self, request: Request) -> None:
@@ -70,7 +71,7 @@ class RequestPool:
             raise KeyError(request.request_id)
         del self._waiting[index]
         self.num_tokens -= request.max_tokens
-        self.num_known_tokens -= request.num_tokens
+        self.num_known_tokens -= request.num_expected
         self.left.remove(request)
 
     def reorder(self, order: Order) -> None:

@@ -51,6 +51,12 @@ class SamplingParameters:
     min_tokens: int = _bounded(0, 0, 2**32 - 1)
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
 
+    @property
+    def reads_history(self) -> bool:
+        """True if the logits are changed depending on the tokens before (orca_worker/logit_processing.py)."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.min_tokens)
+
     def check(self) -> None:
         """Raise RequestError for a value out of its bounds. Token ids are not checked."""
         bounds = [(_FIELDS[name], getattr(self, name), *_BOUNDS[name]) for name in _BOUNDS]

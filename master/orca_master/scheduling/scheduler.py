@@ -4,12 +4,13 @@ Each iteration of a pipeline takes three calls: `select` proposes a batch and ch
 reserves slots and marks the requests RUNNING, `commit` records the sampled tokens.
 `rewind`, `cancel`, `set_admission` and `set_order` may be called between any two iterations.
 
-Four extensions of the printed algorithm, each of which can be disabled:
+Extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
   puts all requests into one batch and leaves the other stages idle. A batch is capped at
   ceil(live / n_workers).
 - Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests.
 - Paged admission: slots on demand; the youngest requests are preempted when slots run out (kv_ledger.py).
+- Shared prefixes: a request that begins with the tokens of another one shares its blocks (prefix_cache.py).
 - Several pipelines share one pool (docs/contracts.md, section 2, FCFS).
 """
 
@@ -19,12 +20,15 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from orca_contract.kv_blocks import BLOCK_SIZE
+
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
-from orca_master.scheduling.candidates import Candidates, Room
+from orca_master.scheduling.candidates import Candidates
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +131,32 @@ class Scheduler:
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
         config = self.config
-        room = Room(state.ledger.num_free_blocks, config.token_budget)
+        room = Room.of(state.ledger, config.token_budget, state.admitted)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:
             if len(batch) == batch_cap or room.num_tokens == 0 or request in room.preempted:
                 break
-            num_tokens = room.tokens_for(request)
+            num_shared_blocks = 0
             if request.state is RequestState.INITIATION:
                 if not state.ledger.can_finish(request):
                     continue  # waits for a larger pipeline, where it keeps its place in the order
-                num_blocks = state.ledger.blocks_to_admit(request)
-                if room.preempted or num_blocks > room.num_blocks:
+                admission = room.admission(request)
+                if admission.follows:
+                    continue  # begins when the other request has computed the rest of their common prompt
+                if room.preempted or admission.num_blocks > room.num_blocks:
                     candidates.end_admission()
                     continue
-            else:
-                num_blocks = state.ledger.blocks_to_grow(request, request.num_computed + num_tokens)
-                if num_blocks > room.num_blocks and not self._preempt_for(request, num_blocks, state, room):
+                num_shared_blocks = admission.num_shared_blocks
+                room.admit(admission)
+            start = request.num_computed + num_shared_blocks * BLOCK_SIZE
+            num_tokens = room.tokens_for(request, start)
+            if request.state is not RequestState.INITIATION:
+                num_blocks = state.ledger.blocks_to_grow(request, start + num_tokens)
+                if not room.grow(request, num_blocks, state.admitted):
                     break
-            room.take(num_blocks, num_tokens)
-            batch.append(Selection(request, num_tokens))
+            room.compute(request, start, num_tokens)
+            batch.append(Selection(request, num_tokens, num_shared_blocks))
         return Proposal(tuple(batch), tuple(room.preempted) if batch else ())
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
@@ -154,12 +164,15 @@ class Scheduler:
         state = self._pipelines[pipeline]
         for victim in proposal.preempted:
             self.rewind(victim)
+        shared = (entry for entry in proposal.selections if entry.num_shared_blocks)
+        held = {entry.request: state.ledger.hold_shared(entry.request, entry.num_shared_blocks) for entry in shared}
         scheduled = []
         for selection in proposal.selections:
             request, admitted = selection.request, selection.request.state is RequestState.INITIATION
             if admitted:
                 self.pool.remove(request)
-                new_blocks = state.ledger.admit(request).blocks
+                new_blocks = state.ledger.admit(request, selection.num_shared_blocks, held.get(request, ())).blocks
+                request.begin(selection.num_shared_blocks * BLOCK_SIZE)
                 bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
@@ -167,6 +180,7 @@ class Scheduler:
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
             request.num_tokens_in_flight += selection.num_tokens
+            state.ledger.note_contents(request, min(request.num_scheduled, request.num_tokens))
             scheduled.append(
                 ScheduledRequest(
                     request,
@@ -180,7 +194,7 @@ class Scheduler:
                 )
             )
         state.in_flight += 1
-        return Batch(pipeline, tuple(scheduled))
+        return Batch(pipeline, tuple(scheduled), state.ledger.collect_cache_use())
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
         """Record the result of a batch (lines 10 to 15).
@@ -252,41 +266,27 @@ class Scheduler:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _preempt_for(self, request: Request, num_blocks: int, state: _Pipeline, room: Room) -> bool:
-        """Preempt the last requests behind `request` until `num_blocks` are free; return False if impossible."""
-        victims: list[Request] = []
-        num_free = room.num_blocks
-        for victim in reversed(state.admitted):
-            if num_free >= num_blocks or victim is request:
-                break
-            if victim not in room.preempted:
-                victims.append(victim)
-                num_free += len(state.ledger.holding(victim).blocks)
-        if num_free < num_blocks:
-            return False
-        room.preempted += victims
-        room.num_blocks = num_free
-        return True
-
     def _batch_cap(self, state: _Pipeline) -> int:
         """Return `max_batch_size`, or less if smaller batches keep every stage busy.
 
         Live requests are the admitted requests of this pipeline and its proportion of the requests that could be
         admitted now, counted only as far as they can change the result.
         """
-        if not self.config.balanced:
-            return self.config.max_batch_size
-        enough = self.config.max_batch_size * self.config.n_workers * len(self._pipelines)
-        free_blocks, admissible = state.ledger.num_free_blocks, 0
-        for request in self.pool:
+        config = self.config
+        if not config.balanced:
+            return config.max_batch_size
+        enough = (config.max_batch_size * config.n_workers - len(state.admitted)) * len(self._pipelines)
+        room, admissible = Room.of(state.ledger), 0
+        for request in self.pool if enough > 0 else ():
             if not state.ledger.can_finish(request):
                 continue
-            free_blocks -= state.ledger.blocks_to_admit(request)
-            if free_blocks < 0 or admissible == enough:
+            admission = room.admission(request)
+            if admission.num_blocks > room.num_blocks or admissible == enough:
                 break
+            room.admit(admission)
             admissible += 1
         live = len(state.admitted) + -(-admissible // len(self._pipelines))
-        return min(self.config.max_batch_size, -(-live // self.config.n_workers))
+        return min(config.max_batch_size, -(-live // self.config.n_workers))
 
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]

@@ -137,6 +137,8 @@ def _options(context: Context) -> dict[str, Any]:
         values["stall-timeout"] = spec.recovery_policy.stall_timeout_seconds
     if spec.scheduler.kv_slots is not None:
         values["kv-slots"] = spec.scheduler.kv_slots
+    if spec.scheduler.prefix_caching is False:
+        values["no-enable-prefix-caching"] = True
     if spec.master.api_processes:
         values["api-processes"] = spec.master.api_processes
     if spec.auth.api_key_secret_ref is not None:

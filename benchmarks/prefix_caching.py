@@ -1,0 +1,104 @@
+"""Measures prefix caching: time to the first token behind a common prefix, and a trace whose prompts share prefixes.
+
+    python benchmarks/prefix_caching.py [--prefix 2000] [--rounds 5] [-- OPTIONS OF EVERY orca serve]
+
+Two servers, one with `--no-enable-prefix-caching`, take turns on the same cores; llama-shaped model of 110 M random
+weights. First token: prompts of PREFIX common tokens and 20 of their own, one after the other; each round has a new
+prefix. Trace: all requests at once, a third with each of three prefixes of a quarter of PREFIX tokens, and U(16, 128)
+tokens of their own, U(1, 64) generated tokens. Printed: medians, and the ratio of the rounds, median with the smallest
+and the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from orca_bench.circumstances import circumstances, line
+from orca_bench.open_loop import measure
+from orca_bench.random_models import save_model
+from orca_bench.servers import serve, split, unwind_on_sigterm
+from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID, TracedRequest
+
+POSITIONS = 4096
+OWN = 20
+"""Tokens behind the common prefix in the measurement of first tokens."""
+
+
+def tokens(source: random.Random, count: int) -> list[int]:
+    """Return random token ids."""
+    return [source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(count)]
+
+
+def first_token(url: str, prompt: list[int]) -> float:
+    """Return the seconds of a request for one token."""
+    begin = time.perf_counter()
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=300)
+    answer.raise_for_status()
+    return time.perf_counter() - begin
+
+
+def trace(seed: int, count: int, prefix_length: int) -> list[TracedRequest]:
+    """Return requests of three groups, each with a common prefix."""
+    source = random.Random(f"shared {seed}")
+    prefixes = [tokens(source, prefix_length) for _ in range(3)]
+    requests = []
+    for number in range(count):
+        prompt = (*prefixes[number % 3], *tokens(source, source.randint(16, 128)))
+        requests.append(TracedRequest(0.0, prompt, len(prompt), source.randint(1, 64)))
+    return requests
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
+    """Return the median of the ratios, with the smallest and the largest."""
+    ratios = sorted(over / under for over, under in zip(numerators, denominators, strict=True))
+    return f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+
+
+def main() -> None:
+    """Print the figures."""
+    own, options = split(sys.argv[1:], ())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prefix", type=int, default=2000, help="tokens of the common prefix (2000)")
+    parser.add_argument("--requests", type=int, default=48, help="requests of the trace (48)")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args(own)
+    unwind_on_sigterm()
+    print(line(circumstances(0)))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+        model = Path(folder) / "model"
+        save_model(model, "llama", positions=POSITIONS)
+        shared = ["--dtype", "bfloat16", *options]
+        with_cache, without = (
+            servers.enter_context(serve(model, [*shared, flag]))[1]
+            for flag in ("--enable-prefix-caching", "--no-enable-prefix-caching")
+        )
+        firsts, laters, rates, plain = [], [], [], []
+        for number in range(arguments.rounds):
+            source = random.Random(f"prefix {number}")
+            prefix = tokens(source, arguments.prefix)
+            firsts.append(first_token(with_cache, prefix + tokens(source, OWN)))
+            laters.append(statistics.median(first_token(with_cache, prefix + tokens(source, OWN)) for _ in range(3)))
+            requests = trace(number, arguments.requests, arguments.prefix // 4)
+            rates.append(measure(with_cache, model.name, requests)["output_throughput"])
+            plain.append(measure(without, model.name, requests)["output_throughput"])
+        print(
+            f"first token: {1000 * statistics.median(firsts):.0f} ms, later {1000 * statistics.median(laters):.0f} ms: "
+            f"{ratio(laters, firsts)}"
+        )
+        print(
+            f"trace: {statistics.median(rates):.0f} tokens/s, without the cache {statistics.median(plain):.0f}: "
+            f"{ratio(rates, plain)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`Room`: what is left of a pipeline while a batch is selected: K/V blocks, tokens, and blocks that can be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orca_contract.kv_blocks import BLOCK_SIZE
+
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.prefix_cache import block_keys
+from orca_master.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a waiting request takes of a pipeline."""
+
+    cached: Sequence[int]
+    """Blocks of the prefix cache that the request shares."""
+    num_shared_blocks: int
+    """Number of these, and of those after them that the batch computes."""
+    num_blocks: int
+    """Free blocks that the request takes, also those of `cached` that nobody holds."""
+    follows: bool = False
+    """True if the next block is that of a prompt of which another part is in flight."""
+
+
+@dataclass(slots=True)
+class Room:
+    """Free K/V blocks and remaining token budget (None: unlimited) of the batch being built."""
+
+    ledger: KvLedger
+    num_blocks: int
+    num_tokens: int | None
+    being_computed: frozenset[bytes] = frozenset()
+    """Keys of blocks that admitted requests compute next, after their iterations in flight."""
+    preempted: list[Request] = field(default_factory=list)
+    _shared: set[int] = field(default_factory=set)
+    """Blocks of the prefix cache that admitted requests of the batch share."""
+    _computed: set[bytes] = field(default_factory=set)
+    """Keys of the blocks that the batch computes."""
+
+    @classmethod
+    def of(cls, ledger: KvLedger, token_budget: int | None = None, admitted: Iterable[Request] = ()) -> Room:
+        """Return the room of an empty batch beside the `admitted` requests, of which some have tokens in flight."""
+        prompts = (request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled)
+        being_computed = frozenset(key for request in prompts for key in ledger.next_key(request))
+        return cls(ledger, ledger.num_free_blocks, token_budget, being_computed)
+
+    def tokens_for(self, request: Request, start: int) -> int:
+        """Return how many tokens of `request` from position `start` on fit into the batch."""
+        left = request.num_tokens - start
+        return left if self.num_tokens is None else min(left, self.num_tokens)
+
+    def admission(self, request: Request) -> Admission:
+        """Return what admitting a waiting request takes; its shared blocks are cached, or computed by the batch."""
+        cache, num_blocks = self.ledger.prefix_cache, self.ledger.blocks_of(request)
+        if cache is None:
+            return Admission((), 0, num_blocks)
+        cached = self.ledger.cached_blocks(request)
+        count, most = len(cached), (request.num_tokens - 1) // BLOCK_SIZE
+        while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
+            count += 1
+        num_free = sum(cache.is_unused(block) and block not in self._shared for block in cached)
+        has_next = self.being_computed and count < most
+        follows = bool(has_next) and block_keys(request, count + 1)[count] in self.being_computed
+        return Admission(cached, count, num_blocks - count + num_free, follows)
+
+    def admit(self, admission: Admission) -> None:
+        """Subtract the blocks of a request."""
+        self.num_blocks -= admission.num_blocks
+        self._shared.update(admission.cached)
+
+    def grow(self, request: Request, num_blocks: int, admitted: Sequence[Request]) -> bool:
+        """Subtract blocks of an admitted request; return False if they are not free and preemption frees too few.
+
+        Preempts the last of the `admitted` requests behind `request`.
+        """
+        victims, num_free = list(self.preempted), self.num_blocks
+        freed_before = self._freed_by(victims) if num_free < num_blocks else 0
+        for victim in reversed(admitted):
+            if num_free >= num_blocks or victim is request:
+                break
+            if victim not in victims:
+                victims.append(victim)
+                num_free = self.num_blocks + self._freed_by(victims) - freed_before
+        if num_free < num_blocks:
+            return False
+        self.preempted, self.num_blocks = victims, num_free - num_blocks
+        return True
+
+    def compute(self, request: Request, start: int, num_tokens: int) -> None:
+        """Subtract tokens of a request from position `start` on; later requests of the batch can share their blocks."""
+        if self.num_tokens is not None:
+            self.num_tokens -= num_tokens
+        first, end = start // BLOCK_SIZE, (start + num_tokens) // BLOCK_SIZE
+        if self.ledger.prefix_cache is not None and first < end:
+            self._computed.update(block_keys(request, end)[first:end])
+
+    def _freed_by(self, victims: Iterable[Request]) -> int:
+        """Return the number of blocks that preempting these requests frees for the batch."""
+        return len(self.ledger.blocks_freed_by(victims) - self._shared)

@@ -1,0 +1,187 @@
+"""Prefix caching: fewer tokens are computed, and every request has the tokens that it has without the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.engine.config import EngineConfig
+from support.checkpoints import make_prompts, with_tokenizer
+from support.engines import Harness, engine_over, topology
+from support.served import serve, value
+
+NAME = "llama-gqa-tied"
+SAMPLING: tuple[dict[str, float], ...] = (
+    {},
+    {"temperature": 0.9, "top_p": 0.8, "seed": 11},
+    {"temperature": 0.7, "seed": 5, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"min_tokens": 6, "seed": 3, "temperature": 1.0},
+)
+
+
+def requests() -> list[tuple[tuple[int, ...], int, dict[str, float]]]:
+    """Prompts with two common beginnings, one of them twice as a whole; prompt, generated tokens and sampling."""
+    first, second = make_prompts((70, 40))
+    ends = make_prompts((1, 9, 16, 30, 5, 33))
+    prompts = [(*first, *end) for end in ends] + [(*second, *end) for end in ends] + [first, first, second]
+    return [(prompt, 8 + 5 * (index % 3), SAMPLING[index % 4]) for index, prompt in enumerate(prompts)]
+
+
+async def run(harness: Harness, seed: int) -> dict[str, list[int]]:
+    """Submit the requests in a random order and in groups; rewind and cancel some; return the others' tokens."""
+    chance, left, count = random.Random(seed), list(enumerate(requests())), 0
+    chance.shuffle(left)
+    while left:
+        for _ in range(min(len(left), chance.randint(1, 5))):
+            index, (prompt, max_tokens, sampling) = left.pop()
+            harness.submit(str(index), prompt, max_tokens, **sampling)
+            count += 1
+        if chance.random() < 0.5:
+            harness.submit(f"cancelled-{len(left)}", requests()[0][0], 50)
+            await asyncio.sleep(0.02)
+            harness.engine.cancel(f"cancelled-{len(left)}")
+        await asyncio.sleep(0.03)
+        held = [
+            request
+            for request in harness.engine._requests
+            if request.request_id in harness.engine.scheduler._pipeline_of
+        ]
+        if held:
+            harness.engine.scheduler.rewind(chance.choice(held))
+            harness.engine._dispatch()
+    tokens: dict[str, list[int]] = {}
+    async with asyncio.timeout(120):
+        while count:
+            output = await harness.outputs.get()
+            assert output.error is None
+            if not output.request_id.startswith("cancelled"):
+                assert output.token is not None
+                tokens.setdefault(output.request_id, []).append(output.token)
+                count -= output.finish_reason is not None
+    return tokens
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), pytest.param((1, 2), marks=pytest.mark.long)])
+@pytest.mark.parametrize("admission", ["reserve", "paged"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+def test_the_cache_changes_no_token(checkpoint, worker_pool, ranks, admission, dtype):
+    """Chunked prompts, all kinds of sampling, few blocks: with rewinds, cancels, evictions and preemption.
+
+    In float32 with `deterministic`, level L2 of exactness.
+    """
+    partitions, tensor_parallel_size = ranks
+    spec = topology(checkpoint(NAME), worker_pool.addresses(partitions), tensor_parallel_size)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
+
+    async def play() -> None:
+        shared: dict[str, Any] = {"max_batch_size": 4, "token_budget": 48, "deterministic": dtype == "float32"}
+        async with engine_over(spec, EngineConfig(**shared, prefix_caching=False)) as harness:
+            expected = await run(harness, 0)
+            computed = sum(entry.num_tokens for _, batch in harness.batches for entry in batch.requests)
+        config = EngineConfig(**shared, kv_slots=16 * BLOCK_SIZE, admission=admission)
+        async with engine_over(spec, config) as harness:
+            for seed in range(3):
+                harness.batches.clear()
+                assert await run(harness, seed) == expected
+                uses = [batch.cache_use for _, batch in harness.batches]
+                assert sum(use.num_hits for use in uses) > 0
+                assert sum(use.num_evictions for use in uses) > 0
+                assert sum(entry.num_tokens for _, batch in harness.batches for entry in batch.requests) < computed
+            await asyncio.sleep(0.1)
+            harness.assert_nothing_held()
+
+    asyncio.run(asyncio.wait_for(play(), 240))
+
+
+PROMPT = list(range(3, 90))
+CACHED = 80
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint, tmp_path_factory):
+    model = with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("prefix"))
+    with serve(model, "--served-model-name", NAME, "--api-key", "one", "--api-key", "two") as server:
+        yield server
+
+
+def metric(served, name: str) -> float:
+    return value(httpx.get(f"{served.url}/metrics", timeout=60).text, name)
+
+
+def client(served, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def complete(served, key: str, first: int, **options: Any) -> Any:
+    prompt = [first, *PROMPT]
+    return client(served, key).completions.create(model=NAME, prompt=prompt, max_tokens=4, temperature=0, **options)
+
+
+def cached(answer: Any) -> int:
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
+def test_the_usage_names_the_cached_tokens_and_keys_share_nothing(served):
+    before = metric(served, "prefix_cache_hits_total")
+    first, second, other = (complete(served, key, 100) for key in ("one", "one", "two"))
+    assert [cached(answer) for answer in (first, second, other)] == [0, CACHED, 0]
+    assert first.choices[0].text == second.choices[0].text == other.choices[0].text
+    assert metric(served, "prefix_cache_hits_total") == before + CACHED
+    assert (
+        f'vllm:prefix_cache_hits_total{{engine="0",model_name="{NAME}"}} {before + CACHED}'
+        in httpx.get(f"{served.url}/metrics", timeout=60).text.splitlines()
+    )
+
+
+def test_a_salt_separates_the_requests_of_one_key(served):
+    salted = [complete(served, "one", 101, extra_body={"cache_salt": salt}) for salt in ("a", "b", "a")]
+    assert [cached(answer) for answer in salted] == [0, 0, CACHED]
+    assert cached(complete(served, "one", 101)) == 0
+
+
+def test_choices_compute_their_prompt_once(served):
+    queries, hits = (metric(served, f"prefix_cache_{name}_total") for name in ("queries", "hits"))
+    answer = complete(served, "one", 102, n=4, seed=1)
+    assert cached(answer) == 0, "a prompt counts once, and the first choice computed it"
+    assert metric(served, "prefix_cache_queries_total") == queries + 4 * (len(PROMPT) + 1)
+    assert metric(served, "prefix_cache_hits_total") == hits + 3 * CACHED
+
+
+def test_a_stream_ends_with_the_cached_tokens(served):
+    complete(served, "one", 103)
+    chunks = list(complete(served, "one", 103, stream=True, stream_options={"include_usage": True}))
+    assert cached(chunks[-1]) == CACHED
+
+
+def test_the_next_turn_of_a_chat_begins_with_the_last_one(served):
+    turns: list[Any] = [{"role": "user", "content": "Once upon a time there was a fox who could not sleep."}]
+    ask = client(served, "one").chat.completions.create
+    answer = ask(model=NAME, messages=turns, max_tokens=8, temperature=0)
+    turns += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "And?"}]
+    assert cached(ask(model=NAME, messages=turns, max_tokens=8, temperature=0)) >= BLOCK_SIZE
+
+
+@pytest.mark.long
+def test_api_processes_and_a_server_without_the_cache(checkpoint, tmp_path):
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    with contextlib.ExitStack() as servers:
+        urls = [
+            servers.enter_context(serve(model, "--served-model-name", NAME, *options)).url
+            for options in (["--api-processes", "2"], ["--no-enable-prefix-caching"])
+        ]
+        counts = []
+        for url in urls:
+            for _ in range(2):
+                body = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+                counts.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert counts == [0, CACHED, 0, 0]
+        text = httpx.get(f"{urls[1]}/metrics", timeout=60).text
+        assert 'enable_prefix_caching="False"' in text
+        assert "orca:prefix_cache_queries_total{" in text
