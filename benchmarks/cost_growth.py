@@ -81,7 +81,7 @@ def scheduling(waiting: int) -> float:
 
 def master(path: Path, batch: int) -> float:
     """Return the master's CPU milliseconds per iteration: scheduler, protobuf, gRPC, delivery; no HTTP."""
-    with LLM(str(path), dtype="float32", max_batch_size=batch, kv_slots=batch * 128) as llm:
+    with LLM(str(path), dtype="float32", max_batch_size=batch, kv_slots=batch * 128, prefix_caching=False) as llm:
         prompts, tokens = [[10 + index % 50] * 8 for index in range(batch)], 100
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         llm.generate(prompts, sampling)

@@ -12,9 +12,12 @@ from protocol import Job, serve
 
 def load(job: Job) -> Callable[[], list[int]]:
     """See protocol.serve."""
+    from orca_master.engine.config import EngineConfig
     from orca_master.llm import LLM, SamplingParams
 
-    llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size)
+    # Each round repeats the prompts. Revisions before the prefix cache have no such option.
+    options = {"prefix_caching": False} if "prefix_caching" in EngineConfig.__dataclass_fields__ else {}
+    llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size, **options)
     sampling = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
     return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(job.prompts, sampling)]
 

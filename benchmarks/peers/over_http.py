@@ -48,7 +48,7 @@ def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> 
     """Return the server's command line, with the same limits for both servers."""
     size, python = str(arguments.batch_size), str(environment_of(name))
     if name == "orca":
-        limits = ["--max-batch-size", size, "--disable-log-requests"]
+        limits = ["--max-batch-size", size, "--disable-log-requests", "--no-enable-prefix-caching"]
         return [python, "-m", "orca_master.cli", "serve", str(path), "--port", str(port), *limits]
     limits = ["--max-num-seqs", size, "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024"]
     program = [python, "-m", "vllm.entrypoints.openai.api_server"]
