@@ -51,17 +51,19 @@ struct AttentionCall {
 
 // Working memory of one thread, allocated once per thread and call.
 struct Scratch {
-  std::vector<uint32_t> queries, weights;  // words, see Product
-  std::vector<float> accumulated, scores, top, total;
+  Lines<uint32_t> queries, weights;  // words, see Product
+  Lines<float> accumulated, scores, top, total;
 
   explicit Scratch(int64_t head_dim)
       : queries(kRows * head_dim), weights(kRows * kTile), accumulated(kRows * head_dim), scores(kRows * kTile),
         top(kRows), total(kRows) {}
 };
 
-template <typename T, typename E>
+template <typename T, typename E = T>
 class AttentionItem {
  public:
+  using Memory = Scratch;
+
   AttentionItem(const AttentionCall<T, E> &call, const Item &item, Scratch &scratch)
       : call_(call), shape_(call.shape), item_(item), scratch_(scratch), heads_(shape_.num_heads / shape_.num_kv_heads),
         start_(call.query_start[item.request]), context_(call.context_length[item.request]),
@@ -85,15 +87,7 @@ class AttentionItem {
     const int64_t begin = shape_.window ? std::max<int64_t>(0, position(0) - shape_.window + 1) / kTile * kTile : 0;
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int slots = static_cast<int>(std::min<int64_t>(kTile, end - tile));
-      if (item_.num_rows <= kDirect) {
-        direct(tile, slots);
-        continue;
-      }
-      for (int64_t first = 0; first < num_rows_; first += item_.num_rows) {  // a key/value head at a time
-        for (int64_t row = first; row < first + item_.num_rows; row += kGroup) {
-          grouped(row, std::min<int64_t>(kGroup, first + item_.num_rows - row), tile, slots);
-        }
-      }
+      add_tile(tile, slots);
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
       T *output = call_.output + ((start_ + token(row)) * shape_.num_heads + head(row)) * dim_;
@@ -102,12 +96,22 @@ class AttentionItem {
     }
   }
 
- private:
+ protected:
   using Factor = typename Product<E>::Factor;
   using Stored = typename Product<E>::Stored;
   static constexpr int kWidth = Product<E>::kWidth;
   static constexpr bool kScaled = std::is_same_v<E, int8_t>;
   static constexpr int64_t kStepsOfLine = 64 / (kBlock * sizeof(Stored));  // of a cache line
+
+  // Attends to a tile's first `slots` slots.
+  virtual void add_tile(int64_t tile, int slots) {
+    if (item_.num_rows <= kDirect) return direct(tile, slots);
+    for (int64_t first = 0; first < num_rows_; first += item_.num_rows) {  // a key/value head at a time
+      for (int64_t row = first; row < first + item_.num_rows; row += kGroup) {
+        grouped(row, std::min<int64_t>(kGroup, first + item_.num_rows - row), tile, slots);
+      }
+    }
+  }
 
   int64_t kv_head(int64_t row) const { return item_.first_kv_head + row / item_.num_rows; }
   int64_t token(int64_t row) const { return (item_.first_row + row % item_.num_rows) / heads_; }
@@ -310,7 +314,8 @@ class AttentionItem {
   const int64_t num_rows_, dim_, steps_;
 };
 
-template <typename T, typename E>
+// `Work` computes an item in its thread's `Memory`.
+template <typename T, typename E, typename Work = AttentionItem<T, E>>
 void attention(const AttentionCall<T, E> &call) {
   const AttentionShape &shape = call.shape;
   const int64_t heads = shape.num_heads / shape.num_kv_heads;
@@ -330,10 +335,10 @@ void attention(const AttentionCall<T, E> &call) {
   }
 #pragma omp parallel
   {
-    Scratch scratch(shape.head_dim);
+    typename Work::Memory memory(shape.head_dim);
 #pragma omp for schedule(dynamic)
     for (size_t index = 0; index < items.size(); ++index) {
-      AttentionItem<T, E>(call, items[index], scratch).run();
+      Work(call, items[index], memory).run();
     }
   }
 }

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__AVX2__)
 #include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
@@ -13,6 +15,24 @@
 namespace orca {
 
 constexpr int kLanes = 16;
+
+// Memory whose vectors do not cross cache lines.
+template <typename E>
+struct LineAllocator {
+  typedef E value_type;
+  static constexpr std::align_val_t kLine{64};
+
+  LineAllocator() = default;
+  template <typename Other>
+  LineAllocator(const LineAllocator<Other> &) {}
+  E *allocate(std::size_t count) { return static_cast<E *>(::operator new(count * sizeof(E), kLine)); }
+  void deallocate(E *memory, std::size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const LineAllocator &) const { return true; }
+  bool operator!=(const LineAllocator &) const { return false; }
+};
+
+template <typename E>
+using Lines = std::vector<E, LineAllocator<E>>;
 
 // bfloat16 is the upper half of a float.
 struct BFloat16 {

@@ -9,7 +9,6 @@
 #if defined(__AVX2__)
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 namespace orca {
 
@@ -116,26 +115,38 @@ inline Floats gelu_tanh(Floats x) {
   return x / (1.0f + exponential(-2.0f * inner));
 }
 
-// Computes `kRows` rows of one panel's outputs.
-template <typename Call, int kRows>
-void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel) {
-  using T = typename Call::Element;
-  Floats sums[kRows][kVectors] = {};
-  call.template multiply<kRows>(words, panel, sums);
-  const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.outputs - column);
+// Writes the outputs of one panel, row by row, from their sums.
+template <typename T>
+struct OutputPanel {
+  const MapCall<T> &call;
+  int64_t column, width;
   T bias[kPanel] = {}, residual[kPanel] = {}, output[kPanel];
-  if (call.bias) std::copy_n(call.bias + column, width, bias);
-  for (int row = 0; row < kRows; ++row) {
-    const int64_t place = (first_row + row) * call.outputs + column;
+
+  OutputPanel(const MapCall<T> &call, int64_t panel)
+      : call(call), column(panel * kPanel), width(std::min<int64_t>(kPanel, call.outputs - column)) {
+    if (call.bias) std::copy_n(call.bias + column, width, bias);
+  }
+
+  void put(int64_t row, const Floats (&sums)[kVectors]) {
+    const int64_t place = row * call.outputs + column;
     if (call.residual) std::copy_n(call.residual + place, width, residual);
     for (int part = 0; part < kVectors; ++part) {
       const int lane = part * kLanes;
-      Floats value = sums[row][part] + load(bias + lane);
+      Floats value = sums[part] + load(bias + lane);
       if (call.gelu_tanh) value = gelu_tanh(value);
       store(output + lane, value + load(residual + lane));
     }
     std::copy_n(output, width, call.y + place);
   }
+};
+
+// Computes `kRows` rows of one panel's outputs.
+template <typename Call, int kRows>
+void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel) {
+  Floats sums[kRows][kVectors] = {};
+  call.template multiply<kRows>(words, panel, sums);
+  OutputPanel<typename Call::Element> outputs(call, panel);
+  for (int row = 0; row < kRows; ++row) outputs.put(first_row + row, sums[row]);
 }
 
 template <typename Call, int kRows = kRowsAtOnce>
@@ -146,19 +157,25 @@ void panel_block(const Call &call, const uint32_t *words, int64_t first_row, int
   panel_rows<Call, kRows>(call, words, first_row, panel);
 }
 
-// Packs rows for panel_rows, in blocks of nearly equal size, so that no block has only a few rows.
-template <typename Row>
+// The blocks of rows that vector registers compute, of nearly equal size, so that no block has only a few rows.
+template <typename Call>
 struct RowBlocks {
-  int64_t first_row, rows, steps;
-  int64_t count = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  using Row = typename Call::Row;
+  static constexpr int64_t kMostRows = kRowsAtOnce;
+  const Call &call;
+  int64_t first_row, rows;
+  int64_t steps = row_words(call.inputs), count = (rows + kMostRows - 1) / kMostRows;
+
+  static int64_t row_words(int64_t inputs) { return inputs / Product<Row>::kWidth; }  // of a packed row
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 
-  template <typename T>
-  void pack(const T *x, uint32_t *words, int64_t block) const {
+  // Packs a block's rows for panel_rows.
+  void pack(uint32_t *words, int64_t block) const {
+    using T = typename Call::Element;
     const int64_t width = begin(block + 1) - begin(block);
     for (int64_t row = 0; row < width; ++row) {
-      const T *from = x + (first_row + begin(block) + row) * steps * Product<Row>::kWidth;
+      const T *from = call.x + (first_row + begin(block) + row) * call.inputs;
       uint32_t *to = words + begin(block) * steps + row;
       for (int64_t step = 0; step < steps; ++step) {
         if constexpr (std::is_same_v<T, Row>) {
@@ -170,27 +187,30 @@ struct RowBlocks {
       }
     }
   }
+
+  void compute(const uint32_t *words, int64_t block, int64_t panel) const {
+    const int64_t first = begin(block);
+    panel_block<Call>(call, words + first * steps, first_row + first, begin(block + 1) - first, panel);
+  }
 };
 
-template <typename Call>
+// `Blocks` divides rows into blocks, packs the rows of a block, and computes its outputs of one panel.
+template <typename Call, typename Blocks = RowBlocks<Call>>
 void linear(const Call &call) {
-  using Row = typename Call::Row;
-  const int64_t steps = call.inputs / Product<Row>::kWidth, panels = (call.outputs + kPanel - 1) / kPanel;
-  const int64_t chunk = std::max<int64_t>(kRowsAtOnce, kChunkWords / steps / kRowsAtOnce * kRowsAtOnce);
-  static thread_local std::vector<uint32_t> memory;  // reused by later calls
-  memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * steps));
+  constexpr int64_t kMostRows = Blocks::kMostRows;
+  const int64_t row_words = Blocks::row_words(call.inputs), panels = (call.outputs + kPanel - 1) / kPanel;
+  const int64_t chunk = std::max<int64_t>(kMostRows, kChunkWords / row_words / kMostRows * kMostRows);
+  static thread_local Lines<uint32_t> memory;  // reused by later calls
+  memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * row_words));
   uint32_t *words = memory.data();
 #pragma omp parallel
   for (int64_t first = 0; first < call.rows; first += chunk) {
-    const RowBlocks<Row> blocks{first, std::min(chunk, call.rows - first), steps};
+    Blocks blocks{call, first, std::min(chunk, call.rows - first)};
 #pragma omp for
-    for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(call.x, words, block);
+    for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(words, block);
 #pragma omp for
     for (int64_t panel = 0; panel < panels; ++panel) {
-      for (int64_t block = 0; block < blocks.count; ++block) {
-        const int64_t begin = blocks.begin(block);
-        panel_block<Call>(call, words + begin * steps, first + begin, blocks.begin(block + 1) - begin, panel);
-      }
+      for (int64_t block = 0; block < blocks.count; ++block) blocks.compute(words, block, panel);
     }
   }
 }
