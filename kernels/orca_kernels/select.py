@@ -16,14 +16,13 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
     """Return the fastest kernels for a model of `dtype` on `device`; log a warning if they are the reference."""
     if device.type == "cpu":
         from orca_kernels.cpu.kernels import NAMES, CpuKernels
-        from orca_kernels.cpu.library import BuildError, best_target, load
-        from orca_kernels.cpu.targets import processor_flags
+        from orca_kernels.cpu.library import BuildError, load
 
         if dtype not in NAMES:
             logger.warning("no fused kernels for %s on this CPU, using plain torch", str(dtype).removeprefix("torch."))
             return ReferenceKernels()
         try:
-            return CpuKernels(load(best_target(processor_flags())), dtype)
+            return CpuKernels(load(), dtype)
         except BuildError as error:
             logger.warning("no fused kernels on this CPU, using plain torch: %s", error)
     elif device.type == "cuda":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS
-from support.cpu_targets import arrangements, cpu_target_params, summary
+from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS, TILES
+from support.cpu_targets import arrangements, cpu_target_params, summary, tile_target
 
 ZEN3 = {"sse2", *AVX2}
 ZEN4 = ZEN3 | AVX512 | {"avx512_bf16"}
@@ -17,14 +17,17 @@ def report(target: str | None, when: str = "call", outcome: str = "passed") -> S
     return SimpleNamespace(user_properties=properties, when=when, skipped=outcome == "skipped", outcome=outcome)
 
 
-def test_the_arrangement_of_amx_is_tried_on_every_processor():
-    """bfloat16 products by oneDNN, whatever products the library would have."""
-    for flags, level in ((ZEN3, "x86-64-v3"), (ZEN3 | AVX512, "x86-64-v4"), (ZEN4, "x86-64-v4+avx512bf16")):
+def test_the_target_of_amx_is_tried_on_every_processor_with_avx512():
+    """With emulated tiles, compiled for this processor."""
+    for flags, level in ((ZEN3 | AVX512, "x86-64-v4"), (ZEN4, "x86-64-v4+avx512bf16")):
         *targets, amx = arrangements(flags)
         assert targets == list(TARGETS)
-        assert (amx.level, amx.onednn_products, amx.missing(flags)) == (level, {"bfloat16"}, [])
+        assert (amx.level, amx.missing(flags)) == (level, [])
         assert amx.name == f"x86-64-v4+amx compiled as {level}"
-    assert arrangements(ZEN4 | {"amx_bf16"}) == list(TARGETS), "one of the targets is this arrangement"
+        assert tile_target(flags) == amx
+    assert arrangements(ZEN3) == list(TARGETS), "panels are narrower than two tiles"
+    assert arrangements(ZEN4 | TILES) == list(TARGETS)
+    assert tile_target(ZEN4 | TILES) == TARGETS[0]
 
 
 def test_targets_without_instructions_are_skipped_with_a_reason():
@@ -34,7 +37,7 @@ def test_targets_without_instructions_are_skipped_with_a_reason():
     assert marks.pop("x86-64-v4+amx") == ["long", "skip"]
     assert list(marks.values()) == [["long"]] * len(marks)
     (lacking,) = (mark for param in params for mark in param.marks if mark.name == "skip")
-    assert lacking.kwargs["reason"] == "this processor lacks amx_bf16"
+    assert lacking.kwargs["reason"] == "this processor lacks amx_bf16 amx_tile"
 
 
 def test_the_summary_names_what_was_tried_and_what_was_not():
@@ -47,8 +50,8 @@ def test_the_summary_names_what_was_tried_and_what_was_not():
     ]
     assert summary(reports, ZEN3, "AMD EPYC") == [
         "CPU targets tried on this processor (AMD EPYC), with tests of each: x86-64-v3 (3), x86-64 (1)",
-        "CPU target not tried: x86-64-v4+amx, needs amx_bf16 avx512bw avx512cd avx512dq avx512f avx512vl "
-        "(tests skipped: 1)",
+        "CPU target not tried: x86-64-v4+amx, needs amx_bf16 amx_tile avx512_bf16 avx512bw avx512cd avx512dq avx512f "
+        "avx512vl (tests skipped: 1)",
         "CPU target not tried: x86-64-v4+avx512bf16, needs avx512_bf16 avx512bw avx512cd avx512dq avx512f avx512vl "
         "(tests skipped: 1)",
         "CPU target not tried: x86-64-v4, needs avx512bw avx512cd avx512dq avx512f avx512vl (tests skipped: 1)",

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import NAMES, CpuKernels, PanelLinear
-from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
@@ -19,7 +18,7 @@ from orca_kernels.interface import AnyPools, AttentionForm, Int8Pools, Kernels, 
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
 from orca_kernels.quantization import BITS, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceKernels
-from support.cpu_targets import cpu_target_params
+from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 from support.on_device import OnDevice
 from support.ragged import ragged

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuAttention, CpuKernels
-from orca_kernels.cpu.library import load
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import AttentionForm, Int8Pools
 from orca_kernels.kv_quantization import LARGEST, SMALLEST_SCALE, dequantize_rows, quantize_rows
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels
-from support.cpu_targets import cpu_target_params
+from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 from support.ragged import ragged
 

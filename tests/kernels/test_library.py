@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,21 +38,21 @@ V3 = {"sse2", *AVX2}
         (V3, "x86-64-v3"),
         (V3 | AVX512, "x86-64-v4"),
         (V3 | AVX512 | {"avx512_bf16"}, "x86-64-v4+avx512bf16"),
-        (V3 | AVX512 | {"avx512_bf16", "amx_bf16"}, "x86-64-v4+amx"),
+        (V3 | AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"}, "x86-64-v4+amx"),
         (V3 | {"avx512f"}, "x86-64-v3"),
         ((V3 | AVX512) - {"avx2"}, "x86-64"),
     ],
 )
 def test_the_best_target_that_the_processor_has(flags, name):
-    assert library.best_target(flags).name == name
+    assert library.usable_targets(flags, lambda: True)[0].name == name
 
 
 def test_another_kind_of_processor():
     with pytest.raises(library.BuildError, match="x86-64 only"):
-        library.best_target({"asimd"})
+        library.usable_targets({"asimd"})
 
 
-BEST = library.best_target(processor_flags())
+BEST = library.usable_targets(processor_flags())[0]
 
 
 @pytest.mark.parametrize("name", one_short([target.name for target in TARGETS], BEST.name))
@@ -88,7 +89,7 @@ def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, ca
 
 @pytest.mark.long
 def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
-    level = library.best_target(processor_flags()).level
+    level = library.usable_targets(processor_flags())[0].level
     library.build(level, tmp_path / "built" / library.file_name(level))
     monkeypatch.setenv("PATH", "")
     library.load()
@@ -113,6 +114,22 @@ def test_a_compiler_that_fails(cache, monkeypatch, tmp_path):
     with pytest.raises(library.BuildError, match="compiler: it is Sunday"):
         library.load()
     assert list(cache.iterdir()) == [], "nothing half-done stays"
+
+
+def test_a_compiler_without_a_targets_instructions_builds_the_next_target(cache, monkeypatch, tmp_path, caplog):
+    old = tmp_path / "compiler"
+    old.write_text(
+        '#!/bin/sh\ncase "$*" in *-mavx512f*) echo "unknown option -mavx512f" >&2; exit 1;; esac\nexec c++ "$@"\n'
+    )
+    old.chmod(old.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("CXX", str(old))
+    newer, base = replace(TARGETS[-1], name="newer", level="x86-64+avx512f"), TARGETS[-1]
+    monkeypatch.setattr(library, "TARGETS", (newer, base))
+    assert library.load().target is base
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage() == (f"using the CPU kernels for x86-64, not newer: {old}: unknown option -mavx512f")
+    with pytest.raises(library.CompilerError, match="unknown option"):
+        library.load(newer)
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, cache):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
-from orca_kernels.cpu.library import load
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.fallback import Operations
 from orca_kernels.quantization import BITS, GROUP, quantize
 from orca_kernels.reference import ReferenceKernels
-from support.cpu_targets import cpu_target_params
+from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 
 LEAST = {"int8": -128, "int4": -8}

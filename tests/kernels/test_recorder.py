@@ -8,10 +8,9 @@ import sys
 import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.cpu.library import load
 from orca_kernels.interface import AttentionForm, Pools, RaggedBatch
 from orca_kernels.recorder import OperationRecorder
-from support.cpu_targets import cpu_target_params
+from support.cpu_targets import cpu_target_params, load
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

@@ -1,4 +1,4 @@
-"""CPU targets as test parameters, and a summary of the targets that a test run has covered."""
+"""CPU targets as test parameters and their libraries, and a summary of the targets that a test run has covered."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from orca_kernels.cpu.library import best_target
-from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
+from orca_kernels.cpu import library
+from orca_kernels.cpu.library import CpuLibrary, usable_targets
+from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, CpuTarget, processor_flags
+
+from support.emulated_tiles import emulated_library
 
 PROPERTY = "cpu_target"
 """Property of a test's report: the name of the test's target."""
+EMULATED = " compiled as "
+"""Part of the name of a substitute with emulated tiles."""
 
 
 def arrangements(flags: set[str]) -> list[CpuTarget]:
-    """Return all targets, and a substitute for each target that a processor with these flags cannot run.
+    """Return all targets, and a substitute for that of AMX if a processor with these flags has only AVX-512.
 
-    The substitute keeps the target's division of products between the library and oneDNN, but is compiled for this
-    processor. A substitute that equals another target is left out.
+    The substitute is compiled for this processor, with emulated tiles.
     """
-    best = best_target(flags)
-    possible = [target for target in TARGETS if not target.missing(flags)]
-    known = {(target.level, target.onednn_products) for target in possible}
+    best = usable_targets(flags)[0]
     targets = list(TARGETS)
     for target in TARGETS:
-        products = target.onednn_products | best.onednn_products
-        if target.missing(flags) and (best.level, products) not in known:
-            known.add((best.level, products))
-            name = f"{target.name} compiled as {best.level}"
-            targets.append(replace(best, name=name, onednn_products=products))
+        if target.needs >= TILES and target.missing(flags) and best.needs >= AVX512:
+            targets.append(replace(best, name=f"{target.name}{EMULATED}{best.level}"))
     return targets
+
+
+def tile_target(flags: set[str]) -> CpuTarget:
+    """Return the target of AMX, or its substitute; raise StopIteration if the processor can run neither."""
+    return next(target for target in arrangements(flags)[::-1] if EMULATED in target.name or target.needs >= TILES)
+
+
+def load(target: CpuTarget | None = None) -> CpuLibrary:
+    """Return the library for a target of `arrangements` (default: the best one for this processor)."""
+    return emulated_library(target) if target and EMULATED in target.name else library.load(target)
 
 
 def cpu_target_params(flags: set[str] | None = None) -> list[object]:
@@ -39,7 +48,7 @@ def cpu_target_params(flags: set[str] | None = None) -> list[object]:
     All but the target that this processor uses are marked `long`.
     """
     flags = processor_flags() if flags is None else flags
-    best = best_target(flags)
+    best = usable_targets(flags)[0]
     params = []
     for target in arrangements(flags):
         marks = [] if target == best else [pytest.mark.long]

@@ -7,13 +7,12 @@ import logging
 import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.quantization import BITS
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, DecodeGraphs, PaddingRows
 from support.checkpoints import VARIANTS, make_prompts, reference
-from support.cpu_targets import cpu_target_params
+from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 from support.partitions import CPU, PartitionedModel
 from support.quantized_models import CASES, make_quantised

@@ -6,13 +6,17 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
+from orca_kernels.cpu.targets import AVX512, processor_flags
 from orca_kernels.reference import ReferenceKernels
 from support.checkpoints import VOCABULARY, llama_like, make_model, make_prompts, randomise
+from support.cpu_targets import load as load_target
+from support.cpu_targets import tile_target
 from support.partitions import PartitionedModel
-from support.variants import variant_params
+from support.variants import one_short, variant_params
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
+FLAGS = processor_flags()
 
 
 class CountedMap:
@@ -254,6 +258,30 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(variant, checkpoint,
         return (logits - expected.logits).square().mean().sqrt().item()
 
     assert error(ours) <= 1.5 * error(theirs)
+
+
+@pytest.mark.skipif(not AVX512 <= FLAGS, reason="tiles need AVX-512")
+@pytest.mark.parametrize("variant", one_short(["gpt2-head64-tied", "mistral-gqa", "qwen3-gqa-tied"]))
+def test_bfloat16_on_tiles(variant, checkpoint, references):
+    """Tokens equal transformers' in fp32 unless two logits are close; chunks and increments change no bit of a logit.
+
+    The tiles of AMX are emulated where this processor has none.
+    """
+    (expected,) = references(variant, (33,), NUM_TOKENS)
+    kernels = CpuKernels(load_target(tile_target(FLAGS)), torch.bfloat16)
+    model = PartitionedModel(checkpoint(variant), 1, dtype=torch.bfloat16, kernels=[kernels])
+    tokens = [*expected.prompt, *expected.greedy][:-1]
+    whole = model.logits(model.iteration([(0, 0, tokens)], max_tokens=80))
+    error = (whole - expected.logits).square().mean().sqrt()
+    assert error < 0.04 * expected.logits.square().mean().sqrt()
+    best = expected.logits.topk(2)
+    clear = best.values[:, 0] - best.values[:, 1] > 4 * error
+    assert clear.float().mean() > 0.6
+    assert torch.equal(whole.argmax(dim=1)[clear], best.indices[clear, 0])
+    parts = [model.logits(model.iteration([(1, 0, tokens[:20])], max_tokens=80))]
+    for place in range(20, len(tokens)):
+        parts.append(model.logits(model.iteration([(1, place, tokens[place : place + 1])], max_tokens=80)))
+    assert torch.equal(torch.cat(parts), whole)
 
 
 ROPES = {

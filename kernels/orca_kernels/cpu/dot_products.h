@@ -3,7 +3,7 @@
 // AMX is hidden from a virtual machine, that of nearly four.
 #pragma once
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <algorithm>
 #include <chrono>
 
@@ -25,12 +25,14 @@ inline double time_of(Instructions twelve) {
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
 }
 
+inline void twelve_products() { ORCA_TWELVE_TIMES("vfmadd231ps", "%%zmm12, %%zmm12, "); }
+
 // Compares the shortest of many alternating runs of 1 to 3 microseconds.
 inline bool dot_products_pay() {
   double dots = 1e9, products = 1e9;
   for (int run = 0; run < 50; ++run) {
     dots = std::min(dots, time_of([] { ORCA_TWELVE_TIMES("vdpbf16ps", "%%zmm12, %%zmm12, "); }));
-    products = std::min(products, time_of([] { ORCA_TWELVE_TIMES("vfmadd231ps", "%%zmm12, %%zmm12, "); }));
+    products = std::min(products, time_of(twelve_products));
   }
   return dots < 2 * products;
 }

@@ -6,6 +6,8 @@
 #include "quantized_linear.h"
 #include "replay.h"
 #include "rows.h"
+#include "tile_attention.h"
+#include "tile_linear.h"
 
 #define ORCA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -42,15 +44,6 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
                                      int64_t value_stride) {                                                         \
     orca::store_kv(key, value, key_pool, value_pool, slots, rows, heads, dim, key_stride, value_stride);             \
   }                                                                                                                   \
-  ORCA_EXPORT void orca_attention_##name(const T *query, const T *key_pool, const T *value_pool,                      \
-                                         const int64_t *query_start, const int64_t *context_length,                  \
-                                         const int64_t *block_table, T *output, int64_t num_requests,                 \
-                                         int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                   \
-                                         int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
-    orca::attention<T, T>(                                                                                            \
-        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
-         query, key_pool, value_pool, nullptr, nullptr, query_start, context_length, block_table, output});           \
-  }                                                                                                                   \
   ORCA_EXPORT void orca_store_int8_##name(const T *key, const T *value, int8_t *key_pool, int8_t *value_pool,         \
                                           float *key_scales, float *value_scales, const int64_t *slots, int64_t rows, \
                                           int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {     \
@@ -71,9 +64,20 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
   ORCA_DEFINE_RUN(silu_and_multiply_##name)                                                                           \
   ORCA_DEFINE_RUN(rotate_##name)                                                                                      \
   ORCA_DEFINE_RUN(store_##name)                                                                                       \
-  ORCA_DEFINE_RUN(attention_##name)                                                                                   \
   ORCA_DEFINE_RUN(store_int8_##name)                                                                                  \
   ORCA_DEFINE_RUN(attention_int8_##name)
+
+#define ORCA_DEFINE_ATTENTION(name, T, Work)                                                                          \
+  ORCA_EXPORT void orca_attention_##name(const T *query, const T *key_pool, const T *value_pool,                      \
+                                         const int64_t *query_start, const int64_t *context_length,                  \
+                                         const int64_t *block_table, T *output, int64_t num_requests,                 \
+                                         int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                   \
+                                         int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
+    orca::attention<T, T, orca::Work>(                                                                                \
+        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
+         query, key_pool, value_pool, nullptr, nullptr, query_start, context_length, block_table, output});           \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(attention_##name)
 
 #define ORCA_DEFINE_SUM(name, T)                                                                                      \
   ORCA_EXPORT int64_t orca_all_reduce_##name(T *x, int64_t count, char *memory, int64_t rank, int64_t size,           \
@@ -83,6 +87,8 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
+ORCA_DEFINE_ATTENTION(float32, float, AttentionItem<float>)
+ORCA_DEFINE_ATTENTION(bfloat16, orca::BFloat16, AttentionItem<orca::BFloat16>)
 
 #define ORCA_DEFINE_PACK(name, T)                                                                                     \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \
@@ -107,6 +113,14 @@ ORCA_DEFINE_LINEAR(dots_bfloat16, orca::BFloat16, LinearCall<orca::BFloat16>)
 
 // 1 if linear_dots_bfloat16 is faster than linear_bfloat16, otherwise 0.
 ORCA_EXPORT int64_t orca_dot_products_pay() { return orca::dot_products_pay(); }
+#endif
+
+#if defined(__AMX_BF16__)
+ORCA_DEFINE_LINEAR(tiles_bfloat16, orca::BFloat16, TileCall)
+ORCA_DEFINE_ATTENTION(tiles_bfloat16, orca::BFloat16, TileAttentionItem)
+
+// 1 if tiles multiply bfloat16 faster than the other instructions, otherwise 0.
+ORCA_EXPORT int64_t orca_tiles_pay() { return orca::tiles_pay(); }
 #endif
 
 // Quantised weights, with activations of either type.

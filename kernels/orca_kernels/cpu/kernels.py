@@ -194,9 +194,11 @@ class CpuKernels(ReferenceKernels):
         self.fixed_order = own_products
         signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
-        if own_products and dtype == torch.bfloat16 and library.dot_products:
-            self.name += ", dot products"
-            self._functions["linear"] = self.calls.function(f"linear_dots_{suffix}", PRODUCT_SIGNATURES["linear"])
+        if own_products and dtype == torch.bfloat16 and (library.tiles or library.dot_products):
+            self.name += ", tiles" if library.tiles else ", dot products"
+            for name in ("linear", "attention") if library.tiles else ("linear",):
+                kind = "tiles" if library.tiles else "dots"
+                self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
         self.quantized_products = hasattr(library, "orca_pack_int8")
         for quantization in BITS if self.quantized_products else ():
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"

@@ -1,9 +1,9 @@
 """Builds the C++ kernels for a `CpuTarget` and loads them, once per machine, level and source.
 
 A library in the sources' folder (built by `python -m orca_kernels.cpu.library`, as in the worker's image) takes
-precedence; otherwise the library is built into the user's cache on first use. The file name contains the level and a
-digest of the sources, so versions never mix. A lock lets one process build while others wait; the finished file is
-renamed into place, so it is always complete.
+precedence; otherwise the library is built into the user's cache on first use, for the best target that the processor,
+the system and the compiler support. The file name contains the level and a digest of the sources, so versions never
+mix. A lock lets one process build while others wait; the finished file is renamed into place, so it is always complete.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from orca_kernels.cpu.targets import TARGETS, CpuTarget, processor_flags
+from orca_kernels.cpu.targets import TARGETS, TILES, CpuTarget, processor_flags
+from orca_kernels.cpu.tile_permission import request_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,10 @@ class BuildError(Exception):
     """The library cannot be built or loaded; the message is one line."""
 
 
+class CompilerError(BuildError):
+    """The compiler refuses the sources or a target's level."""
+
+
 class CpuLibrary(ctypes.CDLL):
     """The C++ functions, loaded for `target`. Raises OSError if the file cannot be loaded."""
 
@@ -57,14 +62,50 @@ class CpuLibrary(ctypes.CDLL):
         """
         return hasattr(self, "orca_dot_products_pay") and bool(self.orca_dot_products_pay())
 
+    @functools.cached_property
+    def tiles(self) -> bool:
+        """Whether bfloat16 is multiplied on AMX tiles; measured like `dot_products` (cpu/tiles.h)."""
+        return hasattr(self, "orca_tiles_pay") and request_tiles() and bool(self.orca_tiles_pay())
+
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:
-    """Return the library for a target (default: the best one for this processor), built if necessary.
+    """Return the library for a target, built if necessary.
 
+    The default is this processor's best target; if the compiler does not support it, the next one, with a warning.
     Raises BuildError. Calling a target whose instructions this processor lacks ends the process (SIGILL).
     """
-    if target is None:
-        target = best_target(processor_flags())
+    if target is not None:
+        return _load(target)
+    failure: CompilerError | None = None
+    targets = usable_targets(processor_flags())
+    for candidate in targets:
+        try:
+            library = _load(candidate)
+        except CompilerError as error:
+            failure = failure or error
+            continue
+        if failure is not None:
+            logger.warning("using the CPU kernels for %s, not %s: %s", candidate.name, targets[0].name, failure)
+        return library
+    assert failure is not None
+    raise failure
+
+
+def usable_targets(flags: set[str], request: Callable[[], bool] = request_tiles) -> list[CpuTarget]:
+    """Return the targets for a processor with these flags, best first; raise BuildError if there is none.
+
+    `request` asks the system for the use of AMX tiles, only if the processor has them.
+    """
+    targets = [target for target in TARGETS if not target.missing(flags)]
+    if any(target.needs >= TILES for target in targets) and not request():
+        logger.warning("Linux does not permit AMX tiles (it does since 5.16), using other instructions")
+        targets = [target for target in targets if not target.needs >= TILES]
+    if not targets:
+        raise BuildError("the CPU kernels support x86-64 only")
+    return targets
+
+
+def _load(target: CpuTarget) -> CpuLibrary:
     name = file_name(target.level)
     for folder in (BUILT, _cache()):
         if (folder / name).is_file():
@@ -73,21 +114,19 @@ def load(target: CpuTarget | None = None) -> CpuLibrary:
     return _open(_cache() / name, target)
 
 
-def best_target(flags: set[str]) -> CpuTarget:
-    """Return the best target for a processor with these flags; raise BuildError if there is none."""
-    for target in TARGETS:
-        if not target.missing(flags):
-            return target
-    raise BuildError("the CPU kernels support x86-64 only")
-
-
 def file_name(level: str) -> str:
     """Return the name of the library's file for a level of the psABI with extensions."""
     return f"orca-{level}-{_digest()}.so"
 
 
+def level_options(level: str) -> list[str]:
+    """Return the compiler's options for a level of the psABI with extensions."""
+    architecture, *extensions = level.split("+")
+    return [f"-march={architecture}", *(f"-m{extension}" for extension in extensions)]
+
+
 def build(level: str, path: Path) -> None:
-    """Compile for a level with extensions; raise BuildError without a compiler, or with the compiler's message.
+    """Compile for a level with extensions; raise BuildError without a compiler, CompilerError with its message.
 
     If another process builds the same file, wait for that build for up to BUILD_SECONDS.
     """
@@ -104,18 +143,16 @@ def build(level: str, path: Path) -> None:
 
 
 def _compile(compiler: str, level: str, path: Path) -> None:
-    architecture, *extensions = level.split("+")
-    options = [f"-march={architecture}", *(f"-m{extension}" for extension in extensions)]
     logger.info("compiling the CPU kernels for %s into %s: once, later starts find them there", level, path.parent)
     begin = time.monotonic()
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, *options, str(SOURCES / "kernels.cpp"), "-o", temporary]
+        command = [compiler, *FLAGS, *level_options(level), str(SOURCES / "kernels.cpp"), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         if done.returncode:
             error = done.stderr.strip().splitlines()[0] if done.stderr else f"exit code {done.returncode}"
-            raise BuildError(f"{compiler}: {error}")
+            raise CompilerError(f"{compiler}: {error}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, path)
         logger.info("compiled the CPU kernels in %.0f s", time.monotonic() - begin)

@@ -30,9 +30,10 @@ class CpuTarget:
 
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm", "popcnt", "sse4_2"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+TILES = frozenset({"amx_tile", "amx_bf16"})
 TARGETS = (
-    # oneDNN multiplies bfloat16 on AMX tiles.
-    CpuTarget("x86-64-v4+amx", "x86-64-v4", AVX512 | {"amx_bf16"}, frozenset({BFLOAT16})),
+    # Every processor with AMX has AVX512-BF16, too.
+    CpuTarget("x86-64-v4+amx", "x86-64-v4+avx512bf16+amx-tile+amx-bf16", AVX512 | {"avx512_bf16"} | TILES, frozenset()),
     CpuTarget("x86-64-v4+avx512bf16", "x86-64-v4+avx512bf16", AVX512 | {"avx512_bf16"}, frozenset()),
     CpuTarget("x86-64-v4", "x86-64-v4", AVX512, frozenset()),
     CpuTarget("x86-64-v3", "x86-64-v3", AVX2, frozenset()),
