@@ -36,6 +36,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
     rows = []
     log = path.parent / f"iterations-{partitions}.jsonl"
     options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size), "--no-lookahead"]
+    options += ["--target-itl", "0"]  # as in the simulator
     with serve(path, [*options, "--kv-slots", str(slots), "--iteration-log", str(log)]) as (_, url):
 
         def requests(seed: int) -> list[TracedRequest]:

@@ -53,6 +53,10 @@ class Scheduler(Part):
     token_budget: Annotated[int, Field(ge=1, le=1_000_000), Effect.LIVE] = Field(
         2048, description="Maximum number of input tokens per iteration; longer prompts are prefilled in chunks."
     )
+    target_itl_milliseconds: Annotated[int, Field(ge=0, le=3_600_000)] | None = Field(
+        None, description="Target of the time between the tokens of an answer: while answers are generated, iterations "
+        "have fewer tokens of prompts. 0: only tokenBudget limits them. Default: 200."
+    )  # fmt: skip
     admission: Annotated[AdmissionName, Effect.LIVE] = Field(
         "reserve", description="Allocation of K/V slots: for all tokens of a request at once (reserve, as in the "
         "paper), or on demand with preemption (paged)."

@@ -34,6 +34,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--resume-window": "master.journal.resumeWindowSeconds",
     "--scheduling-policy": "scheduler.policy",
     "--stall-timeout": "recoveryPolicy.stallTimeoutSeconds",
+    "--target-itl": "scheduler.targetItlMilliseconds",
     "--tensor-parallel-size": "parallelism.tensorParallelSize",
     "-tp": "parallelism.tensorParallelSize",
     "--tls-dir": "tls.mode",

@@ -78,3 +78,15 @@ def test_the_costs_follow_a_change_within_the_window():
         costs.note(1.0, 0, ROWS, True)
     assert costs.costs is not None
     assert costs.costs.generated == pytest.approx(1.0 / ROWS, rel=0.2)
+
+
+def test_the_prompts_of_an_iteration_of_a_given_time():
+    costs, drawn = TokenCosts(), random.Random(1)
+    assert costs.prompt_tokens_within(0.1) is None, "nothing is measured"
+    for _ in range(20):
+        note(costs, 0)
+    assert costs.prompt_tokens_within(0.1) is None, "no iteration had a prompt"
+    for _ in range(300):
+        note(costs, drawn.choice([0, 0, 0, 300, 2000]), limited=False, noise=drawn.uniform(0.95, 1.05))
+    assert costs.prompt_tokens_within(0.1) == pytest.approx((0.1 - BASE) / PROMPT, rel=0.1)
+    assert costs.prompt_tokens_within(0.01) == pytest.approx(BASE / PROMPT, rel=0.1), "half of the time"

@@ -8,6 +8,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 MAX_NUMBER = 2**31 - 1
 MAX_SLOTS = 2**63 - 1
+MAX_MILLISECONDS = 3_600_000
 MAX_STALL_SECONDS = 4_000_000
 """46 days: FormRequest has 32 bits for the time in milliseconds."""
 
@@ -39,6 +40,17 @@ def bound_seconds(text: str) -> float:
         number = 0.0
     if not 0 < number <= MAX_STALL_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and up to {MAX_STALL_SECONDS}")
+    return number
+
+
+def milliseconds(text: str) -> float:
+    """Parse a number of milliseconds from 0 to an hour."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= MAX_MILLISECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 0 to {MAX_MILLISECONDS}")
     return number
 
 

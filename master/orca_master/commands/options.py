@@ -15,6 +15,7 @@ from orca_master.commands.argument_types import (
     bound_seconds,
     count,
     fraction,
+    milliseconds,
     positive,
     slots,
     stall_seconds,
@@ -40,6 +41,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=2048,
         help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",
+    )
+    parser.add_argument(
+        "--target-itl",
+        type=milliseconds,
+        default=200.0,
+        metavar="MILLISECONDS",
+        help="while answers are generated, an iteration has only so many tokens of prompts that the next tokens of the "
+        "answers come within this time, by the measured costs, but prompts always have half of the time; 0: no limit "
+        "but the token budget (200)",
     )
     parser.add_argument(
         "--kv-slots",
@@ -211,6 +221,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
+        target_itl=arguments.target_itl / 1000 or None,
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
         prefix_caching=arguments.enable_prefix_caching,

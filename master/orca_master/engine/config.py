@@ -33,14 +33,17 @@ LONGEST_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
+    """Options of the engine master, with the defaults of the command line (options.py) but for `target_itl`.
 
-    `token_budget` None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of kv_ledger.LEDGERS;
-    `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of requests, without progress,
-    while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of an iteration, None: automatic
-    (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new requests are accepted meanwhile
-    (recovery.py). `max_expected_wait`: longest expected wait in the queue for which new requests are accepted
-    (admission.py). `drain_timeout`: maximum wait for running requests at the end.
+    Times in seconds.
+
+    `token_budget` None: no limit; `target_itl`: longest time between the tokens of an answer, by which prompts are
+    cut (prompt_budget.py), None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of
+    kv_ledger.LEDGERS; `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of
+    requests, without progress, while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of
+    an iteration, None: automatic (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new
+    requests are accepted meanwhile (recovery.py). `max_expected_wait`: longest expected wait in the queue for which
+    new requests are accepted (admission.py). `drain_timeout`: maximum wait for running requests at the end.
     `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
@@ -50,6 +53,7 @@ class EngineConfig:
 
     max_batch_size: int = 32
     token_budget: int | None = 2048
+    target_itl: float | None = None
     balanced: bool = True
     lookahead: bool = True
     prefix_caching: bool = True

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from orca_master.engine.config import EngineConfig
 from orca_master.engine.expected_wait import ExpectedWait
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.losses import Losses
@@ -37,17 +38,23 @@ class Dispatcher:
         expected_wait: ExpectedWait,
         losses: Losses,
         observer: EngineObserver,
-        looks_ahead: bool,
+        config: EngineConfig,
     ) -> None:
         self._scheduler = scheduler
         self._pipelines = pipelines
         self._expected_wait = expected_wait
         self._losses = losses
         self._observer = observer
-        self._looks_ahead = looks_ahead
+        # The rank that sampled a token reads it as input: only with one partition.
+        self._looks_ahead = config.lookahead and scheduler.config.n_workers == 1
+        self._target_itl = config.target_itl
 
     def dispatch(self) -> None:
         """Send iterations until no request can be selected."""
+        if self._target_itl is not None:
+            # A request has a token in one of n_workers iterations that the pipeline returns.
+            seconds = self._target_itl / self._scheduler.config.n_workers
+            self._scheduler.prompt_budget = self._expected_wait.prompt_budget(seconds)
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=self._precedence) if len(working) > 1 else working:

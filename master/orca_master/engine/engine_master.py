@@ -76,11 +76,8 @@ class EngineMaster:
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
         self.demand = Demand(self._requests)
         self._losses = Losses(self.scheduler, self._requests.fail_alone)
-        # Look-ahead needs sampled tokens as inputs on the rank that sampled them, so only with one partition.
-        looks_ahead = config.lookahead and topology.pipeline_parallel_size == 1
-        self._dispatcher = Dispatcher(
-            self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, observer, looks_ahead
-        )
+        expected_wait = self._admission.expected_wait
+        self._dispatcher = Dispatcher(self.scheduler, self._pipelines, expected_wait, self._losses, observer, config)
         self._num_iterations, self._progressed_at = 0, self.snapshot.progressed_at
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""

@@ -63,6 +63,10 @@ class ExpectedWait:
         """Note the end of a request, also of a cancelled one; without a token it says nothing."""
         self._lengths.note_end(request, self._scheduler.admitted)
 
+    def prompt_budget(self, seconds: float) -> int | None:
+        """Return how many tokens of prompts an iteration of `seconds` has, None before it can be told."""
+        return self._costs.prompt_tokens_within(seconds)
+
     def seconds(self, request: Request | None = None) -> float:
         """Return the wait of a new request, None for one behind all others.
 

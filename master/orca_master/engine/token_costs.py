@@ -62,6 +62,17 @@ class TokenCosts:
             return Costs(equal, equal)
         return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
 
+    def prompt_tokens_within(self, seconds: float) -> int | None:
+        """Return how many tokens of prompts an iteration of `seconds` has; None if the iterations do not tell.
+
+        At least as many as take the time of an iteration without prompts: where that exceeds `seconds`, prompts have
+        half of the pipeline's time.
+        """
+        if not self._weight or (slope := self._slope(0.0)) <= 0:
+            return None
+        constant = (self._all_seconds - slope * self._all_prompt) / self._weight
+        return math.floor(max(seconds - constant, constant) / slope)
+
     def _slope(self, default: float) -> float:
         """Return the seconds per prompt token; `default` if the iterations are too much alike to tell."""
         variance = self._weight * self._prompt_squared - self._all_prompt**2

@@ -26,6 +26,7 @@ from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Sele
 from orca_master.scheduling.candidates import Candidates
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
+from orca_master.scheduling.prompt_budget import iteration_budget
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.room import Room
@@ -59,6 +60,8 @@ class Scheduler:
         self._pipeline_of: dict[str, str] = {}
         self._suspects: list[Request] = []
         """Requests that run alone."""
+        self.prompt_budget: int | None = None
+        """Tokens of prompts per iteration while answers are generated (prompt_budget.py)."""
         self.num_pipeline_changes = 0
         """How often a pipeline has been added or removed."""
 
@@ -131,7 +134,8 @@ class Scheduler:
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
         config = self.config
-        room = Room.of(state.ledger, config.token_budget, state.admitted)
+        budget = iteration_budget(config.token_budget, self.prompt_budget, admitted)
+        room = Room.of(state.ledger, budget, state.admitted)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:

@@ -137,6 +137,8 @@ def _options(context: Context) -> dict[str, Any]:
         values["stall-timeout"] = spec.recovery_policy.stall_timeout_seconds
     if spec.scheduler.kv_slots is not None:
         values["kv-slots"] = spec.scheduler.kv_slots
+    if spec.scheduler.target_itl_milliseconds is not None:
+        values["target-itl"] = spec.scheduler.target_itl_milliseconds
     if spec.scheduler.prefix_caching is False:
         values["no-enable-prefix-caching"] = True
     if spec.master.api_processes:
