@@ -161,8 +161,9 @@ def test_the_store_of_torch_over_it():
     prefixed.set("a", "text")
     prefixed.wait(["a"])
     assert (prefixed.get("a"), prefixed.check(["a"])) == (b"text", True)
+    hasty = RendezvousStore(7, ask, datetime.timedelta(milliseconds=1))
     with pytest.raises(RuntimeError, match="no rank set 'group/b'"):
-        prefixed.wait(["b"], datetime.timedelta(milliseconds=1))
+        dist.PrefixStore("group", hasty).wait(["b"], datetime.timedelta(milliseconds=1))
     with pytest.raises(RuntimeError):
         prefixed.add("counter", 1)
     loop.call_soon_threadsafe(loop.stop)
