@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from orca_master.scheduling.kv_ledger import KvLedger
-from orca_master.scheduling.prompt_budget import LEAST_TOKENS, iteration_budget
+from orca_master.scheduling.policies import by_priority
+from orca_master.scheduling.prompt_budget import LEAST_TOKENS, prompt_limit
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -18,24 +19,50 @@ def answering(count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("token_budget", "prompt_budget", "num_answers", "expected"),
-    [
-        (2048, None, 4, 2048),
-        (2048, 100, 0, 2048),
-        (2048, 100, 4, 104),
-        (None, 100, 4, 104),
-        (None, None, 4, None),
-        (64, 100, 4, 64),
-        (2048, -500, 4, 4 + LEAST_TOKENS),
-    ],
+    ("prompt_budget", "num_answers", "expected"),
+    [(None, 4, None), (100, 0, None), (100, 4, 100), (-500, 4, LEAST_TOKENS)],
 )
-def test_the_budget_of_an_iteration(token_budget, prompt_budget, num_answers, expected):
-    assert iteration_budget(token_budget, prompt_budget, answering(num_answers)) == expected
+def test_the_limit_of_prompts(prompt_budget, num_answers, expected):
+    assert prompt_limit(prompt_budget, answering(num_answers)) == expected
 
 
-def test_a_part_of_a_prompt_is_no_answer():
+def test_a_part_of_a_prompt_is_no_answer_and_an_answer_in_flight_is():
     in_prompt = Request("r", 0, tuple(range(40)), 9, state=RequestState.INCREMENT, num_computed=16)
-    assert iteration_budget(2048, 10, [in_prompt]) == 2048
+    assert prompt_limit(10, [in_prompt]) is None
+    in_flight = Request(
+        "r", 0, (1,), 9, state=RequestState.RUNNING, generated=[3], num_computed=1, num_tokens_in_flight=1
+    )
+    assert prompt_limit(20, [in_flight]) == 20
+
+
+def test_an_urgent_prompt_takes_no_token_of_the_answers():
+    scheduler = Scheduler(SchedulerConfig(8, 1, 2048), RequestPool(100, 1 << 20, by_priority))
+    scheduler.add_pipeline("p", KvLedger(1000))
+    scheduler.prompt_budget = 100
+    answers = [Request(f"answer{number}", number, (1, 2), 50, priority=5) for number in range(3)]
+    for request in answers:
+        scheduler.pool.add(request)
+    batch = scheduler.dispatch("p", scheduler.select("p"))
+    scheduler.commit(batch, [7] * 3)
+    scheduler.pool.add(Request("urgent", 3, tuple(range(2000)), 5, priority=0))
+    for _ in range(5):
+        batch = scheduler.dispatch("p", scheduler.select("p"))
+        assert batch.is_full
+        assert [(entry.request.request_id, entry.num_tokens) for entry in batch.requests] == [
+            ("urgent", 100), *((request.request_id, 1) for request in answers)
+        ]  # fmt: skip
+        scheduler.commit(batch, [7] * sum(entry.samples for entry in batch.requests))
+
+
+def test_prompts_are_cut_if_the_answers_are_in_the_other_iteration():
+    scheduler = Scheduler(SchedulerConfig(8, 2, 2048), RequestPool(100, 1 << 20))
+    scheduler.add_pipeline("p", KvLedger(1000))
+    scheduler.prompt_budget = 50
+    scheduler.pool.add(Request("answer", 0, (1, 2), 50))
+    scheduler.commit(scheduler.dispatch("p", scheduler.select("p")), [7])
+    scheduler.pool.add(Request("long", 1, tuple(range(5000)), 5))
+    batches = [scheduler.dispatch("p", scheduler.select("p")) for _ in range(2)]
+    assert [[entry.num_tokens for entry in batch.requests] for batch in batches] == [[1], [50]]
 
 
 def test_a_prompt_that_joins_answers_is_cut_and_ends():

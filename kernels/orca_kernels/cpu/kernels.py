@@ -1,7 +1,7 @@
 """`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
 The reference computes the forms of attention that the C++ does not support (other options, or head dimensions that are
-not a multiple of 16); oneDNN computes some matrix products, depending on the target (cpu/targets.py).
+not a multiple of 16); oneDNN computes the matrix products without AVX2 (cpu/targets.py).
 """
 
 from __future__ import annotations

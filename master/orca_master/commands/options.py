@@ -45,11 +45,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target-itl",
         type=milliseconds,
-        default=200.0,
+        default=0.0,
         metavar="MILLISECONDS",
-        help="while answers are generated, an iteration has only so many tokens of prompts that the next tokens of the "
-        "answers come within this time, by the measured costs, but prompts always have half of the time; 0: no limit "
-        "but the token budget (200)",
+        help="target of the time between the tokens of an answer: beside answers, an iteration has only so many tokens "
+        "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: only the "
+        "token budget limits them (0)",
     )
     parser.add_argument(
         "--kv-slots",

@@ -33,13 +33,13 @@ LONGEST_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of the engine master, with the defaults of the command line (options.py) but for `target_itl`.
+    """Options of the engine master, with the defaults of the command line (options.py).
 
     Times in seconds.
 
-    `token_budget` None: no limit; `target_itl`: longest time between the tokens of an answer, by which prompts are
-    cut (prompt_budget.py), None: no limit; `kv_slots` None: sized from free memory. `admission`: a key of
-    kv_ledger.LEDGERS; `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of
+    `token_budget` None: no limit; `target_itl`: target of the time between the tokens of an answer, by which
+    prompts are cut (prompt_budget.py), None: no limit; `kv_slots` None: sized from free memory. `admission`: a key
+    of kv_ledger.LEDGERS; `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of
     requests, without progress, while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of
     an iteration, None: automatic (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new
     requests are accepted meanwhile (recovery.py). `max_expected_wait`: longest expected wait in the queue for which

@@ -54,7 +54,9 @@ class Dispatcher:
         if self._target_itl is not None:
             # A request has a token in one of n_workers iterations that the pipeline returns.
             seconds = self._target_itl / self._scheduler.config.n_workers
-            self._scheduler.prompt_budget = self._expected_wait.prompt_budget(seconds)
+            budget = self._expected_wait.prompt_budget(seconds)
+            if budget is not None:  # equal iterations tell nothing new
+                self._scheduler.prompt_budget = budget
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=self._precedence) if len(working) > 1 else working:

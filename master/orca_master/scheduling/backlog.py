@@ -60,11 +60,10 @@ def leaves_behind(scheduler: Scheduler, batch: Batch) -> bool:
     head = next(iter(scheduler.pool), None)
     if head is None:
         return False
-    budget = scheduler.config.token_budget
     return (
         _free_places(scheduler) <= 0
         or all(ledger.blocks_to_admit(head) > ledger.num_free_blocks for ledger in scheduler.ledgers)
-        or (budget is not None and sum(scheduled.num_tokens for scheduled in batch.requests) >= budget)
+        or batch.is_full
     )
 
 

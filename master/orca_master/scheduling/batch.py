@@ -26,6 +26,8 @@ class Proposal:
 
     selections: tuple[Selection, ...] = ()
     preempted: tuple[Request, ...] = ()
+    is_full: bool = False
+    """True if no further token of a prompt fits into the iteration."""
 
     def __bool__(self) -> bool:
         return bool(self.selections)
@@ -52,3 +54,5 @@ class Batch:
     pipeline: str
     requests: tuple[ScheduledRequest, ...]
     cache_use: CacheUse = field(default_factory=CacheUse)
+    is_full: bool = False
+    """See Proposal."""

@@ -106,6 +106,11 @@ class Request:
         return self.num_tokens - self.num_scheduled
 
     @property
+    def is_answering(self) -> bool:
+        """True if an admitted request has at most one known token left to compute, from which the next one follows."""
+        return self.state is not RequestState.INITIATION and self.num_unscheduled <= 1
+
+    @property
     def num_expected(self) -> int:
         """Number of known tokens that the next admission is expected to compute."""
         return self.num_tokens - self.num_expected_cached

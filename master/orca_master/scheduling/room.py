@@ -33,6 +33,8 @@ class Room:
     ledger: KvLedger
     num_blocks: int
     num_tokens: int | None
+    prompt_tokens: int | None = None
+    """Remaining tokens of prompts (None: unlimited); answers do not count."""
     being_computed: frozenset[bytes] = frozenset()
     """Keys of blocks that admitted requests compute next, after their iterations in flight."""
     preempted: list[Request] = field(default_factory=list)
@@ -42,16 +44,27 @@ class Room:
     """Keys of the blocks that the batch computes."""
 
     @classmethod
-    def of(cls, ledger: KvLedger, token_budget: int | None = None, admitted: Iterable[Request] = ()) -> Room:
+    def of(
+        cls,
+        ledger: KvLedger,
+        token_budget: int | None = None,
+        prompt_tokens: int | None = None,
+        admitted: Iterable[Request] = (),
+    ) -> Room:
         """Return the room of an empty batch beside the `admitted` requests, of which some have tokens in flight."""
         prompts = (request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled)
         being_computed = frozenset(key for request in prompts for key in ledger.next_key(request))
-        return cls(ledger, ledger.num_free_blocks, token_budget, being_computed)
+        return cls(ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed)
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further token of a prompt fits."""
+        return self.num_tokens == 0 or self.prompt_tokens == 0
 
     def tokens_for(self, request: Request, start: int) -> int:
         """Return how many tokens of `request` from position `start` on fit into the batch."""
-        left = request.num_tokens - start
-        return left if self.num_tokens is None else min(left, self.num_tokens)
+        limits = [request.num_tokens - start, self.num_tokens, None if request.is_answering else self.prompt_tokens]
+        return min(limit for limit in limits if limit is not None)
 
     def admission(self, request: Request) -> Admission:
         """Return what admitting a waiting request takes; its shared blocks are cached, or computed by the batch."""
@@ -94,6 +107,8 @@ class Room:
         """Subtract tokens of a request from position `start` on; later requests of the batch can share their blocks."""
         if self.num_tokens is not None:
             self.num_tokens -= num_tokens
+        if self.prompt_tokens is not None and not request.is_answering:
+            self.prompt_tokens -= num_tokens
         first, end = start // BLOCK_SIZE, (start + num_tokens) // BLOCK_SIZE
         if self.ledger.prefix_cache is not None and first < end:
             self._computed.update(block_keys(request, end)[first:end])

@@ -26,7 +26,7 @@ from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Sele
 from orca_master.scheduling.candidates import Candidates
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
-from orca_master.scheduling.prompt_budget import iteration_budget
+from orca_master.scheduling.prompt_budget import prompt_limit
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.room import Room
@@ -133,9 +133,8 @@ class Scheduler:
         self, state: _Pipeline, waiting: Iterable[Request], admitted: Sequence[Request], batch_cap: int
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
-        config = self.config
-        budget = iteration_budget(config.token_budget, self.prompt_budget, admitted)
-        room = Room.of(state.ledger, budget, state.admitted)
+        prompts = prompt_limit(self.prompt_budget, state.admitted)
+        room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:
@@ -148,11 +147,13 @@ class Scheduler:
                 admission = room.admission(request)
                 if admission.follows:
                     continue  # begins when the other request has computed the rest of their common prompt
-                if room.preempted or admission.num_blocks > room.num_blocks:
+                if room.preempted or room.is_full or admission.num_blocks > room.num_blocks:
                     candidates.end_admission()
                     continue
                 num_shared_blocks = admission.num_shared_blocks
                 room.admit(admission)
+            elif room.is_full and not request.is_answering:
+                continue
             start = request.num_computed + num_shared_blocks * BLOCK_SIZE
             num_tokens = room.tokens_for(request, start)
             if request.state is not RequestState.INITIATION:
@@ -161,7 +162,7 @@ class Scheduler:
                     break
             room.compute(request, start, num_tokens)
             batch.append(Selection(request, num_tokens, num_shared_blocks))
-        return Proposal(tuple(batch), tuple(room.preempted) if batch else ())
+        return Proposal(tuple(batch), tuple(room.preempted) if batch else (), room.is_full)
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
         """Preempt requests, reserve slots for those that start and mark all RUNNING (lines 5 to 8)."""
@@ -198,7 +199,7 @@ class Scheduler:
                 )
             )
         state.in_flight += 1
-        return Batch(pipeline, tuple(scheduled), state.ledger.collect_cache_use())
+        return Batch(pipeline, tuple(scheduled), state.ledger.collect_cache_use(), proposal.is_full)
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
         """Record the result of a batch (lines 10 to 15).
@@ -277,7 +278,7 @@ class Scheduler:
         admitted now, counted only as far as they can change the result.
         """
         config = self.config
-        if not config.balanced:
+        if not config.balanced or config.n_workers == len(self._pipelines) == 1:
             return config.max_batch_size
         enough = (config.max_batch_size * config.n_workers - len(state.admitted)) * len(self._pipelines)
         room, admissible = Room.of(state.ledger), 0
