@@ -183,16 +183,20 @@ def random_pools(num_blocks, num_kv_heads, head_dim, dtype, cache, generator) ->
     return Int8Pools(*integers, *(scale.uniform_(0.005, 0.02, generator=generator) for scale in scales))
 
 
-@pytest.mark.parametrize("target", cpu_target_params())
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@given(
+ANY_CHUNKS = given(
     context=st.integers(0, 150),
     chunks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
     head_dim=st.sampled_from([16, 64, 80]),
     window=st.sampled_from([None, 7, 64]),
 )
-@example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
+ALL_AT_ONCE = example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
+
+
+@pytest.mark.parametrize("target", cpu_target_params())
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@ANY_CHUNKS
+@ALL_AT_ONCE
 def test_a_token_is_the_same_in_any_chunk(target, name, context, chunks, heads, head_dim, window):
     """Bit for bit: computed with a prompt, after a rewind in another chunk, or as an increment (contracts.md, 7)."""
     check_chunks(target, getattr(torch, name), context, chunks, heads, head_dim, window)
@@ -200,14 +204,8 @@ def test_a_token_is_the_same_in_any_chunk(target, name, context, chunks, heads, 
 
 @pytest.mark.parametrize("target", cpu_target_params())
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@given(
-    context=st.integers(0, 150),
-    chunks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
-    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
-    head_dim=st.sampled_from([16, 64, 80]),
-    window=st.sampled_from([None, 7, 64]),
-)
-@example(context=0, chunks=[150, 1, 1], heads=(4, 4), head_dim=64, window=None)
+@ANY_CHUNKS
+@ALL_AT_ONCE
 def test_a_token_over_a_cache_of_integers_is_the_same_in_any_chunk(
     target, name, context, chunks, heads, head_dim, window
 ):

@@ -36,7 +36,7 @@ def test_a_block_keeps_its_content_while_nobody_holds_it():
     assert cache.retire(4)
     assert cache.is_unused(4)
     assert cache.find(key) == 4
-    cache.take(4)
+    cache.hold(4)
     assert cache.num_unused == 0
     assert not cache.retire(5), "a block without a content"
 
@@ -46,7 +46,7 @@ def test_eviction_begins_with_the_block_that_was_used_longest_ago():
     for block, key in enumerate(contents):
         cache.put(key, block)
         cache.retire(block)
-    cache.take(0)
+    cache.hold(0)
     cache.retire(0)
     assert [cache.evict(), cache.evict(), cache.evict()] == [1, 2, 0]
     assert cache.use.num_evictions == 3

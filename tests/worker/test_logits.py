@@ -19,6 +19,15 @@ NUM_TOKENS = 32
 FLAGS = processor_flags()
 
 
+def chunks_beside_increments(first: list[int], second: list[int]) -> list[list[tuple[int, int, list[int]]]]:
+    """Return the parts of three iterations: a chunk, its rest beside another prompt, and two increments."""
+    return [
+        [(0, 0, first[:250])],
+        [(0, 250, first[250:]), (1, 0, second)],
+        [(0, len(first), [7]), (1, len(second), [8])],
+    ]
+
+
 class CountedMap:
     """A linear map that notes the rows of each product."""
 
@@ -95,11 +104,7 @@ def test_logits_of_quantised_weights_equal_those_of_the_dequantised_weights(
     plain = [ReferenceKernels()] * num_partitions
     dequantised = PartitionedModel(path, num_partitions, ranks, kernels=plain, quantization=quantization)
     exact = PartitionedModel(path, num_partitions, ranks, kernels=plain)
-    for parts in (
-        [(0, 0, prompts[0][:250])],
-        [(0, 250, prompts[0][250:]), (1, 0, prompts[1])],
-        [(0, 600, [7]), (1, 33, [8])],
-    ):
+    for parts in chunks_beside_increments(*prompts):
         logits, expected, original = (
             model.logits(model.iteration(parts, max_tokens=640)) for model in (fused, dequantised, exact)
         )
@@ -119,11 +124,7 @@ def test_logits_over_a_cache_of_integers_are_close_to_those_of_the_reference_and
     plain = [ReferenceKernels()] * num_partitions
     reference = PartitionedModel(path, num_partitions, ranks, kernels=plain, kv_cache_dtype="int8")
     exact = PartitionedModel(path, num_partitions, ranks)
-    for parts in (
-        [(0, 0, prompts[0][:250])],
-        [(0, 250, prompts[0][250:]), (1, 0, prompts[1])],
-        [(0, 600, [7]), (1, 33, [8])],
-    ):
+    for parts in chunks_beside_increments(*prompts):
         logits, expected, original = (
             model.logits(model.iteration(parts, max_tokens=640)) for model in (fused, reference, exact)
         )

@@ -43,7 +43,9 @@ def _as_arguments(name: str, value: Any) -> list[str]:
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return [option]
-    if value is False and name.replace("_", "-").startswith("enable-"):  # on without the option
+    if value is False and name.replace("_", "-").startswith(
+        "enable-"
+    ):  # such an option has the counterpart --no-enable-X
         return [option.replace("--enable-", "--no-enable-")]
     if value is False or value is None:
         return []

@@ -46,8 +46,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=get_args(KvCacheDtype),
         default="auto",
-        help="type of cached keys and values (auto: the activations'); int8, on CPUs: integers with a scale per token "
-        "and K/V head, so that more tokens fit",
+        help="type of cached keys and values: that of the activations, or int8 on CPUs: integers with a scale per "
+        "token and K/V head, so that more tokens fit (auto)",
     )
     parser.add_argument(
         "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"

@@ -33,9 +33,7 @@ LONGEST_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of the engine master, with the defaults of the command line (options.py).
-
-    Times in seconds.
+    """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
     `token_budget` None: no limit; `target_itl`: target of the time between the tokens of an answer, by which
     prompts are cut (prompt_budget.py), None: no limit; `kv_slots` None: sized from free memory. `admission`: a key

@@ -1,8 +1,8 @@
 """`Dispatcher`: selects and sends iterations: per pipeline select → dispatch → send.
 
 The pipeline with the fewest iterations in flight goes first; of several, the one whose prefix cache has most of the
-first waiting request. With one partition an iteration is also sent before the
-tokens of the one in flight are known (scheduling/lookahead.py).
+first waiting request. With one partition an iteration is also sent before the tokens of the one in flight are known
+(scheduling/lookahead.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Dispatcher:
             # A request has a token in one of n_workers iterations that the pipeline returns.
             seconds = self._target_itl / self._scheduler.config.n_workers
             budget = self._expected_wait.prompt_budget(seconds)
-            if budget is not None:  # equal iterations tell nothing new
+            if budget is not None:  # None also after equal iterations: the last budget stays
                 self._scheduler.prompt_budget = budget
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]

@@ -64,7 +64,7 @@ class ExpectedWait:
         self._lengths.note_end(request, self._scheduler.admitted)
 
     def prompt_budget(self, seconds: float) -> int | None:
-        """Return how many tokens of prompts an iteration of `seconds` has, None before it can be told."""
+        """Return how many tokens of prompts an iteration of `seconds` has, None before costs are known."""
         return self._costs.prompt_tokens_within(seconds)
 
     def seconds(self, request: Request | None = None) -> float:

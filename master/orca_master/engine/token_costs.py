@@ -63,7 +63,7 @@ class TokenCosts:
         return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
-        """Return how many tokens of prompts an iteration of `seconds` has; None if the iterations do not tell.
+        """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.
 
         At least as many as take the time of an iteration without prompts: where that exceeds `seconds`, prompts have
         half of the pipeline's time.

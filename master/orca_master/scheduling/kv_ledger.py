@@ -102,12 +102,16 @@ class KvLedger:
         At least one token is left to compute, because the next token is sampled after the last known one.
         """
         blocks: list[int] = []
-        if self.prefix_cache is not None:
-            for index in range((request.num_tokens - 1) // BLOCK_SIZE):
-                block = self.prefix_cache.find(block_keys(request, index + 1)[index])
-                if block is None:
-                    break
-                blocks.append(block)
+        if self.prefix_cache is None:
+            return blocks
+        keys = block_keys(request, 0)
+        for index in range((request.num_tokens - 1) // BLOCK_SIZE):
+            if index == len(keys):  # one by one: only as many as the cache has
+                block_keys(request, index + 1)
+            block = self.prefix_cache.find(keys[index])
+            if block is None:
+                break
+            blocks.append(block)
         return blocks
 
     def can_finish(self, request: Request) -> bool:
@@ -173,15 +177,15 @@ class KvLedger:
                 self._free_blocks.append(freed)
         holding.num_known = num_slots // BLOCK_SIZE
 
-    def next_key(self, request: Request) -> list[bytes]:
-        """Return the key of the first block of an admitted request that its iterations do not fill.
+    def next_key(self, request: Request) -> bytes | None:
+        """Return the key of the first block of an admitted request that the iterations so far do not fill.
 
-        [] if the block is not full of known tokens, and without a prefix cache.
+        None if the block is not full of known tokens, and without a prefix cache.
         """
         num_known = self.holding(request).num_known
         if self.prefix_cache is None or (num_known + 1) * BLOCK_SIZE > request.num_tokens:
-            return []
-        return block_keys(request, num_known + 1)[num_known : num_known + 1]
+            return None
+        return block_keys(request, num_known + 1)[num_known]
 
     def holding(self, request: Request) -> Holding:
         """Return the holding of `request`; raise KeyError if `request` has none."""
@@ -209,7 +213,7 @@ class KvLedger:
     def _hold(self, blocks: Collection[int]) -> None:
         for block in blocks:
             if self.prefix_cache is not None:
-                self.prefix_cache.take(block)
+                self.prefix_cache.hold(block)
             self._num_holders[block] += 1
 
     def _take_blocks(self, count: int) -> list[int]:
@@ -246,7 +250,7 @@ def kv_usage(ledgers: Collection[KvLedger]) -> float:
 
 
 def most_cached(ledgers: Collection[KvLedger], request: Request) -> int:
-    """Return how many tokens of a waiting request the ledger has that has most of them, 0 without ledgers."""
+    """Return the largest number of tokens of a waiting request in any ledger's prefix cache, 0 without ledgers."""
     return max((len(ledger.cached_blocks(request)) for ledger in ledgers), default=0) * BLOCK_SIZE
 
 

@@ -24,7 +24,7 @@ KEY_BYTES = 16
 
 @dataclass(slots=True)
 class CacheUse:
-    """Counts of a time; all 0 without a prefix cache."""
+    """Counts since the last `PrefixCache.collect_use`; all 0 without a prefix cache."""
 
     num_queried: int = 0
     """Tokens of admitted requests."""
@@ -77,7 +77,7 @@ class PrefixCache:
         use, self.use = self.use, CacheUse()
         return use
 
-    def take(self, block: int) -> None:
+    def hold(self, block: int) -> None:
         """Note that a request holds this block."""
         self._unused.pop(block, None)
 
@@ -97,7 +97,10 @@ class PrefixCache:
 
 
 def block_keys(request: Request, count: int) -> list[bytes]:
-    """Return the keys of at least the first `count` blocks of a request, whose tokens must be known."""
+    """Return the keys of at least the first `count` blocks of a request, whose tokens must be known.
+
+    Always the same list, `Request.block_keys`, which later calls extend.
+    """
     keys = request.block_keys
     while len(keys) < count:
         parent = keys[-1] if keys else hashlib.blake2b(request.cache_salt.encode(), digest_size=KEY_BYTES).digest()

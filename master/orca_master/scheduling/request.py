@@ -76,9 +76,9 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
-    """Prompt tokens whose blocks it shared at its first admission: computed before, or by the same iteration."""
+    """Prompt tokens in blocks that the request shared at its first admission: computed before, or by its iteration."""
     num_expected_cached: int = 0
-    """Prompt tokens that a pipeline had at its arrival; the expected wait does not count them."""
+    """Prompt tokens in the prefix cache of some pipeline at the arrival; the expected wait does not count them."""
 
     @property
     def max_tokens(self) -> int:

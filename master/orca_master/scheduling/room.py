@@ -13,8 +13,8 @@ from orca_master.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """What a waiting request takes of a pipeline."""
+class AdmissionCost:
+    """What admitting a waiting request takes of a pipeline."""
 
     cached: Sequence[int]
     """Blocks of the prefix cache that the request shares."""
@@ -22,8 +22,8 @@ class Admission:
     """Number of these, and of those after them that the batch computes."""
     num_blocks: int
     """Free blocks that the request takes, also those of `cached` that nobody holds."""
-    follows: bool = False
-    """True if the next block is that of a prompt of which another part is in flight."""
+    waits_for_prefix: bool = False
+    """True if another request computes the next block after its part in flight: both need not compute the block."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Room:
     ) -> Room:
         """Return the room of an empty batch beside the `admitted` requests, of which some have tokens in flight."""
         prompts = (request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled)
-        being_computed = frozenset(key for request in prompts for key in ledger.next_key(request))
+        being_computed = frozenset(key for key in map(ledger.next_key, prompts) if key is not None)
         return cls(ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed)
 
     @property
@@ -66,24 +66,25 @@ class Room:
         limits = [request.num_tokens - start, self.num_tokens, None if request.is_answering else self.prompt_tokens]
         return min(limit for limit in limits if limit is not None)
 
-    def admission(self, request: Request) -> Admission:
-        """Return what admitting a waiting request takes; its shared blocks are cached, or computed by the batch."""
+    def cost_of(self, request: Request) -> AdmissionCost:
+        """Return the cost of a waiting request, whose shared blocks are cached or computed by the batch."""
         cache, num_blocks = self.ledger.prefix_cache, self.ledger.blocks_of(request)
         if cache is None:
-            return Admission((), 0, num_blocks)
+            return AdmissionCost((), 0, num_blocks)
         cached = self.ledger.cached_blocks(request)
         count, most = len(cached), (request.num_tokens - 1) // BLOCK_SIZE
         while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
             count += 1
         num_free = sum(cache.is_unused(block) and block not in self._shared for block in cached)
-        has_next = self.being_computed and count < most
-        follows = bool(has_next) and block_keys(request, count + 1)[count] in self.being_computed
-        return Admission(cached, count, num_blocks - count + num_free, follows)
+        waits = (
+            bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
+        )
+        return AdmissionCost(cached, count, num_blocks - count + num_free, waits)
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, cost: AdmissionCost) -> None:
         """Subtract the blocks of a request."""
-        self.num_blocks -= admission.num_blocks
-        self._shared.update(admission.cached)
+        self.num_blocks -= cost.num_blocks
+        self._shared.update(cost.cached)
 
     def grow(self, request: Request, num_blocks: int, admitted: Sequence[Request]) -> bool:
         """Subtract blocks of an admitted request; return False if they are not free and preemption frees too few.

@@ -144,14 +144,14 @@ class Scheduler:
             if request.state is RequestState.INITIATION:
                 if not state.ledger.can_finish(request):
                     continue  # waits for a larger pipeline, where it keeps its place in the order
-                admission = room.admission(request)
-                if admission.follows:
-                    continue  # begins when the other request has computed the rest of their common prompt
-                if room.preempted or room.is_full or admission.num_blocks > room.num_blocks:
+                cost = room.cost_of(request)
+                if cost.waits_for_prefix:
+                    continue
+                if room.preempted or room.is_full or cost.num_blocks > room.num_blocks:
                     candidates.end_admission()
                     continue
-                num_shared_blocks = admission.num_shared_blocks
-                room.admit(admission)
+                num_shared_blocks = cost.num_shared_blocks
+                room.admit(cost)
             elif room.is_full and not request.is_answering:
                 continue
             start = request.num_computed + num_shared_blocks * BLOCK_SIZE
@@ -285,10 +285,10 @@ class Scheduler:
         for request in self.pool if enough > 0 else ():
             if not state.ledger.can_finish(request):
                 continue
-            admission = room.admission(request)
-            if admission.num_blocks > room.num_blocks or admissible == enough:
+            cost = room.cost_of(request)
+            if cost.num_blocks > room.num_blocks or admissible == enough:
                 break
-            room.admit(admission)
+            room.admit(cost)
             admissible += 1
         live = len(state.admitted) + -(-admissible // len(self._pipelines))
         return min(config.max_batch_size, -(-live // self.config.n_workers))
