@@ -55,8 +55,10 @@ class ReferenceAttention:
         spans = pairwise(batch.query_start.tolist())
         for index, (context, (start, end)) in enumerate(zip(batch.context_length.tolist(), spans, strict=True)):
             length = context + end - start
-            # On a CPU a single query takes twice as long in bfloat16 as in float32, conversion included.
-            working = torch.float32 if query.device.type == "cpu" and end - start == 1 else query.dtype
+            # On a CPU a single query takes twice as long in bfloat16 as in float32, conversion included. Dequantised
+            # numbers are no values of a narrower type: in it, they would be rounded a second time.
+            single = query.device.type == "cpu" and end - start == 1
+            working = torch.float32 if single or isinstance(pools, Int8Pools) else query.dtype
             blocks = batch.block_table[index, : -(-length // BLOCK_SIZE)]
             key, value = (rows[:, :length].to(working) for rows in _rows_of(pools, blocks))
             # Row i of the mask is the token at position context + i, which attends to positions up to its own.
