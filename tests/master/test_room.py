@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from orca_master.scheduling import room
 from orca_master.scheduling.kv_ledger import KvLedger, PagedLedger
 from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 
 
-def request(arrival: int, prompt: tuple[int, ...], max_gen_tokens: int = 1) -> Request:
-    return Request(str(arrival), arrival, prompt, max_gen_tokens)
+def request(arrival: int, prompt: tuple[int, ...], max_gen_tokens: int = 1, **sampling: float) -> Request:
+    return Request(str(arrival), arrival, prompt, max_gen_tokens, sampling=SamplingParameters(**sampling))
 
 
 def scheduler_of(ledger: KvLedger) -> Scheduler:
@@ -59,3 +62,20 @@ def test_blocks_of_a_victim_that_a_request_of_the_batch_shares_are_not_freed():
     assert proposal.preempted == (victim,)
     scheduler.dispatch("p", proposal)
     assert victim.state is RequestState.INITIATION
+
+
+def test_messages_that_repeat_cached_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Requests with penalties repeat 32 cached tokens each: two of them fit, and any number of those without."""
+    monkeypatch.setattr(room, "MOST_HISTORY", 64)
+    common = tuple(range(32))
+    scheduler = scheduler_of(KvLedger(100, PrefixCache()))
+    scheduler.pool.add(request(0, (*common, 90)))
+    assert iterate(scheduler) == ["0"]
+    for arrival in range(1, 6):
+        sampling = {} if arrival == 2 else {"presence_penalty": 0.5}
+        scheduler.pool.add(request(arrival, (*common, 90 + arrival), **sampling))
+    assert [iterate(scheduler), iterate(scheduler)] == [["1", "2", "3"], ["4", "5"]]
+    monkeypatch.setattr(room, "MOST_HISTORY", 31)
+    for arrival in range(6, 8):
+        scheduler.pool.add(request(arrival, (*common, 90 + arrival), presence_penalty=0.5))
+    assert [iterate(scheduler), iterate(scheduler)] == [["6"], ["7"]], "a single request may have more"

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Topology
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import make_prompts, with_tokenizer
 from support.engines import Harness, engine_over, topology
@@ -71,13 +72,23 @@ async def run(harness: Harness, seed: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_the_cache_changes_no_token(checkpoint, worker_pool, ranks, admission, dtype):
+    partitions, tensor_parallel_size = ranks
+    spec = topology(checkpoint(NAME), worker_pool.addresses(partitions), tensor_parallel_size)
+    check(spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})}), admission)
+
+
+@pytest.mark.long
+def test_a_cache_of_integers_changes_no_token(checkpoint, worker_pool):
+    spec = topology(checkpoint(NAME), worker_pool.addresses(1))
+    check(spec.model_copy(update={"model": spec.model.model_copy(update={"kv_cache_dtype": "int8"})}), "paged")
+
+
+def check(spec: Topology, admission: str) -> None:
     """Chunked prompts, all kinds of sampling, few blocks: with rewinds, cancels, evictions and preemption.
 
     In float32 with `deterministic`, level L2 of exactness.
     """
-    partitions, tensor_parallel_size = ranks
-    spec = topology(checkpoint(NAME), worker_pool.addresses(partitions), tensor_parallel_size)
-    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
+    dtype = spec.model.dtype
 
     async def play() -> None:
         shared: dict[str, Any] = {"max_batch_size": 4, "token_budget": 48, "deterministic": dtype == "float32"}

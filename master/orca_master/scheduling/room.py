@@ -11,6 +11,10 @@ from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.prefix_cache import block_keys
 from orca_master.scheduling.request import Request
 
+MOST_HISTORY = 2**22
+"""Most cached tokens that the message of an iteration repeats for sampling, unless a single request has more: 12 MiB of
+the 64 that a message can have, for vocabularies of up to 2 million tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionCost:
@@ -24,6 +28,8 @@ class AdmissionCost:
     """Free blocks that the request takes, also those of `cached` that nobody holds."""
     waits_for_prefix: bool = False
     """True if another request computes the next block after its part in flight: both need not compute the block."""
+    num_history: int = 0
+    """Cached tokens that the request's sampling reads, and that its iteration's message repeats."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class Room:
     """Blocks of the prefix cache that admitted requests of the batch share."""
     _computed: set[bytes] = field(default_factory=set)
     """Keys of the blocks that the batch computes."""
+    _num_history: int = 0
+    """Sum of `AdmissionCost.num_history` of the batch."""
 
     @classmethod
     def of(
@@ -79,11 +87,19 @@ class Room:
         waits = (
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
-        return AdmissionCost(cached, count, num_blocks - count + num_free, waits)
+        num_history = count * BLOCK_SIZE if request.sampling.reads_history else 0
+        return AdmissionCost(cached, count, num_blocks - count + num_free, waits, num_history)
+
+    def can_admit(self, cost: AdmissionCost) -> bool:
+        """Return True if a waiting request of this cost fits into the batch."""
+        if self.preempted or self.is_full or cost.num_blocks > self.num_blocks:
+            return False
+        return not self._num_history or self._num_history + cost.num_history <= MOST_HISTORY
 
     def admit(self, cost: AdmissionCost) -> None:
         """Subtract the blocks of a request."""
         self.num_blocks -= cost.num_blocks
+        self._num_history += cost.num_history
         self._shared.update(cost.cached)
 
     def grow(self, request: Request, num_blocks: int, admitted: Sequence[Request]) -> bool:

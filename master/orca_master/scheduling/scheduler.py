@@ -147,7 +147,7 @@ class Scheduler:
                 cost = room.cost_of(request)
                 if cost.waits_for_prefix:
                     continue
-                if room.preempted or room.is_full or cost.num_blocks > room.num_blocks:
+                if not room.can_admit(cost):
                     candidates.end_admission()
                     continue
                 num_shared_blocks = cost.num_shared_blocks
