@@ -1,5 +1,8 @@
 """A minimal OpenAI-compatible server, independent of ORCA, with fixed delays and a record of arrival and send times.
 
+The record also has the server's lag, the longest time by which its event loop was late: on a busy machine both arrival
+and sending may be late by so much.
+
     python -m support.stub_server FIRST_TOKEN_SECONDS TOKEN_SECONDS      prints its port
 
 Model `broken` gets status 500, `cut` a stream that ends early, `silent` no answer.
@@ -14,7 +17,18 @@ import time
 
 from aiohttp import web
 
+BEAT = 0.01
+"""Interval, in seconds, at which the event loop's lag is measured."""
+
 record: list[dict] = []
+lags = [0.0]
+
+
+async def watch_lag() -> None:
+    while True:
+        begin = time.perf_counter()
+        await asyncio.sleep(BEAT)
+        lags.append(time.perf_counter() - begin - BEAT)
 
 
 def make_app(first: float, gap: float) -> web.Application:
@@ -47,8 +61,9 @@ def make_app(first: float, gap: float) -> web.Application:
         return response
 
     async def recorded(_: web.Request) -> web.Response:
-        entries = list(record)
+        entries = {"requests": list(record), "lag": max(lags)}
         record.clear()
+        lags[:] = [0.0]
         return web.json_response(entries)
 
     app = web.Application()
@@ -64,7 +79,7 @@ async def main() -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     print(runner.addresses[0][1], flush=True)
-    await asyncio.Event().wait()
+    await watch_lag()
 
 
 if __name__ == "__main__":
