@@ -23,6 +23,11 @@ import time
 import traceback
 from collections.abc import Callable
 
+from orca_worker.torch_import import import_torch
+
+if __name__ == "__main__":
+    import_torch()  # before the modules that import torch
+
 import torch
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
