@@ -16,7 +16,7 @@ from typing import get_args
 import torch
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import KvCacheDtype, Quantization
+from orca_contract.model_choices import KvCacheDtype, Quantization
 from orca_protos import engine_pb2 as pb
 from orca_worker.kv_pools import KvPools
 from orca_worker.loaded_partition import LoadedPartition, load_partition

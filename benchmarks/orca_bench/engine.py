@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import Dtype, KvCacheDtype, Quantization
+from orca_contract.model_choices import Dtype, KvCacheDtype, Quantization
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError

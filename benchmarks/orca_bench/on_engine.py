@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import KvCacheDtype, ModelSpec, Quantization, Topology
-from orca_master.commands.serve import local_topology
+from orca_contract.model_choices import KvCacheDtype, Quantization
+from orca_contract.topology import ModelSpec, Topology
+from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.supervisor import PipelineSupervisor

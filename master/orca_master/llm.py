@@ -20,21 +20,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from orca_contract.topology import (
+from orca_contract.model_choices import (
     Dtype,
     KvCacheDtype,
-    ModelSpec,
     Quantization,
+    backend_of,
     kv_cache_refusal,
     quantization_refusal,
 )
+from orca_contract.topology import ModelSpec
 from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
+from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.preflight import check, model_command, text_command
-from orca_master.commands.serve import backend_of, local_topology
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig

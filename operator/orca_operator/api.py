@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from orca_contract import rank_environment
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.model_choices import Backend
 from orca_contract.scheduler import AdmissionName, PolicyName
-from orca_contract.topology import Backend
 from pydantic import Field
 
 from orca_operator.api_autoscaling import Autoscaling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orca_contract.topology import Dtype, KvCacheDtype, Quantization
+from orca_contract.model_choices import Dtype, KvCacheDtype, Quantization
 from pydantic import Field
 
 from orca_operator.api_types import Part, Quantity, SecretKey, Text

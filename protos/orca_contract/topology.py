@@ -12,15 +12,15 @@ from pydantic import Field, field_validator
 
 from orca_contract import rank_environment
 from orca_contract.message import Message, Positive, Since
+from orca_contract.model_choices import (
+    Backend,
+    Dtype,
+    KvCacheDtype,
+    Quantization,
+    kv_cache_refusal,
+    quantization_refusal,
+)
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""Type of weights and activations; auto is the checkpoint's own."""
-Quantization = Literal["none", "int8", "int4"]
-"""Weight-only quantization of the model's linear maps, when a worker loads them."""
-KvCacheDtype = Literal["auto", "int8"]
-"""Type of cached keys and values; auto is that of the activations."""
-Backend = Literal["gloo", "nccl"]
-"""Backend of the data plane: gloo on CPUs, nccl on GPUs."""
 MAX_PATH_LENGTH = 4096
 """PATH_MAX of Linux."""
 
@@ -89,17 +89,3 @@ class Topology(Message):
                     f"pipelineParallelSize is {self.pipeline_parallel_size}"
                 )
         return ""
-
-
-def quantization_refusal(quantization: Quantization, backend: Backend) -> str:
-    """Return why a backend's workers refuse a quantization; "" if they do not."""
-    if quantization == "none" or backend == "gloo":
-        return ""
-    return f"{quantization}: the CUDA kernels lack it, use none or a CPU"
-
-
-def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
-    """Return why a backend's workers refuse a type of cached keys and values; "" if they do not."""
-    if kv_cache_dtype == "auto" or backend == "gloo":
-        return ""
-    return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"

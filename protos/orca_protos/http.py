@@ -89,25 +89,6 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
             loop.close()
 
 
-def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening TCP socket; raise OSError if the address is not available.
-
-    `shared` sockets of one user may have the same port: the kernel distributes the connections.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def probes(routes: Mapping[str, Answer]) -> Any:
     """Return an ASGI application with plain-text responses for these paths (any method), 404 for other paths."""
 

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import urllib.request
 
-from orca_protos.http import listen, probes, serving_apart
+from orca_protos.http import probes, serving_apart
+from orca_protos.listening import listen
 
 
 def test_a_probe_answers_while_the_loop_stands_still():

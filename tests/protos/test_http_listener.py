@@ -13,10 +13,11 @@ from unittest import mock
 
 import pytest
 from orca_protos import http
-from orca_protos.http import listen, probes, serving
+from orca_protos.http import probes, serving
 from orca_protos.http_connection import BoundedProtocol
 from orca_protos.http_limits import ADMIN_LIMITS, PROBE_LIMITS, HttpLimits
 from orca_protos.http_listener import HttpListener, _has_bytes
+from orca_protos.listening import listen
 from support.certificates import sign
 
 HANDSHAKE_BYTE = b"\x16"
@@ -24,7 +25,8 @@ HANDSHAKE_BYTE = b"\x16"
 REQUEST = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 CROWD = """
 import asyncio, logging, resource, sys
-from orca_protos.http import listen, probes, serving
+from orca_protos.http import probes, serving
+from orca_protos.listening import listen
 from orca_protos.http_limits import HttpLimits
 
 async def main():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import KvCacheDtype, Quantization
+from orca_contract.model_choices import KvCacheDtype, Quantization
 from orca_kernels.interface import AnyPools, Int8Pools, Kernels, Pools
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb

@@ -19,7 +19,7 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
-from orca_protos.http import listen
+from orca_protos.listening import listen
 from support import pickle_trap
 from support.checkpoints import with_long_context, with_tokenizer
 from support.served import Served, alive, descendants, eventually, serve, value

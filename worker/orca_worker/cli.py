@@ -19,14 +19,14 @@ import grpc.aio
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.heartbeat import beat
-from orca_protos.http import listen, serving_apart
+from orca_protos.listening import listen
 from orca_protos.log_lines import add_log_options, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
 
 from orca_worker.controller import Controller
 from orca_worker.door import Door
-from orca_worker.probes import create_probes
+from orca_worker.early_ranks import EarlyRanks
 from orca_worker.rank_process import RANK_COMMAND
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ async def run(
     tls: TlsFolder | None = None,
     keeps_spare: bool = False,
     heartbeat: int | None = None,
+    early_ranks: EarlyRanks | None = None,
 ) -> int:
     """Serve until `Shutdown` or a signal; return the exit code. Without `tls` any caller may control the worker.
 
@@ -63,11 +64,18 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: leaving.append(loop.create_task(controller.leave(drain_timeout))))
     async with contextlib.AsyncExitStack() as stack:
+        if early_ranks is not None:
+            await controller.start_early(early_ranks)
         if probe_port is not None:
+            from orca_protos.http import serving_apart  # imports uvicorn
+
+            from orca_worker.probes import create_probes
+
             try:
                 listener = listen("0.0.0.0", probe_port)
             except OSError as error:
                 print(f"orca worker: error: --probe-port {probe_port}: {error.strerror}", file=sys.stderr)
+                await controller.close()
                 return 2
             await stack.enter_async_context(serving_apart(create_probes(controller), listener))
         await server.start()
@@ -109,6 +117,13 @@ def main(argv: list[str]) -> int:
         metavar="FD",
         help="pipe that gets a byte per second as a sign of life; the worker ends with its reader (none)",
     )
+    parser.add_argument(
+        "--start-ranks",
+        type=EarlyRanks.parse,
+        metavar="COUNT:FIRST:TOTAL:DEVICE",
+        help="start rank processes before a master comes, so that they import torch meanwhile: COUNT ranks, those from "
+        "FIRST on of the TOTAL on this machine (none)",
+    )
     security = parser.add_mutually_exclusive_group()
     security.add_argument(
         "--tls-dir", type=Path, metavar="DIR", help="folder with tls.crt, tls.key and ca.crt, for host:port"
@@ -146,5 +161,6 @@ def main(argv: list[str]) -> int:
             tls=tls,
             keeps_spare=not arguments.no_spare_rank,
             heartbeat=arguments.heartbeat,
+            early_ranks=arguments.start_ranks,
         )
     )

@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from orca_contract.message import VERSION
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerServicer
@@ -26,6 +25,7 @@ from orca_protos.wire import EPOCH_KEY, WIRE_VERSION
 
 from orca_worker.abort import Aborting
 from orca_worker.current_epoch import CurrentEpoch
+from orca_worker.early_ranks import EarlyRanks
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, RendezvousError
 from orca_worker.partition_loader import PartitionLoader
@@ -80,6 +80,10 @@ class Controller(WorkerServicer):
             await asyncio.sleep(LEAVE_POLL_SECONDS)
         self.stopped.set()
 
+    async def start_early(self, ranks: EarlyRanks) -> None:
+        """Start ranks before the first Load."""
+        await self._loader.start_early(ranks.request())
+
     # -- cold ----------------------------------------------------------------------------------------
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
@@ -87,6 +91,8 @@ class Controller(WorkerServicer):
         if self.leaving:
             leaving = pb.Fault(message="the worker is shutting down", kind=pb.FAULT_KIND_CAUSE)
             await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
+        from orca_contract.message import VERSION  # imports pydantic
+
         return pb.Description(
             boot_id=self._boot_id,
             pod_uid=os.environ.get("POD_UID", ""),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.topology import KvCacheDtype
+from orca_contract.model_choices import KvCacheDtype
 from orca_kernels.interface import AnyPools, Int8Pools, Pools
 
 from orca_worker.layers import PagedAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from orca_contract import rank_environment
-from orca_contract.topology import Backend, KvCacheDtype, Quantization, kv_cache_refusal, quantization_refusal
+from orca_contract.model_choices import Backend, KvCacheDtype, Quantization, kv_cache_refusal, quantization_refusal
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError

@@ -18,7 +18,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from orca_contract.topology import Quantization
+from orca_contract.model_choices import Quantization
 
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config

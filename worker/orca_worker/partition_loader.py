@@ -1,4 +1,7 @@
-"""`PartitionLoader`: loads a worker's partition into its rank processes, and only into new ones after a failure."""
+"""`PartitionLoader`: loads a worker's partition into its rank processes, and only into new ones after a failure.
+
+The modules that check a model import pydantic. They are imported by the first load, so that early ranks start before.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,6 @@ from pathlib import Path
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import EpochError, FaultError, ModelError
-from orca_worker.load_request import check_request, quantization
-from orca_worker.model_check import check_model
-from orca_worker.model_config import load_digest
 from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks, rank_starts
 
@@ -38,12 +38,21 @@ class PartitionLoader:
         self._leave_epoch = leave_epoch
         self._replacing = asyncio.Lock()
 
+    async def start_early(self, request: pb.LoadRequest) -> None:
+        """Start the ranks of a load of `request` before that comes, and import what the load needs."""
+        await self._starter.start_early(rank_starts(request, self._rank_command, self._may_pin))
+        import orca_worker.model_check  # noqa: F401
+
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
         """Load a partition; yield progress, and the facts at the end.
 
         Ranks that have loaded the same files for an equal request keep them. Raises ModelError, which ends all ranks,
         FaultError, or EpochError if another load has taken over the processes meanwhile.
         """
+        from orca_worker.load_request import check_request, quantization
+        from orca_worker.model_check import check_model
+        from orca_worker.model_config import load_digest
+
         check_request(request)
         path = Path(request.model_path)
         try:

@@ -1,7 +1,7 @@
 """`RankStarter`: starts the rank processes of a worker, and keeps a spare process for the next rank that fails.
 
-Importing torch takes an interpreter seconds, most of the pause after the end of a rank. The spare process has imported
-torch and waits for a Load.
+Importing torch takes an interpreter a second, most of the pause after the end of a rank. The spare process has imported
+torch and waits for a Load. So do the early ranks, which are started before the first Load (early_ranks.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_protos import engine_pb2 as pb
@@ -59,9 +59,31 @@ class RankStarter:
         self._spare_answers = False
         """The spare has imported torch, and its reader thread has answered."""
         self._starting: asyncio.Task[None] | None = None
+        self._early: list[tuple[RankStart, RankProcess]] = []
+
+    async def start_early(self, starts: Sequence[RankStart]) -> None:
+        """Start processes for the ranks that the first Load will probably start."""
+        try:
+            for start in starts:
+                self._early.append((start, await self._spawn(start)))
+        except OSError as error:
+            logger.info("no more ranks are started before the first Load: %s", error)
+
+    async def end_early(self) -> None:
+        """End the early ranks that no Load has used."""
+        early, self._early = self._early, []
+        await asyncio.gather(*(process.end() for _, process in early))
 
     async def start(self, tensor_rank: int, start: RankStart) -> RankProcess:
-        """Return a process for rank `tensor_rank`: the spare, or a new process; raise OSError if it cannot start."""
+        """Return a process for rank `tensor_rank`: an early rank, the spare, or a new process.
+
+        Raises OSError if none can be started.
+        """
+        for early in self._early:
+            if start.may_use(early[0]) and not early[1].failed:
+                self._early.remove(early)
+                early[1].become(tensor_rank, start.cores)
+                return early[1]
         await self._cancel()
         spare, self._spare = self._spare, None
         if spare is not None and start.may_use(spare[0]) and await self._lives(spare[1]):
@@ -81,7 +103,8 @@ class RankStarter:
             self._starting = asyncio.create_task(self._start_spare(start))
 
     async def end(self) -> None:
-        """End the spare."""
+        """End the spare and the early ranks."""
+        await self.end_early()
         await self._cancel()
         spare, self._spare = self._spare, None
         if spare is not None:

@@ -75,6 +75,7 @@ class Ranks:
         try:
             for tensor_rank, start in enumerate(starts):
                 ranks._processes.append(await starter.start(tensor_rank, start))
+            await starter.end_early()
         except OSError as error:
             await ranks.end()
             raise _not_started(error, partition) from error

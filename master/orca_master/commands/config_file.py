@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orca_master.errors import ConfigurationError
 
 
@@ -21,6 +19,8 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     known, rest = finder.parse_known_args(argv)
     if known.config is None:
         return rest
+    import yaml  # only for this option: every start would pay
+
     try:
         values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
     except OSError as error:

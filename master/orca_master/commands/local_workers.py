@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -50,21 +50,28 @@ class _Worker:
 class LocalWorkers:
     """`count` workers at `addresses`. A context manager, to be entered on a thread that outlives the workers.
 
-    Raises OSError on entry. `options`: more options of `orca worker`. `folder` is temporary and has the sockets.
+    Raises OSError on entry. `options`: more options of `orca worker`; `own_options`: those of each worker. `folder` is
+    temporary and has the sockets.
     """
 
-    def __init__(self, count: int, options: Sequence[str] = WITHOUT_RECOVERY) -> None:
+    def __init__(
+        self,
+        count: int,
+        options: Sequence[str] = WITHOUT_RECOVERY,
+        own_options: Callable[[int], Sequence[str]] = lambda _: (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orca-")
         self.folder = self._folder.name
         self.addresses = [f"unix:{self.folder}/worker-{index}.sock" for index in range(count)]
         self._options = options
+        self._own_options = own_options
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> LocalWorkers:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end)
-            for address in self.addresses:
-                self._workers.append(self._start_worker(address))
+            for index in range(len(self.addresses)):
+                self._workers.append(self._start_worker(index))
             stack.pop_all()
         return self
 
@@ -88,6 +95,11 @@ class LocalWorkers:
             worker.heartbeat.close()
         self._folder.cleanup()
 
+    def kill(self) -> None:
+        """Kill the workers and thereby their ranks (parent_death.py): they have done nothing yet."""
+        for worker in self._workers:
+            worker.process.kill()
+
     def end_silent(self) -> None:
         """Kill the workers that give no sign of life; `restart_ended` restarts them. Call every CHECK_SECONDS."""
         for index, worker in enumerate(self._workers):
@@ -110,7 +122,7 @@ class LocalWorkers:
                 logger.warning("worker %d ended (%s) and is restarted %s", index, describe_exit(code), when)
             if worker.restart_at is not None and worker.restart_at <= now:
                 try:
-                    restarted = self._start_worker(self.addresses[index], worker.num_restarts + 1)
+                    restarted = self._start_worker(index, worker.num_restarts + 1)
                 except OSError as error:  # no memory or no process left
                     worker.restart_at = now + BACK_OFF_SECONDS[-1]
                     logger.warning("worker %d was not started: %s", index, error.strerror)
@@ -120,10 +132,10 @@ class LocalWorkers:
         waits = [worker.restart_at - now for worker in self._workers if worker.restart_at is not None]
         return min(waits, default=None)
 
-    def _start_worker(self, address: str, num_restarts: int = 0) -> _Worker:
+    def _start_worker(self, index: int, num_restarts: int = 0) -> _Worker:
         heartbeat = Heartbeat(time.monotonic())
         try:
-            process = self._start(address, heartbeat.writer)
+            process = self._start(index, heartbeat.writer)
         except BaseException:
             heartbeat.close()
             raise
@@ -131,8 +143,8 @@ class LocalWorkers:
             heartbeat.close_writer()
         return _Worker(process, heartbeat, time.monotonic(), num_restarts)
 
-    def _start(self, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
-        own = ("--listen", address, "--heartbeat", str(heartbeat))
+    def _start(self, index: int, heartbeat: int) -> subprocess.Popen[bytes]:
+        own = ("--listen", self.addresses[index], "--heartbeat", str(heartbeat), *self._own_options(index))
         return subprocess.Popen(
             [*bound_command("orca_worker"), *own, *self._options],
             pass_fds=(heartbeat,),

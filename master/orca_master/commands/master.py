@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.topology import Backend, Communication, PipelineSpec, Topology
+from orca_contract.model_choices import Backend
+from orca_contract.topology import Communication, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.log_lines import configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from orca_contract.topology import (
+from orca_contract.model_choices import (
     Backend,
     Dtype,
     KvCacheDtype,
-    ModelSpec,
     Quantization,
     kv_cache_refusal,
     quantization_refusal,
 )
-from pydantic import ValidationError
 
 from orca_master.commands.argument_types import positive
 from orca_master.errors import ConfigurationError
+
+if TYPE_CHECKING:  # imports pydantic, which takes a tenth of a second
+    from orca_contract.topology import ModelSpec
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +63,20 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
 
 
-def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backend: Backend) -> ModelSpec:
-    """Return the model of these options; raise ConfigurationError."""
+def check_model_options(arguments: argparse.Namespace, backend: Backend) -> None:
+    """Raise ConfigurationError for an option that the backend's workers refuse."""
     if refusal := quantization_refusal(arguments.quantization, backend):
         raise ConfigurationError(f"--quantization {refusal}")
     if refusal := kv_cache_refusal(arguments.kv_cache_dtype, backend):
         raise ConfigurationError(f"--kv-cache-dtype {refusal}")
+
+
+def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backend: Backend) -> ModelSpec:
+    """Return the model of these options; raise ConfigurationError."""
+    from orca_contract.topology import ModelSpec
+    from pydantic import ValidationError
+
+    check_model_options(arguments, backend)
     try:
         return ModelSpec(
             path=path,

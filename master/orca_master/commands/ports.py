@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from orca_protos.http import listen
+from orca_protos.listening import listen
 
 from orca_master.endpoint.admin_token import AdminToken
 from orca_master.errors import ConfigurationError

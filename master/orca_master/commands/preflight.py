@@ -6,14 +6,15 @@ interpreter these processes run with -P, to import nothing from the current fold
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orca_contract.topology import Quantization
+from orca_contract.model_choices import Quantization
 
 from orca_master.errors import ConfigurationError
 
@@ -50,6 +51,13 @@ def text_command(folder: Path, chat_template: Path | None) -> list[str]:
 
 def check(*commands: Sequence[str]) -> None:
     """Run check commands (module and arguments); raise ConfigurationError with the first error line."""
+    with checking(*commands):
+        pass
+
+
+@contextlib.contextmanager
+def checking(*commands: Sequence[str]) -> Iterator[None]:
+    """Run check commands beside the block; raise ConfigurationError at its end, like `check`."""
     environment = {**os.environ, "RUST_BACKTRACE": "0"}
     deadline = time.monotonic() + WALL_SECONDS
     processes = [
@@ -65,6 +73,7 @@ def check(*commands: Sequence[str]) -> None:
         for command in commands
     ]
     try:
+        yield
         for command, process in zip(commands, processes, strict=True):
             _, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode == 0:

@@ -1,7 +1,8 @@
 """`orca serve`: master and workers on this machine.
 
-Starts `orca worker` processes on Unix sockets (local_workers.py), builds their topology and runs the same server as
-`orca master` in a child process. This process restarts master and workers that end (serve_parent.py).
+Starts `orca worker` processes on Unix sockets (local_workers.py), whose ranks import torch while this process checks
+the model. Builds the workers' topology and runs the same server as `orca master` in a child process. This process
+restarts master and workers that end (serve_parent.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from orca_contract.topology import Backend, Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.model_choices import backend_of
 from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
@@ -23,7 +24,7 @@ from orca_master.commands.argument_types import positive
 from orca_master.commands.child_process import fork
 from orca_master.commands.config_file import with_config_file
 from orca_master.commands.local_workers import LocalWorkers
-from orca_master.commands.model_options import add_model_options, model_spec
+from orca_master.commands.model_options import add_model_options, check_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
     add_server_options,
@@ -32,7 +33,7 @@ from orca_master.commands.options import (
     journal_config,
 )
 from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
-from orca_master.commands.preflight import check, model_command, text_command
+from orca_master.commands.preflight import checking, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
@@ -45,77 +46,63 @@ RECOVERY_SECONDS = 600
 
 def main(argv: list[str]) -> int:
     """Run `orca serve` and return the exit code."""
-    parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
-    parser.add_argument("model", help="Hugging Face model directory")
-    parser.add_argument(
-        "--pipeline-parallel-size",
-        "-pp",
-        type=positive,
-        default=1,
-        help="inter-layer partitions, one worker process each (1)",
-    )
-    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
-    parser.add_argument(
-        "--recovery-timeout",
-        type=positive,
-        default=RECOVERY_SECONDS,
-        metavar="SECONDS",
-        help=f"maximum wait of requests, without progress, until a lost pipeline serves again ({RECOVERY_SECONDS})",
-    )
-    parser.add_argument(
-        "--no-spare-ranks",
-        action="store_true",
-        help="keep no idle process per worker that replaces a failed rank at once (one is kept if 1 GiB is free)",
-    )
-    add_model_options(parser)
-    add_engine_options(parser)
-    add_server_options(parser)
+    parser = _parser()
     for number in SIGNALS:
         signal.signal(number, _leave)
     try:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
+        check_model_options(arguments, backend_of(arguments.device))
         names = endpoint_config(arguments, model.name)
-        spec = model_spec(arguments, str(model), names.model_names[0], backend_of(arguments.device))
         journal = journal_config(arguments)
-        check(
-            model_command(
-                model,
-                arguments.pipeline_parallel_size,
-                arguments.tensor_parallel_size,
-                arguments.max_model_len,
-                arguments.quantization,
-                arguments.device,
-            ),
-            text_command(model, names.chat_template),
-        )
-        listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
     except ConfigurationError as error:
         parser.error(str(error))
     # The report of the start says what a worker's lines would.
     worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
     num_workers = arguments.replicas * arguments.pipeline_parallel_size
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
-    # From here on the parent process waits for signals and passes them on.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
     worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
     # A worker that gets a signal computes until the master has moved its requests, or has drained.
     worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
     if arguments.no_spare_ranks:
         worker_options.append("--no-spare-rank")
-    with LocalWorkers(num_workers, worker_options) as workers:
+    # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
+    ranks = arguments.tensor_parallel_size
+
+    def early_ranks(index: int) -> list[str]:
+        return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{arguments.device}"]
+
+    with LocalWorkers(num_workers, worker_options, early_ranks) as workers:
+        try:
+            with checking(
+                model_command(
+                    model,
+                    arguments.pipeline_parallel_size,
+                    ranks,
+                    arguments.max_model_len,
+                    arguments.quantization,
+                    arguments.device,
+                ),
+                text_command(model, names.chat_template),
+            ):
+                # Here and not in the master, which is forked, so that a restarted master is ready sooner.
+                from orca_master.commands.local_topology import local_topology
+                from orca_master.commands.server import run_to_exit_code
+            spec = model_spec(arguments, str(model), names.model_names[0], backend_of(arguments.device))
+            listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
+        except ConfigurationError as error:
+            workers.kill()
+            parser.error(str(error))
+        # From here on the parent process waits for signals and passes them on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
 
         def run_master(restarted: bool, parent: Parent) -> int:
-            # The import takes a second: do it while the workers start.
-            from orca_master.commands.server import run_to_exit_code
-
             tempfile.tempdir = workers.folder  # removed at the end, also after a kill
             topology = local_topology(
                 spec,
                 arguments.pipeline_parallel_size,
-                arguments.tensor_parallel_size,
+                ranks,
                 arguments.device,
                 workers.addresses,
             )
@@ -143,6 +130,36 @@ def main(argv: list[str]) -> int:
     return code
 
 
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
+    parser.add_argument("model", help="Hugging Face model directory")
+    parser.add_argument(
+        "--pipeline-parallel-size",
+        "-pp",
+        type=positive,
+        default=1,
+        help="inter-layer partitions, one worker process each (1)",
+    )
+    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    parser.add_argument(
+        "--recovery-timeout",
+        type=positive,
+        default=RECOVERY_SECONDS,
+        metavar="SECONDS",
+        help=f"maximum wait of requests, without progress, until a lost pipeline serves again ({RECOVERY_SECONDS})",
+    )
+    parser.add_argument(
+        "--no-spare-ranks",
+        action="store_true",
+        help="keep no idle process per worker that replaces a failed rank at once (one is kept if 1 GiB is free)",
+    )
+    add_model_options(parser)
+    add_engine_options(parser)
+    add_server_options(parser)
+    return parser
+
+
 def _model_folder(name: str) -> Path:
     """Return the resolved model directory; raise ConfigurationError if it has no config.json that can be opened."""
     try:
@@ -155,28 +172,6 @@ def _model_folder(name: str) -> Path:
     except RuntimeError as error:  # a cycle of symbolic links, before Python 3.13
         raise ConfigurationError(f"{name}: {error}") from error
     return folder
-
-
-def local_topology(
-    model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
-) -> Topology:
-    """Return the topology of workers on this machine, `pipeline_parallel_size` workers per pipeline."""
-    size = pipeline_parallel_size
-    return Topology(
-        model=model,
-        pipeline_parallel_size=size,
-        tensor_parallel_size=tensor_parallel_size,
-        communication=Communication(backend=backend_of(device), socket_interface="lo"),
-        pipelines=[
-            PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
-            for index in range(len(addresses) // size)
-        ],
-    )
-
-
-def backend_of(device: str) -> Backend:
-    """Return the data plane's backend for workers on a device, cpu or cuda."""
-    return "nccl" if device == "cuda" else "gloo"
 
 
 def _leave(number: int, _: FrameType | None) -> None:

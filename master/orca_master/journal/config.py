@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-
-from orca_contract.topology import Topology
+from typing import TYPE_CHECKING
 
 from orca_master.errors import ConfigurationError
+
+if TYPE_CHECKING:  # imports pydantic, which takes a tenth of a second
+    from orca_contract.topology import Topology
 
 IDENTIFYING = ("config.json", "tokenizer.json", "model.safetensors.index.json")
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from orca_contract.topology import KvCacheDtype, Quantization
+from orca_contract.model_choices import KvCacheDtype, Quantization
 
 from orca_worker.errors import ModelError
 from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat, errors_of

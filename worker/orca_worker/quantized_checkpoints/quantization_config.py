@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from orca_contract.topology import Quantization
+from orca_contract.model_choices import Quantization
 from orca_protos.model_files import checked, quote
 
 from orca_worker.config_schema import ModelFile

@@ -1,0 +1,37 @@
+"""The choices for a model and its data plane, and which of them exclude each other. Imports no pydantic.
+
+Commands offer these choices before they import the messages that contain them (topology.py), which takes a tenth of a
+second.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Type of weights and activations; auto is the checkpoint's own."""
+Quantization = Literal["none", "int8", "int4"]
+"""Weight-only quantization of the model's linear maps, when a worker loads them."""
+KvCacheDtype = Literal["auto", "int8"]
+"""Type of cached keys and values; auto is that of the activations."""
+Backend = Literal["gloo", "nccl"]
+"""Backend of the data plane: gloo on CPUs, nccl on GPUs."""
+
+
+def backend_of(device: str) -> Backend:
+    """Return the data plane's backend for workers on a device, cpu or cuda."""
+    return "nccl" if device == "cuda" else "gloo"
+
+
+def quantization_refusal(quantization: Quantization, backend: Backend) -> str:
+    """Return why a backend's workers refuse a quantization; "" if they do not."""
+    if quantization == "none" or backend == "gloo":
+        return ""
+    return f"{quantization}: the CUDA kernels lack it, use none or a CPU"
+
+
+def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
+    """Return why a backend's workers refuse a type of cached keys and values; "" if they do not."""
+    if kv_cache_dtype == "auto" or backend == "gloo":
+        return ""
+    return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"
