@@ -263,3 +263,21 @@ def test_the_master_ends_with_its_parent():
     while Path(f"/proc/{master}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{master}").exists()
+
+
+def test_each_worker_has_its_own_options_also_after_a_restart_and_a_kill_ends_it(monkeypatch, clock):
+    def note(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        return start([sys.executable, "-c", SILENCE])
+
+    commands: list[list[str]] = []
+    start = subprocess.Popen
+    monkeypatch.setattr(local_workers.subprocess, "Popen", note)
+    with LocalWorkers(2, ["--all"], lambda index: ["--own", str(index)]) as workers:
+        workers.kill()
+        for worker in workers._workers:
+            assert worker.process.wait(60) == -signal.SIGKILL
+        workers.restart_ended()
+        workers.kill()
+        monkeypatch.setattr(local_workers, "time", time)
+    assert [command[-3:] for command in commands] == [["--all", "--own", number] for number in "0101"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from orca_master.commands import preflight
-from orca_master.commands.preflight import check
+from orca_master.commands.preflight import check, checking
 from orca_master.errors import ConfigurationError
 
 
@@ -67,3 +67,17 @@ def test_links_in_a_circle_are_refused_by_the_option(tmp_path):
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(ConfigurationError, match=r"^--chat-template \S+/a: "):
         check(["orca_master.commands.text_check", str(tmp_path), "--chat-template", str(tmp_path / "a")])
+
+
+def test_checks_run_beside_the_block(tmp_path):
+    go = tmp_path / "go"
+    program = (
+        f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nraise KeyError('ours')"
+    )
+    with pytest.raises(ConfigurationError, match="ours"), checking(["timeit", program]):
+        go.touch()
+
+
+def test_checks_are_killed_if_the_block_fails():
+    with pytest.raises(SystemExit), checking(["timeit", "import time; time.sleep(600)"]):
+        sys.exit(2)

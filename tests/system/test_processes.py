@@ -292,3 +292,22 @@ def _listening(pid: int) -> set[str]:
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             targets.add(os.readlink(file))
     return sockets & targets
+
+
+def test_a_refused_model_leaves_nothing(copy, monkeypatch):
+    """Workers and ranks, which start beside the check of the model, have ended when the error is reported."""
+    monkeypatch.setenv("ORCA_TEST_START", copy.parts[-2])
+    (copy / "tokenizer.json").write_text("{}")
+    result = run("serve", str(copy), "--port", "0", "--tensor-parallel-size", "2")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert eventually(lambda: not [pid for pid in Path("/proc").iterdir() if _has_environment(pid, copy.parts[-2])])
+
+
+def _has_environment(process: Path, text: str) -> bool:
+    """Return True if another process than this one has the text in its environment."""
+    with contextlib.suppress(OSError):
+        return (
+            process.name != str(os.getpid())
+            and f"ORCA_TEST_START={text}".encode() in (process / "environ").read_bytes()
+        )
+    return False

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker import rank_starter
+from orca_worker.rank_process import RankProcess
 from orca_worker.rank_starter import RankStart, RankStarter
+from orca_worker.ranks import Ranks
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 START = RankStart((sys.executable, str(SCRIPT), json.dumps({"reads": [10, 20, 30]})), {"A": "1"}, (), "cpu")
@@ -127,5 +129,58 @@ def test_none_is_kept_unless_asked_for():
         async with starter(keeps_spare=False) as (made, _):
             made.prepare_spare(START)
             assert made._starting is None
+
+    asyncio.run(run())
+
+
+def test_early_ranks_become_the_ranks_that_they_fit_and_the_rest_ends():
+    async def run() -> None:
+        async with starter() as (made, faults):
+            other = RankStart(START.command, {"A": "2"}, (), "cpu")
+            await made.start_early([other, START, other, START])
+            pids = [process._process.pid for _, process in made._early]
+            os.kill(pids[0], signal.SIGKILL)
+            while not faults:
+                await asyncio.sleep(0.01)
+            ranks = [await made.start(number, start) for number, start in enumerate((START, other, other))]
+            try:
+                assert [rank._process.pid for rank in ranks[:2]] == [pids[1], pids[2]]
+                assert ranks[2]._process.pid not in pids, "the process that was killed is of no use"
+                read = [reply.load.loaded_bytes async for reply in ranks[1].answers(LOAD, 100)]
+                assert read[0] == 20, "the process has become rank 1"
+                os.kill(pids[3], 0)
+                await made.end_early()
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pids[3], 0)
+            finally:
+                for rank in ranks:
+                    await rank.end()
+
+    asyncio.run(run())
+
+
+def test_a_load_ends_the_early_ranks_that_it_has_no_use_for():
+    async def run() -> None:
+        async with starter() as (made, _):
+            await made.start_early([START, START])
+            pids = [process._process.pid for _, process in made._early]
+            ranks = await Ranks.spawn([START], 0, made)
+            assert ([process._process.pid for process in ranks._processes], made._early) == (pids[:1], [])
+            await ranks.end()
+            await made.start_early([START])
+
+    asyncio.run(run())
+
+
+def test_early_ranks_that_the_system_refuses_are_started_by_the_load(monkeypatch):
+    async def refused(*_: object) -> RankProcess:
+        raise OSError("no process left")
+
+    async def run() -> None:
+        async with starter() as (made, _):
+            with monkeypatch.context() as patch:
+                patch.setattr(RankProcess, "spawn", refused)
+                await made.start_early([START])
+            await (await made.start(0, START)).end()
 
     asyncio.run(run())

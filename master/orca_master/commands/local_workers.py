@@ -70,8 +70,8 @@ class LocalWorkers:
     def __enter__(self) -> LocalWorkers:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end)
-            for index in range(len(self.addresses)):
-                self._workers.append(self._start_worker(index))
+            for address in self.addresses:
+                self._workers.append(self._start_worker(address))
             stack.pop_all()
         return self
 
@@ -122,7 +122,7 @@ class LocalWorkers:
                 logger.warning("worker %d ended (%s) and is restarted %s", index, describe_exit(code), when)
             if worker.restart_at is not None and worker.restart_at <= now:
                 try:
-                    restarted = self._start_worker(index, worker.num_restarts + 1)
+                    restarted = self._start_worker(self.addresses[index], worker.num_restarts + 1)
                 except OSError as error:  # no memory or no process left
                     worker.restart_at = now + BACK_OFF_SECONDS[-1]
                     logger.warning("worker %d was not started: %s", index, error.strerror)
@@ -132,10 +132,10 @@ class LocalWorkers:
         waits = [worker.restart_at - now for worker in self._workers if worker.restart_at is not None]
         return min(waits, default=None)
 
-    def _start_worker(self, index: int, num_restarts: int = 0) -> _Worker:
+    def _start_worker(self, address: str, num_restarts: int = 0) -> _Worker:
         heartbeat = Heartbeat(time.monotonic())
         try:
-            process = self._start(index, heartbeat.writer)
+            process = self._start(address, heartbeat.writer)
         except BaseException:
             heartbeat.close()
             raise
@@ -143,10 +143,10 @@ class LocalWorkers:
             heartbeat.close_writer()
         return _Worker(process, heartbeat, time.monotonic(), num_restarts)
 
-    def _start(self, index: int, heartbeat: int) -> subprocess.Popen[bytes]:
-        own = ("--listen", self.addresses[index], "--heartbeat", str(heartbeat), *self._own_options(index))
+    def _start(self, address: str, heartbeat: int) -> subprocess.Popen[bytes]:
+        options = (*self._options, *self._own_options(self.addresses.index(address)))
         return subprocess.Popen(
-            [*bound_command("orca_worker"), *own, *self._options],
+            [*bound_command("orca_worker"), "--listen", address, "--heartbeat", str(heartbeat), *options],
             pass_fds=(heartbeat,),
             start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends the workers in order
         )
