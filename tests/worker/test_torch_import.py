@@ -11,6 +11,7 @@ import pytest
 from orca_worker import torch_import
 
 FAKE_TORCH = {
+    "version": "__version__ = '2.13.0+cpu'",
     "__init__": "from torch import first\nfrom torch import _meta_registrations\nfrom torch import last",
     "_meta_registrations": "print('executed')\nimport torch.prims\nVALUE = 1",
     "prims": "print('prims')",
@@ -66,13 +67,25 @@ def test_the_next_import_of_a_module_of_torch_executes_the_registrations_first_a
     ("modules", "printed"),
     [
         ({"__init__": "", "_meta_registrations": None}, ["imported", "compiler"]),
+        ({"version": "__version__ = '2.14.0'"}, ["imported", "executed", "prims", "compiler"]),
+        ({"version": None}, ["imported", "executed", "prims", "compiler"]),
         ({"last": "from torch._meta_registrations import VALUE"}, ["executed", "prims", "imported", "compiler"]),
         ({"last": "import torch\ntorch._meta_registrations.VALUE"}, ["executed", "prims", "imported", "compiler"]),
     ],
-    ids=["without-them", "imports-a-name", "uses-an-attribute"],
+    ids=["without-them", "newer", "unknown", "imports-a-name", "uses-an-attribute"],
 )
 def test_other_versions_of_torch_are_imported_as_they_are(fake_torch, modules, printed):
     assert fake_torch(f"{BEGIN}import torch.compiler", **modules) == printed
+
+
+@pytest.mark.parametrize(
+    ("modules", "printed"),
+    [({}, ["executed", "prims"]), ({"__init__": "", "_meta_registrations": None}, [])],
+    ids=["postponed", "without-them"],
+)
+def test_torch_is_completed_when_it_is_asked_for(fake_torch, modules, printed):
+    program = f"{BEGIN}from orca_worker.torch_import import complete_torch\ncomplete_torch()\ncomplete_torch()"
+    assert fake_torch(program, **modules) == ["imported", *printed]
 
 
 def test_an_error_of_torchs_import_is_passed_on(fake_torch):
@@ -107,5 +120,6 @@ with contextlib.suppress(SystemExit):
 import torch, orca_worker.stage
 assert "torch._decomp.decompositions" not in sys.modules
 {use}
+torch.Generator()
 print(torch.linalg.eig(torch.empty(3, 3, device="meta"))[0].shape)"""
     assert output(program)[-1] == "torch.Size([3])"

@@ -21,6 +21,7 @@ from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.tensor_parallel_group import TensorParallelGroup
+from orca_worker.torch_import import complete_torch
 
 logger = logging.getLogger(__name__)
 
@@ -106,5 +107,6 @@ def _device(name: str, index: int) -> torch.device:
         raise ModelError("device cuda is requested, but this worker has no GPU: use the gloo backend on the CPU")
     if index >= torch.cuda.device_count():
         raise ModelError(f"CUDA device {index} is requested, but this machine has {torch.cuda.device_count()} devices")
+    complete_torch()  # which part of it CUDA needs has not been tried
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

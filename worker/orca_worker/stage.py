@@ -29,6 +29,7 @@ from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
+from orca_worker.torch_import import complete_torch
 
 CPU_WARMUP_TOKENS = 64
 """On the CPU a warm-up only initialises libraries; the memory of an iteration is estimated."""
@@ -234,6 +235,7 @@ class Stage:
     def _self_test(self, num_blocks: int) -> None:
         """See exactness.py. On later partitions a row of a table replaces each token's activations."""
         rows = RowTable(self._max_model_len, self._device)
+        complete_torch()  # for the generator
         shape, generator = (LENGTH, self._config.hidden_size), torch.Generator().manual_seed(0)
         table = None if self._first else torch.randn(shape, generator=generator)
 

@@ -1,33 +1,39 @@
 """`import_torch`: imports torch into a rank process without its Python functions for meta tensors.
 
 `import torch` executes `torch._meta_registrations`, which computes in Python the shapes of operators on tensors without
-data (device "meta"). That takes a quarter of the import. Ranks have no such tensors; torch's compiler and export have.
-The module is postponed, so that torch stays complete:
+data (device "meta"). With what it imports, that takes a quarter of the import. Ranks have no such tensors; torch's
+compiler and export have. The module is postponed, so that torch stays complete:
 
 - The next import of any module of torch executes it first: of the module itself, of torch's compiler, of anything that
-  ORCA does not need. Only operators on meta tensors without such an import raise NotImplementedError.
-- If another version of torch uses an attribute of the module while torch is imported, the module is executed then.
-- If torch has no such module, nothing is postponed.
+  ORCA does not need. Only what uses it without an import fails: operators on meta tensors raise NotImplementedError,
+  and `torch.Generator()` raises RuntimeError. Call `complete_torch` before these.
+- Only with VERSIONS, whose modules have been read for such effects. Others are imported as usual.
+- If torch uses an attribute of the module while it is imported, the module is executed then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PACKAGE = "torch"
 NAME = "_meta_registrations"
 POSTPONED = f"{PACKAGE}.{NAME}"
+VERSIONS = ("2.13",)
+"""Of torch, without the last number."""
 
 
 def import_torch() -> None:
     """Import torch, and postpone POSTPONED, if this process has not imported torch. For a process with one thread."""
-    if PACKAGE in sys.modules:
+    if PACKAGE in sys.modules or _version() not in VERSIONS:
         return
     finder = _Finder()
     sys.meta_path.insert(0, finder)
@@ -35,6 +41,23 @@ def import_torch() -> None:
         importlib.import_module(PACKAGE)
     finally:
         finder.forget()
+
+
+def complete_torch() -> None:
+    """Execute POSTPONED, unless that has happened."""
+    with contextlib.suppress(ModuleNotFoundError):  # in another version
+        importlib.import_module(POSTPONED)
+
+
+def _version() -> str:
+    """Return the version of torch, without the last number, from its version.py; "" if it cannot be read."""
+    spec = PathFinder.find_spec(PACKAGE)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if spec is not None and spec.origin is not None:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            match = re.search(r"""^__version__ *= *['"](\d+\.\d+)\.""", text, re.MULTILINE)
+            return match[1] if match else ""
+    return ""
 
 
 class _Finder(MetaPathFinder):
