@@ -102,6 +102,10 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
             ["orca_contract.state", "orca_contract.topology"],
             ["torch", "fastapi", "grpc", "google.protobuf", "orca_protos"],
         ),
+        (  # what `orca serve` waits for before its ranks begin to import torch
+            ["orca_master.commands.serve", "orca_worker.cli"],
+            ["uvicorn", "fastapi", "yaml", "orca_contract.message", "orca_worker.model_check"],
+        ),
     ],
 )
 def test_light_processes_stay_light(modules, absent):

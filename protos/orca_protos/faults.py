@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import grpc.aio
+from typing import TYPE_CHECKING
+
 from google.protobuf.message import DecodeError
 
 from orca_protos import engine_pb2 as pb
+
+if TYPE_CHECKING:  # ranks have no gRPC
+    import grpc.aio
 
 FAULT_KEY = "orca-fault-bin"
 MAX_MESSAGE_BYTES = 2000
