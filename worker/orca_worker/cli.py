@@ -1,7 +1,7 @@
 """`orca worker`: listens on an address and executes the commands of a master.
 
 The command line has only addresses and TLS files (docs/contracts.md, section 1): model, partition and the addresses of
-other workers come from the master.
+other workers come from the master. With `--start-ranks` the worker starts ranks before a master comes (early_ranks.py).
 """
 
 from __future__ import annotations
