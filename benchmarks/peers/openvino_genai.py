@@ -1,8 +1,12 @@
 # /// script
-# dependencies = ["openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"]
+# dependencies = ["openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0"]
 # without = ["torchvision"]
 # ///
-"""OpenVINO GenAI's continuous batching; model exported by optimum-intel, cache in the precision of the model."""
+"""OpenVINO GenAI's continuous batching; model exported by optimum-intel, with its defaults for weights of 8 and 4 bits.
+
+The K/V cache has the precision of the model, or OpenVINO's default on CPUs, unsigned integers of eight bits. With
+quantised weights OpenVINO's default also quantises activations to eight bits (DYNAMIC_QUANTIZATION_GROUP_SIZE).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from pathlib import Path
 from protocol import Job, serve
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
+WEIGHT_FORMAT = {"none": "fp32", "int8": "int8", "int4": "int4"}
+"""fp32: the weights are converted to the precision of the model when it is loaded."""
 
 
 def load(job: Job) -> Callable[[], list[int]]:
@@ -22,18 +28,18 @@ def load(job: Job) -> Callable[[], list[int]]:
     import openvino
     from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
-    exported = job.model.with_name(f"{job.model.name}-openvino")
+    exported = job.model.with_name(f"{job.model.name}-openvino-{job.weights}")
     if not exported.exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(job.model)]
-        options = ["--task", "text-generation-with-past", "--weight-format", "fp32", "--disable-convert-tokenizer"]
+        options = ["--task", "text-generation-with-past", "--disable-convert-tokenizer"]
+        options += ["--weight-format", WEIGHT_FORMAT[job.weights]]
         subprocess.run([*command, *options, str(exported)], check=True, stdout=sys.stderr)
     scheduler = SchedulerConfig()
     scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.cache_size = job.batch_size, 2048, 2
     scheduler.enable_prefix_caching = False
     precision = PRECISION[job.dtype]
-    properties = {
-        "INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": job.threads,
-    }  # fmt: skip
+    properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": job.threads}
+    properties |= {"KV_CACHE_PRECISION": "u8" if job.cache == "int8" else precision}
     pipeline = ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
     started = 0
 

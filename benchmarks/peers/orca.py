@@ -17,6 +17,8 @@ def load(job: Job) -> Callable[[], list[int]]:
 
     # Each round repeats the prompts. Revisions before the prefix cache have no such option.
     options = {"prefix_caching": False} if "prefix_caching" in EngineConfig.__dataclass_fields__ else {}
+    if (job.weights, job.cache) != ("none", "auto"):  # earlier revisions have no such options
+        options |= {"quantization": job.weights, "kv_cache_dtype": job.cache}
     llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size, **options)
     sampling = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
     return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(job.prompts, sampling)]

@@ -24,10 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from environments import environment_of
 from orca_bench.open_loop import measure
 from orca_bench.random_models import VOCABULARY, save_model
 from orca_bench.traces import shortened, synthetic, with_arrivals
-from run import begin, end_session, environment_of, options
+from process import end_session
+from run import begin, options
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -46,7 +48,7 @@ def save_tokenizer(path: Path) -> None:
 
 def command(name: str, path: Path, arguments: argparse.Namespace, port: int) -> list[str]:
     """Return the server's command line, with the same limits for both servers."""
-    size, python = str(arguments.batch_size), str(environment_of(name))
+    size, python = str(arguments.batch_size), str(environment_of(name, folder=arguments.environments))
     if name == "orca":
         limits = ["--max-batch-size", size, "--disable-log-requests", "--no-enable-prefix-caching"]
         return [python, "-m", "orca_master.cli", "serve", str(path), "--port", str(port), *limits]

