@@ -54,8 +54,9 @@ class Peer:
     def run(self) -> float:
         """Run the job once; return the seconds."""
         assert self._process.stdin is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `_expect` says why the peer has ended
+            self._process.stdin.write("run\n")
+            self._process.stdin.flush()
         return float(json.loads(self._expect("seconds"))["seconds"])
 
     def close(self) -> None:

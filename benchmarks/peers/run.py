@@ -113,11 +113,9 @@ def measure(arguments: argparse.Namespace, plan: Plan, cell: Cell, folder: Path)
     earlier = plan.revisions if cell.weights == "none" else {}
     speeds: dict[str, list[float]] = {}
     try:
-        for setting, python in [(setting, plan.pythons[setting.engine]) for setting in settings] + [
-            (Setting(f"orca@{revision}", "orca"), python) for revision, python in earlier.items()
-        ]:
-            if setting.name in failed:
-                continue
+        columns = [(setting, plan.pythons[setting.engine]) for setting in settings if setting.name not in failed]
+        columns += [(Setting(f"orca@{revision}", "orca"), python) for revision, python in earlier.items()]
+        for setting, python in columns:
             job = _write_job(folder, arguments, cell, setting, trace)
             try:
                 peer = Peer(setting.name, setting.engine, python, job, cores, plan.preloads.get(setting.name, ()))
@@ -135,12 +133,12 @@ def measure(arguments: argparse.Namespace, plan: Plan, cell: Cell, folder: Path)
     finally:
         for _, peer in loaded:
             peer.close()
-    columns = [
+    measured = [
         Column(setting.name, _engine(setting), reference(setting).name, speeds[setting.name])
         for setting, _ in loaded
         if setting.name not in failed
     ]
-    return {**asdict(cell), "columns": columns, "failed": failed, **_floors(arguments, cell, trace, tokens)}
+    return {**asdict(cell), "columns": measured, "failed": failed, **_floors(arguments, cell, trace, tokens)}
 
 
 def _write_job(
