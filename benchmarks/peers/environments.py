@@ -111,11 +111,11 @@ def _unpack(package: str, folder: Path) -> None:
 
 
 def _run(command: list[str], variables: dict[str, str] | None = None, folder: Path | None = None) -> str:
-    """Run a command; return its output. Raises EnvironmentFailed with the command's last line."""
+    """Run a command; return its output. Raises EnvironmentFailed with its last error, else its last line."""
     result = subprocess.run(
         command, check=False, capture_output=True, text=True, env={**os.environ, **(variables or {})}, cwd=folder
     )
     if result.returncode:
-        last = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()
-        raise EnvironmentFailed(next((line for line in last if line.startswith("ERROR")), last[-1]).strip())
+        lines = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()
+        raise EnvironmentFailed(next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).strip())
     return result.stdout

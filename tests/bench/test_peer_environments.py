@@ -67,7 +67,7 @@ def test_an_environment_is_made_again_when_its_metadata_changes(environments, co
 
 
 def test_a_command_that_fails_is_one_line(environments):
-    program = "import sys; sys.exit('notice\\nERROR: No matching distribution found for x\\nhint')"
+    program = "import sys; sys.exit('ERROR: Could not find x\\nERROR: No matching distribution found for x\\nhint')"
     with pytest.raises(environments.EnvironmentFailed, match=r"^ERROR: No matching distribution found for x$"):
         environments._run([sys.executable, "-c", program])
     with pytest.raises(environments.EnvironmentFailed, match=r"^no output$"):
