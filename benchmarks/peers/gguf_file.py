@@ -1,7 +1,7 @@
 """Writes a checkpoint of gpt2 or llama as a GGUF file without a vocabulary, for llama.cpp.
 
 Names and keys are those of GGUF's specification, which is in ggml's repository, and of llama.cpp's own model files. A
-linear map is stored with one row per output. The map to logits of both models is the embedding: it is not written again.
+linear map is stored with one row per output. Both models map to logits with the embedding, which is not written again.
 """
 
 from __future__ import annotations
