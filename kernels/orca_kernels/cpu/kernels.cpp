@@ -103,7 +103,7 @@ ORCA_DEFINE_ATTENTION(bfloat16, orca::BFloat16, AttentionItem<orca::BFloat16>)
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)
 
-#if defined(__AVX2__)
+#if defined(ORCA_MULTIPLY_ADD)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_PACK)
 ORCA_DEFINE_LINEAR(float32, float, LinearCall<float>)
 ORCA_DEFINE_LINEAR(bfloat16, orca::BFloat16, WideCall)
@@ -142,7 +142,7 @@ ORCA_EXPORT int64_t orca_tiles_pay() { return orca::tiles_pay(); }
   ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, float32, float)                                                        \
   ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, bfloat16, orca::BFloat16)
 
-#if defined(__AVX2__)
+#if defined(ORCA_MULTIPLY_ADD)
 ORCA_DEFINE_QUANTIZED(int8, Int8)
 ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif

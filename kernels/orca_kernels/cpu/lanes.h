@@ -8,11 +8,22 @@
 #include <new>
 #include <vector>
 
+// For instructions that are several times faster than the compiler's lowering of vectors.
 #if defined(__AVX2__)
-#include <immintrin.h>  // for instructions that are several times faster than the compiler's lowering of vectors
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// Targets that multiply and add with one rounding multiply matrices themselves (linear.h, quantized_linear.h).
+#if defined(__AVX2__) || defined(__aarch64__)
+#define ORCA_MULTIPLY_ADD 1
 #endif
 
 namespace orca {
+
+// For the innermost loops: a function that is called has its vectors in memory.
+#define ORCA_INLINE inline __attribute__((always_inline))
 
 constexpr int kLanes = 16;
 
@@ -100,6 +111,7 @@ constexpr int kRegisterBytes = 16;
 #endif
 constexpr int kRegisterLanes = kRegisterBytes / 4;  // elements of a register
 constexpr int kRegisters = kLanes / kRegisterLanes;
+#define ORCA_REGISTERS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kRegisters; ++i)
 
 template <typename E>
 struct Vector {
@@ -121,17 +133,17 @@ struct Same {
 #define ORCA_OPERATOR(SYMBOL)                                                                                     \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(Vector<E> left, Vector<E> right) {                                             \
-    for (int i = 0; i < kRegisters; ++i) left.registers[i] = left.registers[i] SYMBOL right.registers[i];         \
+    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right.registers[i];         \
     return left;                                                                                                  \
   }                                                                                                               \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(Vector<E> left, typename Same<E>::type right) {                                \
-    for (int i = 0; i < kRegisters; ++i) left.registers[i] = left.registers[i] SYMBOL right;                      \
+    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right;                      \
     return left;                                                                                                  \
   }                                                                                                               \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(typename Same<E>::type left, Vector<E> right) {                                \
-    for (int i = 0; i < kRegisters; ++i) right.registers[i] = left SYMBOL right.registers[i];                     \
+    ORCA_REGISTERS(i) right.registers[i] = left SYMBOL right.registers[i];                     \
     return right;                                                                                                 \
   }
 ORCA_OPERATOR(+)
@@ -147,7 +159,7 @@ ORCA_OPERATOR(>>)
 #define ORCA_COMPARISON(SYMBOL)                                                                                   \
   inline Ints operator SYMBOL(Floats left, Floats right) {                                                        \
     Ints result;                                                                                                  \
-    for (int i = 0; i < kRegisters; ++i) result.registers[i] = left.registers[i] SYMBOL right.registers[i];       \
+    ORCA_REGISTERS(i) result.registers[i] = left.registers[i] SYMBOL right.registers[i];       \
     return result;                                                                                                \
   }
 ORCA_COMPARISON(<)
@@ -162,38 +174,38 @@ inline Vector<E> &operator+=(Vector<E> &left, Vector<E> right) {
 
 template <typename E>
 inline Vector<E> operator-(Vector<E> value) {
-  for (int i = 0; i < kRegisters; ++i) value.registers[i] = -value.registers[i];
+  ORCA_REGISTERS(i) value.registers[i] = -value.registers[i];
   return value;
 }
 
 inline Words operator~(Words value) {
-  for (int i = 0; i < kRegisters; ++i) value.registers[i] = ~value.registers[i];
+  ORCA_REGISTERS(i) value.registers[i] = ~value.registers[i];
   return value;
 }
 
 template <typename To, typename From>
 inline To reinterpreted(From from) {
   To result;
-  for (int i = 0; i < kRegisters; ++i) result.registers[i] = (typename To::Register)from.registers[i];
+  ORCA_REGISTERS(i) result.registers[i] = (typename To::Register)from.registers[i];
   return result;
 }
 
 inline Ints whole_numbers(Floats from) {
   Ints result;
-  for (int i = 0; i < kRegisters; ++i) result.registers[i] = __builtin_convertvector(from.registers[i], Ints::Register);
+  ORCA_REGISTERS(i) result.registers[i] = __builtin_convertvector(from.registers[i], Ints::Register);
   return result;
 }
 
 template <typename V>
 inline V choose(Ints condition, V yes, V no) {
-  for (int i = 0; i < kRegisters; ++i) yes.registers[i] = condition.registers[i] ? yes.registers[i] : no.registers[i];
+  ORCA_REGISTERS(i) yes.registers[i] = condition.registers[i] ? yes.registers[i] : no.registers[i];
   return yes;
 }
 
 template <typename V, typename T>
 inline V load_as(const T *from) {
   V value;
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
     std::memcpy(&value.registers[i], from + i * (kRegisterBytes / sizeof(T)), kRegisterBytes);
   }
   return value;
@@ -201,14 +213,34 @@ inline V load_as(const T *from) {
 
 template <typename V, typename T>
 inline void store_as(T *to, V value) {
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
     std::memcpy(to + i * (kRegisterBytes / sizeof(T)), &value.registers[i], kRegisterBytes);
   }
 }
 
+#if defined(__aarch64__)
 inline Words widened(const BFloat16 *from) {
   Words result;
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
+    const uint16x4_t halves = vld1_u16(reinterpret_cast<const uint16_t *>(from + i * kRegisterLanes));
+    result.registers[i] = (Words::Register)vmovl_u16(halves);
+  }
+  return result;
+}
+
+inline Floats widened(const int8_t *from) {
+  const int8x16_t bytes = vld1q_s8(from);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  const int32x4_t numbers[kRegisters] = {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low),
+                                         vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};
+  Floats result;
+  ORCA_REGISTERS(i) result.registers[i] = (Floats::Register)vcvtq_f32_s32(numbers[i]);
+  return result;
+}
+#else
+inline Words widened(const BFloat16 *from) {
+  Words result;
+  ORCA_REGISTERS(i) {
     HalfRegister halves;
     std::memcpy(&halves, from + i * kRegisterLanes, sizeof(halves));
     result.registers[i] = __builtin_convertvector(halves, Words::Register);
@@ -216,33 +248,33 @@ inline Words widened(const BFloat16 *from) {
   return result;
 }
 
-#if defined(__AVX2__)
 inline Floats widened(const int8_t *from) {
   Floats result;
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
+#if defined(__AVX2__)
     const __m128i numbers = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + i * kRegisterLanes));
     result.registers[i] = (Floats::Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
-  }
-  return result;
-}
 #else
-inline Floats widened(const int8_t *from) {
-  typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
-  Floats result;
-  for (int i = 0; i < kRegisters; ++i) {
+    typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
     Bytes bytes;
     std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
     result.registers[i] = __builtin_convertvector(__builtin_convertvector(bytes, Ints::Register), Floats::Register);
+#endif
   }
   return result;
 }
 #endif
 
-#if defined(__AVX2__)
-// left x right + to, rounded once. `left * right + to` is rounded once or twice, as the compiler likes.
+// left x right + to: rounded once if the target has the instruction (ORCA_MULTIPLY_ADD), otherwise twice.
 inline Floats multiply_add(Floats left, Floats right, Floats to) {
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
+#if defined(__AVX2__)
     to.registers[i] = (Floats::Register)_mm256_fmadd_ps(left.registers[i], right.registers[i], to.registers[i]);
+#elif defined(__aarch64__)
+    to.registers[i] = (Floats::Register)vfmaq_f32(to.registers[i], left.registers[i], right.registers[i]);
+#else
+    to.registers[i] = left.registers[i] * right.registers[i] + to.registers[i];
+#endif
   }
   return to;
 }
@@ -250,16 +282,15 @@ inline Floats multiply_add(Floats left, Floats right, Floats to) {
 // The lowest four bits of each element minus 8.
 inline Floats lowest_four_bits(Words from) {
   Floats result;
-  for (int i = 0; i < kRegisters; ++i) {
-    const __m256i bits = _mm256_and_si256((__m256i)from.registers[i], _mm256_set1_epi32(15));
-    result.registers[i] = (Floats::Register)_mm256_cvtepi32_ps(_mm256_sub_epi32(bits, _mm256_set1_epi32(8)));
+  ORCA_REGISTERS(i) {
+    const Ints::Register numbers = (Ints::Register)(from.registers[i] & 15) - 8;
+    result.registers[i] = __builtin_convertvector(numbers, Floats::Register);
   }
   return result;
 }
-#endif
 
 inline void store_narrowed(BFloat16 *to, Words value) {
-  for (int i = 0; i < kRegisters; ++i) {
+  ORCA_REGISTERS(i) {
     const HalfRegister halves = __builtin_convertvector(value.registers[i], HalfRegister);
     std::memcpy(to + i * kRegisterLanes, &halves, sizeof(halves));
   }

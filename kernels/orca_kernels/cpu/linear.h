@@ -6,13 +6,13 @@
 
 #include "vector.h"
 
-#if defined(__AVX2__)
+#if defined(ORCA_MULTIPLY_ADD)
 #include <algorithm>
 #include <type_traits>
 
 namespace orca {
 
-// The sums of kRowsAtOnce rows and a step of the weights fill the 32 registers of AVX-512, or the 16 of AVX2.
+// The sums of kRowsAtOnce rows and a step of the weights fill the 32 registers of AVX-512 or NEON, or the 16 of AVX2.
 #if defined(__AVX512F__)
 constexpr int kVectors = 2, kRowsAtOnce = 12;
 #else
@@ -36,7 +36,7 @@ struct MapCall {
 
 // Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
 template <int kRows>
-inline void add_input(Floats (&sums)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
+ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
   for (int row = 0; row < kRows; ++row) {
     float value;
     std::memcpy(&value, words + row, sizeof(value));

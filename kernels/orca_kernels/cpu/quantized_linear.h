@@ -5,7 +5,7 @@
 
 #include "linear.h"
 
-#if defined(__AVX2__)
+#if defined(ORCA_MULTIPLY_ADD)
 
 namespace orca {
 
@@ -27,7 +27,7 @@ struct Int8 {
   }
 
   template <int kRows>
-  static void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
     for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
       for (int part = 0; part < kVectors; ++part) {
         add_input<kRows>(group, part, words, widened(numbers + part * kLanes));
@@ -48,7 +48,7 @@ struct Int4 {
   }
 
   template <int kRows>
-  static void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
     Words left[kVectors];
     for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
     for (int64_t input = 0; input < inputs; ++input, words += kRows) {

@@ -15,11 +15,16 @@ inline Floats load(const BFloat16 *from) { return reinterpreted<Floats>(widened(
 
 inline void store(float *to, Floats value) { store_as(to, value); }
 
-// Rounds to nearest, ties to even, like torch; NaN stays NaN. The instruction treats subnormal floats as zero.
+// Rounds to nearest, ties to even, like torch; NaN stays NaN. The instruction of x86 treats subnormal floats as zero.
 inline void store(BFloat16 *to, Floats value) {
 #if defined(__AVX512BF16__)
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
   std::memcpy(to, &halves, sizeof(halves));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  for (int i = 0; i < kRegisters; i += 2) {
+    const bfloat16x8_t low = vcvtq_low_bf16_f32(value.registers[i]);
+    vst1q_bf16(reinterpret_cast<bfloat16_t *>(to + i * kRegisterLanes), vcvtq_high_bf16_f32(low, value.registers[i + 1]));
+  }
 #else
   const Words bits = reinterpreted<Words>(value);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -46,7 +51,7 @@ inline void put(BFloat16 *to, float value) {
   to->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Of numbers, and of the parts that `reduce` halves a vector into.
+// Of numbers, and of the parts that `reduce` halves a register into.
 template <typename V>
 inline V larger(V left, V right) {
   return left > right ? left : right;
@@ -54,9 +59,10 @@ inline V larger(V left, V right) {
 
 inline Floats larger(Floats left, Floats right) { return choose(left > right, left, right); }
 
-// Reduces a vector to one number by halving.
-template <int kCount = kLanes, typename V, typename Combine>
-inline float reduce(V value, Combine combine) {
+#if !defined(__AVX512F__)
+// Reduces a register to one number by halving.
+template <int kCount, typename V, typename Combine>
+inline float reduce_register(V value, Combine combine) {
   if constexpr (kCount == 2) {
     return combine(static_cast<float>(value[0]), static_cast<float>(value[1]));
   } else {
@@ -64,9 +70,22 @@ inline float reduce(V value, Combine combine) {
     Half low, high;
     std::memcpy(&low, &value, sizeof(low));
     std::memcpy(&high, reinterpret_cast<const char *>(&value) + sizeof(low), sizeof(high));
-    return reduce<kCount / 2>(static_cast<Half>(combine(low, high)), combine);
+    return reduce_register<kCount / 2>(static_cast<Half>(combine(low, high)), combine);
   }
 }
+
+// Reduces a vector to one number by halving.
+template <typename Combine>
+inline float reduce(Floats value, Combine combine) {
+  typedef Floats::Register Register;
+  Register half[2] = {value.registers[0], value.registers[kRegisters - 1]};
+  if constexpr (kRegisters == 4) {
+    half[0] = combine(value.registers[0], value.registers[2]);
+    half[1] = combine(value.registers[1], value.registers[3]);
+  }
+  return reduce_register<kRegisterLanes>(static_cast<Register>(combine(half[0], half[1])), combine);
+}
+#endif
 
 inline float sum(Floats value) {
 #if defined(__AVX512F__)
@@ -120,34 +139,38 @@ struct Product<float> {
   static constexpr int kWidth = 1;  // elements of a word
 
   // Adds the products of one word with sixteen words.
-  static Floats add(Floats to, uint32_t word, const uint32_t *words) {
+  static ORCA_INLINE Floats add(Floats to, uint32_t word, const uint32_t *words) {
     float value;
     std::memcpy(&value, &word, sizeof(value));
-    return to + value * load(reinterpret_cast<const float *>(words));
+    return multiply_add(splat(value), load(reinterpret_cast<const float *>(words)), to);
   }
 };
 
+// Arm's dot products of bfloat16 (BFDOT, BFMMLA) are not used: they round every sum to odd instead of to nearest, treat
+// subnormal numbers as zero, and compute something else where a thread has set FPCR.EBF (Arm Architecture Reference
+// Manual, DDI 0487, BFDotAdd). Widened elements have the same sums on every Arm processor.
 template <>
 struct Product<BFloat16> {
   using Factor = BFloat16;
   using Stored = uint32_t;
   static constexpr int kWidth = 2;
 
-  static Floats add(Floats to, uint32_t word, Words words) {
+  static ORCA_INLINE Floats add(Floats to, uint32_t word, Words words) {
 #if defined(__AVX512BF16__)
     const __m512i left = _mm512_set1_epi32(static_cast<int32_t>(word));
     return (Floats)_mm512_dpbf16_ps((__m512)to, (__m512bh)left, (__m512bh)words);
 #else
     const float first = scalar(BFloat16{static_cast<uint16_t>(word)});
     const float second = scalar(BFloat16{static_cast<uint16_t>(word >> 16)});
-    return to + first * reinterpreted<Floats>(words << 16) + second * reinterpreted<Floats>(words & 0xffff0000);
+    to = multiply_add(splat(first), reinterpreted<Floats>(words << 16), to);
+    return multiply_add(splat(second), reinterpreted<Floats>(words & 0xffff0000), to);
 #endif
   }
 
-  static Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_as<Words>(from)); }
+  static ORCA_INLINE Floats add(Floats to, uint32_t word, const uint32_t *from) { return add(to, word, load_as<Words>(from)); }
 
   // Like `add`, but ignores the second element of each pair, which may have any value.
-  static Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
+  static ORCA_INLINE Floats add_first(Floats to, uint32_t word, const uint32_t *from) {
     return add(to, word, load_as<Words>(from) & 0xffff);
   }
 };
@@ -158,15 +181,10 @@ struct Product<int8_t> {
   using Stored = int8_t;
   static constexpr int kWidth = 1;
 
-  // Rounded once where the target has the instruction: a score is the same in a prompt and in an increment.
-  static Floats add(Floats to, uint32_t word, const int8_t *numbers) {
+  static ORCA_INLINE Floats add(Floats to, uint32_t word, const int8_t *numbers) {
     float value;
     std::memcpy(&value, &word, sizeof(value));
-#if defined(__AVX2__)
     return multiply_add(splat(value), widened(numbers), to);
-#else
-    return to + value * widened(numbers);
-#endif
   }
 };
 
