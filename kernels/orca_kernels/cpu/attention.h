@@ -188,7 +188,7 @@ class AttentionItem {
     for (int64_t row = 0; row < num_rows_; ++row) {
       const Stored *keys[kBlocks], *values[kBlocks];
       int64_t places[kBlocks];
-      for (int part = 0; part < kBlocks; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kBlocks; ++part) {
         places[part] = tile + (part * kBlock < slots ? part * kBlock : 0);
         keys[part] = block(call_.key_pool, kv_head(row), places[part]);
         values[part] = block(call_.value_pool, kv_head(row), places[part]);
@@ -196,12 +196,12 @@ class AttentionItem {
       const uint32_t *query = &scratch_.queries[row * steps_];
       Floats sums[kBlocks] = {};
       for (int64_t step = 0; step < steps_; ++step) {
-        for (int part = 0; part < kBlocks; ++part) {
+        ORCA_UNROLL for (int part = 0; part < kBlocks; ++part) {
           if (step % kStepsOfLine == 0) __builtin_prefetch(values[part] + step * kBlock, 0, 2);
           sums[part] = Product<E>::add(sums[part], query[step], keys[part] + step * kBlock);
         }
       }
-      for (int part = 0; part < kBlocks; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kBlocks; ++part) {
         store(&scratch_.scores[row * kTile + part * kBlock], scaled(sums[part], kv_head(row), places[part]));
       }
     }
@@ -221,27 +221,27 @@ class AttentionItem {
     if (slots <= 0) return;
     if (shape_.window && position(first_row) - shape_.window >= tile + slots - 1) return;
     const uint32_t *queries[kGroup];
-    for (int row = 0; row < kGroup; ++row) {
+    ORCA_UNROLL for (int row = 0; row < kGroup; ++row) {
       queries[row] = &scratch_.queries[(first_row + std::min(row, count - 1)) * steps_];
     }
     float *scores = &scratch_.scores[first_row * kTile];
     for (int place = 0; place < slots; place += kAtOnce * kBlock) {
       const Stored *keys[kAtOnce];
       int64_t places[kAtOnce];
-      for (int part = 0; part < kAtOnce; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kAtOnce; ++part) {
         places[part] = tile + (place + part * kBlock < slots ? place + part * kBlock : place);
         keys[part] = block(call_.key_pool, kv_head(first_row), places[part]);
       }
       Floats sums[kGroup][kAtOnce] = {};
       for (int64_t step = 0; step < steps_; ++step) {
-        for (int row = 0; row < kGroup; ++row) {
-          for (int part = 0; part < kAtOnce; ++part) {
+        ORCA_UNROLL for (int row = 0; row < kGroup; ++row) {
+          ORCA_UNROLL for (int part = 0; part < kAtOnce; ++part) {
             sums[row][part] = Product<E>::add(sums[row][part], queries[row][step], keys[part] + step * kBlock);
           }
         }
       }
       for (int row = 0; row < count; ++row) {
-        for (int part = 0; part < kAtOnce; ++part) {
+        ORCA_UNROLL for (int part = 0; part < kAtOnce; ++part) {
           float *to = scores + row * kTile + place + part * kBlock;
           store(to, scaled(sums[row][part], kv_head(first_row), places[part]));
         }
@@ -260,7 +260,7 @@ class AttentionItem {
     for (int place = 0; place < slots; place += kBlock) {
       blocks[place / kBlock] = block(call_.value_pool, kv_head(first_row), tile + place);
     }
-    for (int row = 0; row < kCount; ++row) {
+    ORCA_UNROLL for (int row = 0; row < kCount; ++row) {
       weights[row] = &scratch_.weights[(first_row + std::min(row, count - 1)) * kTile / kWidth];
     }
     float *to = &scratch_.accumulated[first_row * dim_];
@@ -280,8 +280,8 @@ class AttentionItem {
     for (int first = 0; first < steps; first += kSteps) {
       const Stored *values = blocks[first / kSteps] + column;
       for (int step = first; step < std::min(steps, first + kSteps); ++step, values += dim_) {
-        for (int row = 0; row < kCount; ++row) {
-          for (int part = 0; part < kParts; ++part) {
+        ORCA_UNROLL for (int row = 0; row < kCount; ++row) {
+          ORCA_UNROLL for (int part = 0; part < kParts; ++part) {
             sums[row][part] = Product<E>::add(sums[row][part], weights[row][step], values + part * kLanes);
           }
         }
@@ -290,15 +290,15 @@ class AttentionItem {
     if constexpr (kWidth == 2) {
       if (slots % 2) {
         const uint32_t *values = blocks[steps / kSteps] + steps % kSteps * dim_ + column;
-        for (int row = 0; row < kCount; ++row) {
-          for (int part = 0; part < kParts; ++part) {
+        ORCA_UNROLL for (int row = 0; row < kCount; ++row) {
+          ORCA_UNROLL for (int part = 0; part < kParts; ++part) {
             sums[row][part] = Product<E>::add_first(sums[row][part], weights[row][steps], values + part * kLanes);
           }
         }
       }
     }
     for (int row = 0; row < count; ++row) {
-      for (int part = 0; part < kParts; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kParts; ++part) {
         float *place = to + row * dim_ + part * kLanes;
         store(place, load(place) + sums[row][part]);
       }

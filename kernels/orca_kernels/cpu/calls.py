@@ -66,7 +66,7 @@ class Function:
         """Call the function, and log the call if a recording is in progress."""
         self._function(*arguments)
         if self._calls.steps is not None:
-            words = [self._again, *map(_word, self._types, arguments)]
+            words = [self._again, *map(argument_word, self._types, arguments)]
             self._calls.note_call([*words, *[0] * (WORDS - len(words))])
 
 
@@ -87,8 +87,8 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _word(kind: Any, value: Any) -> int:
-    """Return an argument's bytes as a 64-bit integer."""
+def argument_word(kind: Any, value: Any) -> int:
+    """Return the bytes of an argument of type `kind` as a 64-bit integer (cpu/replay.h)."""
     if kind is REAL:
         (word,) = struct.unpack("<I", struct.pack("<f", value))
         return int(word)

@@ -22,8 +22,15 @@
 
 namespace orca {
 
-// For the innermost loops: a function that is called has its vectors in memory.
+// For the innermost loops. With NEON, GCC would call functions, whose vectors are in memory, and keep an array of vectors
+// there, unless the loops over it are unrolled early.
+#if defined(__aarch64__)
 #define ORCA_INLINE inline __attribute__((always_inline))
+#define ORCA_UNROLL _Pragma("GCC unroll 16")
+#else
+#define ORCA_INLINE inline
+#define ORCA_UNROLL
+#endif
 
 constexpr int kLanes = 16;
 

@@ -101,7 +101,7 @@ def usable_targets(flags: set[str], request: Callable[[], bool] = request_tiles)
         logger.warning("Linux does not permit AMX tiles (it does since 5.16), using other instructions")
         targets = [target for target in targets if not target.needs >= TILES]
     if not targets:
-        raise BuildError("the CPU kernels support x86-64 only")
+        raise BuildError(f"the CPU kernels support x86-64 and 64-bit Arm only, not this processor ({platform.machine()})")
     return targets
 
 
@@ -115,12 +115,14 @@ def _load(target: CpuTarget) -> CpuLibrary:
 
 
 def file_name(level: str) -> str:
-    """Return the name of the library's file for a level of the psABI with extensions."""
+    """Return the name of the library's file for a level of `CpuTarget`."""
     return f"orca-{level}-{_digest()}.so"
 
 
 def level_options(level: str) -> list[str]:
-    """Return the compiler's options for a level of the psABI with extensions."""
+    """Return the compiler's options for a level of `CpuTarget`."""
+    if level.startswith("arm"):
+        return [f"-march={level}"]
     architecture, *extensions = level.split("+")
     return [f"-march={architecture}", *(f"-m{extension}" for extension in extensions)]
 
@@ -202,6 +204,5 @@ def _digest() -> str:
 
 
 if __name__ == "__main__":
-    levels = {target.level for target in TARGETS} if platform.machine() == "x86_64" else set()
-    for level in sorted(levels):
+    for level in sorted({target.level for target in TARGETS}):
         build(level, BUILT / file_name(level))

@@ -37,7 +37,7 @@ struct MapCall {
 // Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
 template <int kRows>
 ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
-  for (int row = 0; row < kRows; ++row) {
+  ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
     float value;
     std::memcpy(&value, words + row, sizeof(value));
     sums[row][part] = multiply_add(splat(value), weights, sums[row][part]);
@@ -54,17 +54,19 @@ struct LinearCall : MapCall<T> {
   void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
     const int64_t steps = this->inputs / Product<T>::kWidth;
     const uint32_t *weights = panels + panel * steps * kPanel;
+    Floats own[kRows][kVectors] = {};
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
       for (int part = 0; part < kVectors; ++part) {
         __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
         __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
       }
-      for (int row = 0; row < kRows; ++row) {
-        for (int part = 0; part < kVectors; ++part) {
-          sums[row][part] = Product<T>::add(sums[row][part], words[row], weights + part * kLanes);
+      ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
+        ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
+          own[row][part] = Product<T>::add(own[row][part], words[row], weights + part * kLanes);
         }
       }
     }
+    std::memcpy(&sums, &own, sizeof(sums));
   }
 };
 
@@ -80,7 +82,7 @@ struct WideCall : MapCall<BFloat16> {
     const int64_t steps = inputs / 2;
     const uint32_t *weights = panels + panel * steps * kPanel;
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += 2 * kRows) {
-      for (int part = 0; part < kVectors; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
         __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
         const Words pair = load_as<Words>(weights + part * kLanes);

@@ -29,7 +29,7 @@ struct Int8 {
   template <int kRows>
   static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
     for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
-      for (int part = 0; part < kVectors; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         add_input<kRows>(group, part, words, widened(numbers + part * kLanes));
       }
     }
@@ -50,9 +50,9 @@ struct Int4 {
   template <int kRows>
   static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
     Words left[kVectors];
-    for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
+    ORCA_UNROLL for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
     for (int64_t input = 0; input < inputs; ++input, words += kRows) {
-      for (int part = 0; part < kVectors; ++part) {
+      ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         add_input<kRows>(group, part, words, lowest_four_bits(left[part]));
         left[part] = left[part] >> 4;
       }
@@ -86,8 +86,8 @@ struct QuantizedCall : MapCall<T> {
         Format::template add<kRows>(products, words, numbers, kInputs);
       }
       if (input < end) Format::template add<kRows>(products, words, numbers, end - input);  // only the last group
-      for (int row = 0; row < kRows; ++row) {
-        for (int part = 0; part < kVectors; ++part) {
+      ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
+        ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
           sums[row][part] = multiply_add(products[row][part], load(scale + part * kLanes), sums[row][part]);
         }
       }

@@ -19,7 +19,7 @@ T from_word(uint64_t word) {
   if constexpr (std::is_pointer_v<T>) {
     return reinterpret_cast<T>(word);
   } else {
-    T value;  // in the first bytes of the word, whatever its width (x86-64 is little-endian)
+    T value;  // in the first bytes of the word, whatever its width (x86-64 and Arm under Linux are little-endian)
     std::memcpy(&value, &word, sizeof(T));
     return value;
   }

@@ -5,6 +5,7 @@ A target defines the instruction set of the C++ and the matrix products that one
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class CpuTarget:
 
     name: str
     level: str
-    """Instruction set of the library: a level of the x86-64 psABI, with extensions after `+`."""
+    """Instruction set of the library: a level of the x86-64 psABI or an Arm architecture, with extensions after `+`."""
     needs: frozenset[str]
     """Required flags of /proc/cpuinfo (proc(5))."""
     onednn_products: frozenset[str]
@@ -31,7 +32,7 @@ class CpuTarget:
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm", "popcnt", "sse4_2"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 TILES = frozenset({"amx_tile", "amx_bf16"})
-TARGETS = (
+X86_TARGETS = (
     # Every processor with AMX has AVX512-BF16, too.
     CpuTarget("x86-64-v4+amx", "x86-64-v4+avx512bf16+amx-tile+amx-bf16", AVX512 | {"avx512_bf16"} | TILES, frozenset()),
     CpuTarget("x86-64-v4+avx512bf16", "x86-64-v4+avx512bf16", AVX512 | {"avx512_bf16"}, frozenset()),
@@ -41,15 +42,29 @@ TARGETS = (
 )
 """Best first."""
 
+NEON = frozenset({"asimd"})
+ARM_TARGETS = (
+    # Arm's compilers accept bfloat16 from Armv8.2 on, whose instructions they then use, too. Armv8.6 would exclude
+    # processors that have bfloat16 but not all of that architecture, as Neoverse V1.
+    CpuTarget("armv8.2-a+bf16", "armv8.2-a+bf16", NEON | {"atomics", "asimdrdm", "crc32", "bf16"}, frozenset()),
+    CpuTarget("armv8-a", "armv8-a", NEON, frozenset()),
+)
+"""Best first, for 64-bit Arm (AArch64)."""
+TARGETS_OF = {"x86_64": X86_TARGETS, "aarch64": ARM_TARGETS}
+"""By architecture, as uname(1) names it."""
+TARGETS = TARGETS_OF.get(platform.machine(), ())
+"""Of this machine."""
+
 
 def processor_flags() -> set[str]:
     """Return the flags of the first processor in /proc/cpuinfo (proc(5)); empty if there are none."""
-    return set(_first("flags").split())
+    return set((_first("flags") or _first("Features")).split())  # x86-64 or Arm
 
 
 def processor_name() -> str:
-    """Return the model name of the first processor in /proc/cpuinfo; empty if there is none."""
-    return _first("model name")
+    """Return the model name of the first processor in /proc/cpuinfo, on Arm its maker and part; empty if unknown."""
+    part = _first("CPU part")
+    return _first("model name") or (part and f"Arm, implementer {_first('CPU implementer')}, part {part}")
 
 
 def _first(field: str) -> str:
