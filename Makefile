@@ -25,7 +25,7 @@ short-tests: $(VENV)/dev-installed
 # The tests with the marker `long`, then the properties of master, worker and kernels with ten times as many examples.
 test-long: $(VENV)/dev-installed
 	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal --durations 40
-	$(BIN)/pytest tests/master tests/worker tests/kernels -m hypothesis --hypothesis-profile long --numprocesses 2 --dist worksteal
+	$(BIN)/pytest tests/master tests/worker tests/kernels -m 'hypothesis and not qemu' --hypothesis-profile long --numprocesses 2 --dist worksteal
 
 # Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.
 moves: $(VENV)/dev-installed

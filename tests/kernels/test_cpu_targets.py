@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS, TILES
+from orca_kernels.cpu.targets import ARM_TARGETS, AVX2, AVX512, TARGETS, TILES
+from support import cpu_targets
 from support.cpu_targets import arrangements, cpu_target_params, summary, tile_target
 
 ZEN3 = {"sse2", *AVX2}
@@ -40,7 +41,8 @@ def test_targets_without_instructions_are_skipped_with_a_reason():
     assert lacking.kwargs["reason"] == "this processor lacks amx_bf16 amx_tile"
 
 
-def test_the_summary_names_what_was_tried_and_what_was_not():
+def test_the_summary_names_what_was_tried_and_what_was_not(monkeypatch):
+    monkeypatch.setattr(cpu_targets, "missing_tools", list)
     reports = [
         report(None),
         *[report("x86-64-v3")] * 3,
@@ -48,7 +50,8 @@ def test_the_summary_names_what_was_tried_and_what_was_not():
         report("x86-64", outcome="failed"),
         *[report(name, when="setup", outcome="skipped") for name in NAMES[:3]],
     ]
-    assert summary(reports, ZEN3, "AMD EPYC") == [
+    *lines, newer_arm, arm = summary(reports, ZEN3, "AMD EPYC")
+    assert lines == [
         "CPU targets tried on this processor (AMD EPYC), with tests of each: x86-64-v3 (3), x86-64 (1)",
         "CPU target not tried: x86-64-v4+amx, needs amx_bf16 amx_tile avx512_bf16 avx512bw avx512cd avx512dq avx512f "
         "avx512vl (tests skipped: 1)",
@@ -56,7 +59,26 @@ def test_the_summary_names_what_was_tried_and_what_was_not():
         "(tests skipped: 1)",
         "CPU target not tried: x86-64-v4, needs avx512bw avx512cd avx512dq avx512f avx512vl (tests skipped: 1)",
     ]
+    assert newer_arm == "CPU target not tried: armv8.2-a+bf16, no test of this run selects it"
+    assert arm == "CPU target not tried: armv8-a, no test of this run selects it"
     assert "CPU target not tried: x86-64, no test of this run selects it" in summary(
         [report("x86-64-v3")], ZEN3, "AMD EPYC"
     )
     assert summary([report(None)], ZEN3, "AMD EPYC") == []
+
+
+def test_the_summary_names_targets_for_arm_apart(monkeypatch):
+    """They run under an emulator; without one it is what they need."""
+    newer, base = (target.name for target in ARM_TARGETS)
+    monkeypatch.setattr(cpu_targets, "missing_tools", list)
+    reports = [report("x86-64-v3"), *[report(base)] * 2]
+    assert summary(reports, ZEN3, "AMD EPYC")[:2] == [
+        "CPU targets tried on this processor (AMD EPYC), with tests of each: x86-64-v3 (1)",
+        f"CPU targets tried under QEMU, the C++ alone: {base} (2)",
+    ]
+    monkeypatch.setattr(cpu_targets, "missing_tools", lambda: ["aarch64-linux-gnu-g++", "qemu-aarch64"])
+    skipped = [report("x86-64-v3"), *[report(newer, when="setup", outcome="skipped")] * 3]
+    assert summary(skipped, ZEN3, "AMD EPYC")[-2:] == [
+        f"CPU target not tried: {newer}, needs aarch64-linux-gnu-g++ qemu-aarch64 (tests skipped: 3)",
+        f"CPU target not tried: {base}, needs aarch64-linux-gnu-g++ qemu-aarch64 (tests skipped: 0)",
+    ]

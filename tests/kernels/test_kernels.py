@@ -1,9 +1,12 @@
 """Every implementation against definitions in float64: plain torch, every CPU target that can run here, and CUDA.
 
 The CUDA kernels run on a GPU where there is one, and everywhere under an emulation of its threads (cuda_emulation.h).
+The kernels for Arm run under QEMU (emulated_arm.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,12 +23,16 @@ from orca_kernels.quantization import BITS, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
+from support.emulated_arm import emulated_arm_library, emulated_arm_params, needs_emulator
 from support.on_device import OnDevice
 from support.ragged import ragged
 from support.variants import one_short
 
 CPU = torch.device("cpu")
-KERNELS = ["reference", *cpu_target_params(), "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else [])]
+KERNELS = [
+    "reference", *cpu_target_params(), "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else []),
+    *emulated_arm_params(),
+]  # fmt: skip
 ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values around 1: a few units in the last place."""
 
@@ -39,14 +46,19 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def kernels(request, dtype) -> Kernels:
+def kernels(request, dtype) -> Iterator[Kernels]:
     if request.param == "reference" or (isinstance(request.param, CpuTarget) and dtype not in NAMES):
-        return ReferenceKernels()
-    if request.param == "cuda-emulated":
-        return OnDevice(CudaKernels(EmulatedLauncher()), CPU)
-    if request.param == "cuda":
-        return OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
-    return CpuKernels(load(request.param), dtype)
+        yield ReferenceKernels()
+    elif request.param == "cuda-emulated":
+        yield OnDevice(CudaKernels(EmulatedLauncher()), CPU)
+    elif request.param == "cuda":
+        yield OnDevice(CudaKernels(CupyLauncher()), torch.device("cuda"))
+    elif needs_emulator(request.param):
+        library = emulated_arm_library(request.param)
+        with library.tensors_noted():
+            yield CpuKernels(library, dtype)
+    else:
+        yield CpuKernels(load(request.param), dtype)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -88,7 +100,9 @@ def test_attention_over_scattered_blocks(kernels, dtype, parts, heads, head_dim,
     ],
     ids=str,
 )
-def test_attention_over_long_contexts(kernels, dtype, parts, head_dim):
+def test_attention_over_long_contexts(request, kernels, dtype, parts, head_dim):
+    if request.node.get_closest_marker("qemu") and parts[0][0] >= 4000:
+        pytest.skip("takes minutes under an emulator")
     check_attention(kernels, dtype, parts, (2, 1), head_dim, None, 7)
 
 

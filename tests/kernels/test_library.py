@@ -11,7 +11,7 @@ import pytest
 import torch
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels
-from orca_kernels.cpu.targets import AVX2, AVX512, TARGETS, processor_flags
+from orca_kernels.cpu.targets import ARM_TARGETS, AVX2, AVX512, TARGETS, processor_flags
 from orca_kernels.reference import ReferenceKernels
 from orca_kernels.select import kernels_for
 from support.variants import one_short
@@ -29,6 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 
 V3 = {"sse2", *AVX2}
+ARM = {"fp", "asimd", "atomics", "asimdrdm", "crc32", "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,38 @@ def test_the_best_target_that_the_processor_has(flags, name):
     assert library.usable_targets(flags, lambda: True)[0].name == name
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"fp", "asimd"}, "armv8-a"),
+        (ARM, "armv8.2-a+bf16"),
+        (ARM - {"atomics"}, "armv8-a"),
+        (ARM | {"i8mm", "sve"}, "armv8.2-a+bf16"),
+    ],
+)
+def test_the_best_target_of_a_processor_of_arm(monkeypatch, flags, name):
+    monkeypatch.setattr(library, "TARGETS", ARM_TARGETS)
+    assert library.usable_targets(flags)[0].name == name
+    with pytest.raises(library.BuildError, match="x86-64 and 64-bit Arm only"):
+        library.usable_targets(V3)
+
+
 def test_another_kind_of_processor():
-    with pytest.raises(library.BuildError, match="x86-64 only"):
+    with pytest.raises(library.BuildError, match="x86-64 and 64-bit Arm only"):
         library.usable_targets({"asimd"})
+
+
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [
+        ("x86-64", ["-march=x86-64"]),
+        ("x86-64-v4+avx512bf16", ["-march=x86-64-v4", "-mavx512bf16"]),
+        ("armv8-a", ["-march=armv8-a"]),
+        ("armv8.2-a+bf16", ["-march=armv8.2-a+bf16"]),
+    ],
+)
+def test_the_options_of_a_level(level, options):
+    assert library.level_options(level) == options
 
 
 BEST = library.usable_targets(processor_flags())[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,8 +10,9 @@ from dataclasses import replace
 import pytest
 from orca_kernels.cpu import library
 from orca_kernels.cpu.library import CpuLibrary, usable_targets
-from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, CpuTarget, processor_flags
+from orca_kernels.cpu.targets import ARM_TARGETS, AVX512, TARGETS, TARGETS_OF, TILES, CpuTarget, processor_flags
 
+from support.emulated_arm import emulated_arm_library, missing_tools, needs_emulator
 from support.emulated_tiles import emulated_library
 
 PROPERTY = "cpu_target"
@@ -38,7 +40,9 @@ def tile_target(flags: set[str]) -> CpuTarget:
 
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:
-    """Return the library for a target of `arrangements` (default: the best one for this processor)."""
+    """Return the library for a target of `arrangements` or one for Arm (default: the best one for this processor)."""
+    if target and needs_emulator(target):
+        return emulated_arm_library(target)
     return emulated_library(target) if target and EMULATED in target.name else library.load(target)
 
 
@@ -78,12 +82,26 @@ def summary(reports: Iterable[pytest.TestReport], flags: set[str], processor: st
                 tried[str(value)] += 1
     if not tried and not skipped:
         return []
-    ran = [f"{name} ({count})" for name, count in sorted(tried.items(), reverse=True)]
-    lines = [f"CPU targets tried on this processor ({processor}), with tests of each: {', '.join(ran) or 'none'}"]
-    for target in TARGETS:
-        if missing := target.missing(flags):
-            count = skipped[target.name]
-            lines.append(f"CPU target not tried: {target.name}, needs {' '.join(missing)} (tests skipped: {count})")
-        elif target.name not in tried:
-            lines.append(f"CPU target not tried: {target.name}, no test of this run selects it")
+    arm = {target.name for target in ARM_TARGETS if needs_emulator(target)}
+    lines = [
+        f"CPU targets tried on this processor ({processor}), with tests of each: {_counts(tried, set(tried) - arm)}"
+    ]
+    if tried.keys() & arm:
+        lines.append(f"CPU targets tried under QEMU, the C++ alone: {_counts(tried, arm)}")
+    for target in itertools.chain(*TARGETS_OF.values()):
+        if target.name in tried:
+            continue
+        if target in TARGETS:
+            needed = target.missing(flags)
+        else:
+            needed = missing_tools() if needs_emulator(target) else ["an x86-64 processor"]
+        reason = "no test of this run selects it"
+        if needed:
+            reason = f"needs {' '.join(needed)} (tests skipped: {skipped[target.name]})"
+        lines.append(f"CPU target not tried: {target.name}, {reason}")
     return lines
+
+
+def _counts(tried: Counter[str], names: set[str]) -> str:
+    """Return the targets of `names` that were tried, with the numbers of their tests."""
+    return ", ".join(f"{name} ({tried[name]})" for name in sorted(names & tried.keys(), reverse=True)) or "none"

@@ -10,24 +10,26 @@ import atexit
 import ctypes
 import functools
 import hashlib
-import platform
 import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch
-from orca_kernels.cpu.calls import POINTER, argument_word
+import pytest
 from orca_kernels.cpu.library import FLAGS, SOURCES, CpuLibrary, file_name, level_options
-from orca_kernels.cpu.targets import ARM_TARGETS, CpuTarget
+from orca_kernels.cpu.targets import ARM_TARGETS, TARGETS, CpuTarget
 
 from support.once import cache_folder, once
 
+if TYPE_CHECKING:
+    import torch
+
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+PACKAGES = "Debian: g++-aarch64-linux-gnu, qemu-user"
 DRIVER = Path(__file__).with_suffix(".cpp")
 SYSTEM = "/usr/aarch64-linux-gnu"
 """Debian's folder of the C and C++ libraries for Arm."""
@@ -38,12 +40,14 @@ REQUEST = struct.Struct("<64s17Q17QQ17Q")
 WORDS = 17
 
 
-def missing_tools() -> str | None:
-    """Return why the kernels for Arm cannot be called here, or None."""
-    if platform.machine() == "aarch64":
-        return "this processor needs no emulator"
-    missing = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
-    return f"no {' and no '.join(missing)} (Debian: g++-aarch64-linux-gnu, qemu-user)" if missing else None
+def needs_emulator(target: CpuTarget) -> bool:
+    """Return True if the target is for Arm and this machine is not."""
+    return target in ARM_TARGETS and target not in TARGETS
+
+
+def missing_tools() -> list[str]:
+    """Return the programs that this machine lacks to call kernels for Arm."""
+    return [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
 
 
 class EmulatedArmLibrary(CpuLibrary):
@@ -67,7 +71,9 @@ class EmulatedArmLibrary(CpuLibrary):
 
     @contextmanager
     def tensors_noted(self) -> Iterator[None]:
-        """Note the storage of every tensor whose address is asked for: an address alone does not tell how much to send."""
+        """Note the storage of every tensor whose address is asked for: an address alone does not tell its size."""
+        import torch  # not above: the process that only distributes tests does not need it
+
         address_of = torch.Tensor.data_ptr
 
         def noting(tensor: torch.Tensor) -> int:
@@ -80,6 +86,8 @@ class EmulatedArmLibrary(CpuLibrary):
 
     def call(self, name: str, types: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Call a function with `orca_run_X`, or `orca_all_reduce_X` as emulated_arm.cpp says."""
+        from orca_kernels.cpu.calls import POINTER, argument_word
+
         words, buffers, used = [0] * WORDS, [0] * WORDS, list[int]()
         for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
             words[index] = argument_word(kind, argument)
@@ -92,7 +100,8 @@ class EmulatedArmLibrary(CpuLibrary):
         sizes = [self.storages[start] for start in used]
         self.storages.clear()
         request = REQUEST.pack(name.encode(), *words, *buffers, len(sizes), *sizes, *[0] * (WORDS - len(sizes)))
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(request)
         for start, size in zip(used, sizes, strict=True):
             self._process.stdin.write(ctypes.string_at(start, size))
@@ -118,9 +127,17 @@ class EmulatedFunction:
 
 
 @functools.cache
-def emulated_arm_library(name: str) -> EmulatedArmLibrary:
-    """Return the library of the target `name`, whose process all tests of this process share."""
-    return EmulatedArmLibrary(next(target for target in ARM_TARGETS if target.name == name))
+def emulated_arm_library(target: CpuTarget) -> EmulatedArmLibrary:
+    """Return the library of a target, whose process all tests of this process share."""
+    return EmulatedArmLibrary(target)
+
+
+def emulated_arm_params() -> list[object]:
+    """Return parameters for `pytest.mark.parametrize`: the targets that need an emulator here, skipped without one."""
+    marks = [pytest.mark.long, pytest.mark.qemu]
+    if missing := missing_tools():
+        marks.append(pytest.mark.skip(reason=f"no {', no '.join(missing)} ({PACKAGES})"))
+    return [pytest.param(target, id=target.name, marks=marks) for target in ARM_TARGETS if needs_emulator(target)]
 
 
 def _compiled(target: CpuTarget) -> Path:

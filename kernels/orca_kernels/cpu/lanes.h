@@ -22,9 +22,9 @@
 
 namespace orca {
 
-// For the innermost loops. With NEON, GCC would call functions, whose vectors are in memory, and keep an array of vectors
-// there, unless the loops over it are unrolled early.
-#if defined(__aarch64__)
+// For the innermost loops. Where a vector is several registers, GCC would call functions, whose vectors are in memory,
+// and keep an array of vectors there, unless the loops over it are unrolled early.
+#if !defined(__AVX512F__)
 #define ORCA_INLINE inline __attribute__((always_inline))
 #define ORCA_UNROLL _Pragma("GCC unroll 16")
 #else

@@ -101,7 +101,9 @@ def usable_targets(flags: set[str], request: Callable[[], bool] = request_tiles)
         logger.warning("Linux does not permit AMX tiles (it does since 5.16), using other instructions")
         targets = [target for target in targets if not target.needs >= TILES]
     if not targets:
-        raise BuildError(f"the CPU kernels support x86-64 and 64-bit Arm only, not this processor ({platform.machine()})")
+        raise BuildError(
+            f"the CPU kernels support x86-64 and 64-bit Arm only, not this processor ({platform.machine()})"
+        )
     return targets
 
 
