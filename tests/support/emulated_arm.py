@@ -61,13 +61,17 @@ class EmulatedArmLibrary(CpuLibrary):
         self._names = _symbols(path)
         command = [EMULATOR, "-cpu", PROCESSORS.get(target.name, "max"), "-L", SYSTEM, _driver(), path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        atexit.register(self._process.kill)
+        atexit.register(self._end)
 
     def __getitem__(self, name: Any) -> Any:
         """Return a function; for those of replay.h, which are called instead of it, no address."""
         if name not in self._names:
             raise AttributeError(name)
         return 0 if name.startswith("orca_run_") else EmulatedFunction(self, name)
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     @contextmanager
     def tensors_noted(self) -> Iterator[None]:
