@@ -32,7 +32,7 @@ def check_conditions(loaded: LoadedPartition) -> None:
     if not loaded.kernels.fixed_order:
         raise ModelError(
             f"--deterministic on: the kernels of this processor ({loaded.kernels.name}) have no fixed order of sums, "
-            "a processor with AVX2 is needed"
+            "a processor with AVX2 or of 64-bit Arm is needed"
         )
     if any(attention.is_reference for attention in loaded.model.attentions()):
         raise ModelError(

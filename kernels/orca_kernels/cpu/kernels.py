@@ -1,7 +1,7 @@
 """`CpuKernels`: the C++ kernels behind `orca_kernels.interface.Kernels`.
 
 The reference computes the forms of attention that the C++ does not support (other options, or head dimensions that are
-not a multiple of 16); oneDNN computes the matrix products without AVX2 (cpu/targets.py).
+not a multiple of 16); oneDNN computes the matrix products on x86-64 without AVX2 (cpu/targets.py).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
 """Functions for the element types whose products the library computes."""
 PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 3
 QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 5
-"""Arguments of the functions for quantised weights, which all targets with AVX2 have."""
+"""Arguments of the functions for quantised weights, which all targets have but x86-64 without AVX2."""
 PANEL = 32
-"""Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, 16 with AVX2 (cpu/linear.h)."""
+"""Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16 (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
