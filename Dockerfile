@@ -37,7 +37,7 @@ COPY operator operator
 RUN /opt/pip/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . && \
     install-packages --compile --no-deps --no-index /wheels/*.whl
 
-# -- the CPU kernels, built for every level of x86-64: the images that run have no compiler -----------------------------
+# -- the CPU kernels, built for every target of the image's architecture: the images that run have no compiler ----------
 FROM orca AS kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
     /opt/orca/bin/python -m orca_kernels.cpu.library
