@@ -1,5 +1,5 @@
-// Calls functions of a library of the CPU kernels for 64-bit Arm, as emulated_arm.py asks on the standard input, under an
-// emulator: a request has a function's recorded arguments (cpu/replay.h) and the memory to which they point.
+// Calls functions of a library of the CPU kernels for 64-bit Arm, under an emulator, as emulated_arm.py asks on the standard
+// input: a request has the recorded arguments of a function (cpu/replay.h) and the memory to which they point.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <new>
-#include <vector>
 
 // For instructions that are several times faster than the compiler's lowering of vectors.
 #if defined(__AVX2__)
@@ -19,6 +17,8 @@
 #if defined(__AVX2__) || defined(__aarch64__)
 #define ORCA_MULTIPLY_ADD 1
 #endif
+
+#include "lines.h"
 
 namespace orca {
 
@@ -33,24 +33,6 @@ namespace orca {
 #endif
 
 constexpr int kLanes = 16;
-
-// Memory whose vectors do not cross cache lines.
-template <typename E>
-struct LineAllocator {
-  typedef E value_type;
-  static constexpr std::align_val_t kLine{64};
-
-  LineAllocator() = default;
-  template <typename Other>
-  LineAllocator(const LineAllocator<Other> &) {}
-  E *allocate(std::size_t count) { return static_cast<E *>(::operator new(count * sizeof(E), kLine)); }
-  void deallocate(E *memory, std::size_t) { ::operator delete(memory, kLine); }
-  bool operator==(const LineAllocator &) const { return true; }
-  bool operator!=(const LineAllocator &) const { return false; }
-};
-
-template <typename E>
-using Lines = std::vector<E, LineAllocator<E>>;
 
 // bfloat16 is the upper half of a float.
 struct BFloat16 {
@@ -118,6 +100,7 @@ constexpr int kRegisterBytes = 16;
 #endif
 constexpr int kRegisterLanes = kRegisterBytes / 4;  // elements of a register
 constexpr int kRegisters = kLanes / kRegisterLanes;
+// Unrolled at once, before GCC replaces such a loop by a copy of memory.
 #define ORCA_REGISTERS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kRegisters; ++i)
 
 template <typename E>
@@ -140,17 +123,17 @@ struct Same {
 #define ORCA_OPERATOR(SYMBOL)                                                                                     \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(Vector<E> left, Vector<E> right) {                                             \
-    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right.registers[i];         \
+    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right.registers[i];                            \
     return left;                                                                                                  \
   }                                                                                                               \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(Vector<E> left, typename Same<E>::type right) {                                \
-    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right;                      \
+    ORCA_REGISTERS(i) left.registers[i] = left.registers[i] SYMBOL right;                                         \
     return left;                                                                                                  \
   }                                                                                                               \
   template <typename E>                                                                                           \
   inline Vector<E> operator SYMBOL(typename Same<E>::type left, Vector<E> right) {                                \
-    ORCA_REGISTERS(i) right.registers[i] = left SYMBOL right.registers[i];                     \
+    ORCA_REGISTERS(i) right.registers[i] = left SYMBOL right.registers[i];                                        \
     return right;                                                                                                 \
   }
 ORCA_OPERATOR(+)
@@ -166,7 +149,7 @@ ORCA_OPERATOR(>>)
 #define ORCA_COMPARISON(SYMBOL)                                                                                   \
   inline Ints operator SYMBOL(Floats left, Floats right) {                                                        \
     Ints result;                                                                                                  \
-    ORCA_REGISTERS(i) result.registers[i] = left.registers[i] SYMBOL right.registers[i];       \
+    ORCA_REGISTERS(i) result.registers[i] = left.registers[i] SYMBOL right.registers[i];                          \
     return result;                                                                                                \
   }
 ORCA_COMPARISON(<)
@@ -212,17 +195,13 @@ inline V choose(Ints condition, V yes, V no) {
 template <typename V, typename T>
 inline V load_as(const T *from) {
   V value;
-  ORCA_REGISTERS(i) {
-    std::memcpy(&value.registers[i], from + i * (kRegisterBytes / sizeof(T)), kRegisterBytes);
-  }
+  ORCA_REGISTERS(i) std::memcpy(&value.registers[i], from + i * (kRegisterBytes / sizeof(T)), kRegisterBytes);
   return value;
 }
 
 template <typename V, typename T>
 inline void store_as(T *to, V value) {
-  ORCA_REGISTERS(i) {
-    std::memcpy(to + i * (kRegisterBytes / sizeof(T)), &value.registers[i], kRegisterBytes);
-  }
+  ORCA_REGISTERS(i) std::memcpy(to + i * (kRegisterBytes / sizeof(T)), &value.registers[i], kRegisterBytes);
 }
 
 #if defined(__aarch64__)

@@ -54,7 +54,7 @@ struct LinearCall : MapCall<T> {
   void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
     const int64_t steps = this->inputs / Product<T>::kWidth;
     const uint32_t *weights = panels + panel * steps * kPanel;
-    Floats own[kRows][kVectors] = {};
+    Floats own[kRows][kVectors] = {};  // the caller's array would be written in every step
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
       for (int part = 0; part < kVectors; ++part) {
         __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);

@@ -27,7 +27,8 @@ struct Int8 {
   }
 
   template <int kRows>
-  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers,
+                              int64_t inputs) {
     for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         add_input<kRows>(group, part, words, widened(numbers + part * kLanes));
@@ -48,7 +49,8 @@ struct Int4 {
   }
 
   template <int kRows>
-  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers, int64_t inputs) {
+  static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers,
+                              int64_t inputs) {
     Words left[kVectors];
     ORCA_UNROLL for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
     for (int64_t input = 0; input < inputs; ++input, words += kRows) {
