@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,33 +18,26 @@ SECONDS = 60
 
 
 class Group:
-    """A process group and its backend. Aborts take effect together; `aborted` ends the waits of its works."""
+    """A process group. `aborted` ends the waits of its works; the abort itself ends when `graphs_gone` is set."""
 
-    def __init__(self, aborts: list[Group]) -> None:
+    def __init__(self) -> None:
         self.aborted = threading.Event()
-        self._aborts = aborts
-
-    def _get_backend(self, device: torch.device) -> Group:
-        assert device.type == "cuda"
-        return self
-
-    def _group_start(self) -> None:
-        self._aborts.clear()
+        self.graphs_gone = threading.Event()
+        self.graphs_gone.set()
 
     def abort(self) -> None:
-        self._aborts.append(self)
-
-    def _group_end(self) -> None:
-        for group in self._aborts:
-            group.aborted.set()
+        self.aborted.set()
+        assert self.graphs_gone.wait(SECONDS)
 
 
 class Work:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.waits = threading.Event()
+        self.arguments: tuple[object, ...] = ()
 
-    def wait(self, _timeout: object) -> None:
+    def wait(self, *arguments: object) -> None:
+        self.arguments = arguments
         self.waits.set()
         assert self.group.aborted.wait(SECONDS)
         raise RuntimeError("NCCL communicator was aborted on rank 0.")
@@ -55,8 +49,7 @@ class Torch:
     DistError = RuntimeError
 
     def __init__(self) -> None:
-        aborts: list[Group] = []
-        self.world, self.own, self.other = Group(aborts), Group(aborts), Group(aborts)
+        self.world, self.own, self.other = Group(), Group(), Group()
         self.received: list[Work] = []
         self.destroyed = 0
         self.group = SimpleNamespace(WORLD=self.world)
@@ -88,8 +81,10 @@ def plane(monkeypatch: pytest.MonkeyPatch, distributed: Torch, backend: str) -> 
 
 
 def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
+    """It goes on meanwhile; the main thread drops its graphs, for which NCCL waits, and leaves the group."""
     distributed = Torch()
     left = plane(monkeypatch, distributed, "nccl")
+    distributed.own.graphs_gone.clear()
     left.post((1, 4), torch.float32, torch.device("cpu"), 2)
 
     def leave() -> None:
@@ -101,22 +96,22 @@ def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
     with pytest.raises(NeighbourError, match="lost rank -2 of an adjacent partition: NCCL communicator was aborted"):
         left.receive()
     reader.join(SECONDS)
-    assert distributed.own.aborted.is_set()
+    assert not reader.is_alive()
+    assert distributed.own.aborted.wait(SECONDS)
     assert not distributed.other.aborted.is_set(), "a group of other ranks"
+    assert not distributed.destroyed
+    distributed.own.graphs_gone.set()
     left.close()
     assert distributed.destroyed == 1
 
 
-def test_groups_that_the_main_thread_has_left_meanwhile_are_a_line_in_the_log(monkeypatch, caplog):
+def test_a_group_is_aborted_before_it_is_left(monkeypatch):
+    """Torch would wait for NCCL's kernels, of which one may wait for a lost rank."""
     distributed = Torch()
-    left = plane(monkeypatch, distributed, "nccl")
-
-    def gone(_: object) -> Group:
-        raise RuntimeError("the group was destroyed")
-
-    distributed.world._get_backend = gone
-    left.abandon()
-    assert "the groups of rank 0 could not be aborted: the group was destroyed" in caplog.text
+    plane(monkeypatch, distributed, "nccl").close()
+    assert distributed.world.aborted.is_set()
+    assert distributed.own.aborted.is_set()
+    assert distributed.destroyed == 1
 
 
 def test_groups_of_gloo_are_not_aborted(monkeypatch):
@@ -124,3 +119,17 @@ def test_groups_of_gloo_are_not_aborted(monkeypatch):
     plane(monkeypatch, distributed, "gloo").abandon()
     assert not distributed.world.aborted.is_set()
     assert not distributed.own.aborted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("backend", "arguments"), [("nccl", ()), ("gloo", (datetime.timedelta(seconds=SECONDS),))], ids=["nccl", "gloo"]
+)
+def test_only_gloo_gets_a_timeout(backend, arguments, monkeypatch):
+    """With a timeout NCCL's `wait` blocks the host until the data has arrived, and the next results are late."""
+    distributed = Torch()
+    left = plane(monkeypatch, distributed, backend)
+    left.post((1, 4), torch.float32, torch.device("cpu"), 2)
+    distributed.world.aborted.set()
+    with pytest.raises(NeighbourError):
+        left.receive()
+    assert distributed.received[0].arguments == arguments

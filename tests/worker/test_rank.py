@@ -1,4 +1,5 @@
-"""A rank process: unreadable frames and its controller's end end it, the loss of a neighbour does not."""
+"""A rank process: unreadable frames and its controller's end end it, the loss of a neighbour does not; and a rank on a
+device whose waits block, played by `Device`."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pytest
 from orca_protos import engine_pb2 as pb
+from orca_worker.errors import NeighbourError
 from orca_worker.frames import encode
+from orca_worker.rank import Rank
 from orca_worker.rank_process import RANK_COMMAND
 from support.served import eventually
 
@@ -136,3 +140,111 @@ def test_a_rank_that_is_stopped_while_it_imports_torch_ends_with_its_controller(
     if not ready:
         os.kill(rank, signal.SIGKILL)
     assert ready
+
+
+class Device:
+    """A stage whose iterations run on a device: complete when a test says so, and interrupted by `abandon`."""
+
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+        self.complete = threading.Event()
+        self.abandoned = threading.Event()
+        self.blocks_host = False
+        """True: `execute` waits for the device, too, as a launch does whose queue is full."""
+        self.waits = threading.Event()
+
+    def _wait(self, interrupted: threading.Event) -> None:
+        self.waits.set()
+        assert interrupted.wait(SECONDS)
+
+    def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
+        self.executed.append(iteration.sequence)
+        if self.blocks_host:
+            self._wait(self.abandoned)
+            raise NeighbourError("NCCL communicator was aborted")
+
+        def reply() -> pb.RankReply:
+            self._wait(self.complete)
+            return pb.RankReply(result=pb.IterationResult(sequence=iteration.sequence))
+
+        return reply
+
+    def expect(self, iteration: pb.Iteration) -> None:
+        pass
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+        self.complete.set()
+
+    def prepare(self, epoch: int) -> None:
+        assert self.abandoned.is_set()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def on_device() -> Iterator[tuple[Rank, Device, BinaryIO]]:
+    """Yield a rank of epoch 1, its device, and the stream of its replies."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(SECONDS)
+        rank, device = Rank(theirs), Device()
+        rank._stage = cast(Any, device)
+        stream = ours.makefile("rb")
+        rank.handle(rank.decode(prepare(1)))
+        assert next_reply(stream).prepared.epoch == 1
+        device.complete.clear()
+        device.abandoned.clear()
+        yield rank, device, stream
+
+
+def prepare(epoch: int) -> pb.RankCommand:
+    return pb.RankCommand(number=epoch, prepare=pb.PrepareRequest(epoch=epoch))
+
+
+def an_iteration(rank: Rank, sequence: int) -> object:
+    iteration = pb.Iteration(epoch=1, sequence=sequence, row=[0], num_tokens=[1], token=[1])
+    return rank.decode(pb.RankCommand(iteration=iteration.SerializeToString()))
+
+
+def test_the_next_iterations_are_executed_while_the_device_computes(on_device):
+    """The main thread waits for none of them, and their replies leave in order."""
+    rank, device, stream = on_device
+    for sequence in range(3):
+        rank.handle(an_iteration(rank, sequence))
+    assert device.executed == [0, 1, 2]
+    device.complete.set()
+    replies = [next_reply(stream) for _ in range(3)]
+    assert [(reply.number, reply.result.sequence) for reply in replies] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_command_is_executed_while_the_device_computes(on_device):
+    """The reader thread frees the thread that waits for the device; its results belong to no epoch any more."""
+    rank, device, stream = on_device
+    rank.handle(an_iteration(rank, 0))
+    late = an_iteration(rank, 1)
+    assert device.waits.wait(SECONDS)
+    command = rank.decode(prepare(2))
+    assert device.abandoned.is_set()
+    rank.handle(late)
+    assert device.executed == [0], "its groups are aborted"
+    rank.handle(command)
+    assert next_reply(stream).prepared.epoch == 2
+
+
+def test_a_main_thread_that_waits_for_a_lost_rank_is_freed(on_device):
+    rank, device, stream = on_device
+    device.blocks_host = True
+    main = threading.Thread(target=rank.handle, args=(an_iteration(rank, 0),))
+    main.start()
+    assert device.waits.wait(SECONDS)
+    command = rank.decode(prepare(2))
+    main.join(SECONDS)
+    assert not main.is_alive()
+    rank.handle(command)
+    lost, prepared = next_reply(stream), next_reply(stream)
+    assert lost.fault.kind == pb.FAULT_KIND_CONSEQUENCE
+    assert prepared.prepared.epoch == 2

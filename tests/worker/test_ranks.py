@@ -98,12 +98,16 @@ def test_another_kind_of_load_needs_new_processes(changes):
 
 
 def test_torch_does_not_end_a_rank_that_has_lost_another_over_nccl():
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    assert [start.environment.get(name) for start in rank_starts(request(), command())] == [None, None]
-    over_nccl = rank_starts(request(communication_backend="nccl"), command())
-    assert [start.environment[name] for start in over_nccl] == ["0", "0"]
-    given = rank_starts(request(communication_backend="nccl", environment={name: "3"}), command())
-    assert [start.environment[name] for start in given] == ["3", "3"]
+    """Neither the watchdog, nor its monitor, nor the signal of another rank's monitor."""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+    def values(**changes: Any) -> list[list[str | None]]:
+        return [[start.environment.get(name) for name in names] for start in rank_starts(request(**changes), command())]
+
+    assert values() == [[None, None, None]] * 2
+    assert values(communication_backend="nccl") == [["0", "0", "0"]] * 2
+    given = {names[0]: "3", names[1]: "1"}
+    assert values(communication_backend="nccl", environment=given) == [["3", "1", "0"]] * 2
 
 
 def test_each_device_has_its_own_process():

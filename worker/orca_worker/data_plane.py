@@ -7,11 +7,9 @@ in-flight iteration: a stage never waits for a slow peer (a blocking gloo send w
 from __future__ import annotations
 
 import datetime
-import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,10 +17,9 @@ from orca_protos.deadlines import CONNECT_SECONDS
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.errors import NeighbourError
+from orca_worker.group_abort import GroupAbort
 from orca_worker.shared_sum import share_memory
 from orca_worker.tensor_parallel_group import TensorParallelGroup
-
-logger = logging.getLogger(__name__)
 
 
 class DataPlane:
@@ -51,8 +48,8 @@ class DataPlane:
         self._group = group
         self._closing = threading.Lock()
         self._closed = False
-        self._abortable: list[dist.ProcessGroup] = []
-        """Groups whose waits only an abort ends."""
+        self._abort = GroupAbort(())
+        """Of NCCL's groups, whose waits only an abort ends."""
         # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
         connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
         try:
@@ -62,7 +59,7 @@ class DataPlane:
             group.others = [other for other in range(first, first + group.size) if other != rank]
             if backend == "nccl":
                 groups = (dist.group.WORLD, group.process_group)
-                self._abortable = [group for group in groups if group is not None]
+                self._abort = GroupAbort([group for group in groups if group is not None])
             if group.size > 1 and backend == "gloo":
                 group.shared = share_memory(group.process_group, group.rank, group.size, timeout)
                 dist.distributed_c10d._set_pg_timeout(self._timeout, group.process_group)
@@ -117,24 +114,23 @@ class DataPlane:
         """End this process's waits for lost ranks, from any thread; the group cannot be used afterwards.
 
         A wait over gloo ends by itself, with the sockets of the lost rank. A kernel of NCCL waits for ever, and so does
-        a thread that waits for the device. Not yet run on a GPU.
+        a thread that waits for the device. Does not wait for the end of the abort, for which `close` waits.
         """
         if (shared := self._group.shared) is not None:
             shared.leave()
-        if self._abortable:
-            try:
-                _abort(self._abortable)
-            except RuntimeError as error:  # the main thread has left the groups meanwhile
-                logger.warning("the groups of rank %d could not be aborted: %s", self._rank, error)
+        self._abort.begin()
 
     def close(self) -> None:
-        """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error."""
+        """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error.
+
+        Drop CUDA graphs with collectives of this group before: NCCL waits for their end.
+        """
+        self.abandon()  # torch would wait for NCCL's kernels, which may wait for a lost rank
+        self._abort.wait()
         with self._closing:
             self._closed = True
             self._sends.clear()
             self._receives.clear()
-            if (shared := self._group.shared) is not None:
-                shared.leave()
             self._group.shared = self._group.process_group = None
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -142,9 +138,11 @@ class DataPlane:
             dist.distributed_c10d._world.group_count = 0
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor, other: int) -> None:
-        # NCCL orders streams and returns at once; gloo waits for the data.
         try:
-            work.wait(self._timeout)
+            if self.posts_ahead:
+                work.wait(self._timeout)
+            else:
+                work.wait()  # orders streams; with a timeout NCCL would block the host until the data has arrived
         except RuntimeError as error:
             raise self._lost(other, error) from error
 
@@ -152,14 +150,3 @@ class DataPlane:
         # Without gloo's prefix, its source file, and its suffix, general advice.
         summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
         return NeighbourError(f"rank {self._rank} lost rank {other} of an adjacent partition: {summary}", [other])
-
-
-def _abort(groups: Sequence[dist.ProcessGroup]) -> None:
-    """Abort groups of NCCL together: a kernel of one may be queued behind a kernel of another (torch issue 119797)."""
-    backend = groups[0]._get_backend(torch.device("cuda"))
-    backend._group_start()  # type: ignore[attr-defined]
-    try:
-        for group in groups:
-            group.abort()
-    finally:
-        backend._group_end()  # type: ignore[attr-defined]

@@ -2,9 +2,9 @@
 
 The controller starts it as `python -m orca_worker.rank --fd N`, bound to it (parent_death.py). A separate thread reads
 the socket, so that this process exits at once when its controller does, even while a kernel runs or the main thread
-waits for another rank. A ModelError is reported and the process stays. After a NeighbourError the process leaves the
-epoch and keeps its weights for the next epoch. Any other error, on either thread, is reported as a fault and ends the
-process with a non-zero exit code.
+waits for another rank. On a GPU a third thread waits for the results of iterations (replies.py). A ModelError is
+reported and the process stays. After a NeighbourError the process leaves the epoch and keeps its weights for the next
+epoch. Any other error, on any thread, is reported as a fault and ends the process with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 
 from orca_worker.torch_import import import_torch
 
@@ -35,6 +34,7 @@ from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
 from orca_worker.errors import ModelError, NeighbourError, RankError, kind_of
 from orca_worker.frames import encode, read_command
+from orca_worker.replies import Replies
 from orca_worker.stage import Stage
 
 PROGRESS_INTERVAL = 0.5
@@ -64,14 +64,17 @@ class Rank:
         self._answers: dict[int, queue.SimpleQueue[pb.RendezvousReply]] = {}
         self._stage: Stage | None = None
         self._last_progress = 0.0
-        self._unfinished: Callable[[], pb.RankReply] | None = None
-        self._epoch_over = False
+        self._replies = Replies(self._send, self._end)
+        self._ended_epoch = 0
+        """Iterations up to this epoch are ignored: a neighbour is lost, or a later epoch is about to be prepared."""
 
     def decode(self, command: pb.RankCommand) -> Command:
-        """Decode a command on the reader thread, which posts receives early and frees a main thread that waits."""
+        """Decode a command on the reader thread, which posts receives early and frees threads that wait."""
         stage = self._stage  # the main thread may set it to None meanwhile
         kind = command.WhichOneof("command")
         if kind == "prepare" and stage is not None:
+            self._ended_epoch = command.prepare.epoch - 1
+            self._replies.discard()
             stage.abandon()
         if kind != "iteration" or stage is None:
             return command
@@ -83,14 +86,11 @@ class Rank:
         return iteration
 
     def handle(self, command: Command) -> None:
-        """Run one command; raise the error that ends this rank.
-
-        The reply to an iteration may be left to `finish`, so that the next iteration starts before the reply is ready.
-        """
+        """Run one command; raise the error that ends this rank."""
         try:
             if isinstance(command, pb.RankCommand):
                 self._run_or_refuse(command)
-            elif not self._epoch_over:
+            elif self._epoch > self._ended_epoch:
                 self._iterate(command)
         except NeighbourError as error:
             self._leave_epoch(error)
@@ -102,11 +102,11 @@ class Rank:
         if isinstance(iteration, NeighbourError):
             self._leave_epoch(iteration)
             return
-        started = self._stage.execute(iteration)
-        self.finish()
-        self._unfinished = started
-        if not self._stage.runs_ahead:
-            self.finish()
+        reply = self._stage.execute(iteration)
+        if self._stage.runs_ahead:
+            self._replies.put(reply)
+        else:
+            self._send(reply())
 
     def _run_or_refuse(self, command: pb.RankCommand) -> None:
         """Run one cold command and reply to it, if only with the reason why the user must change the request."""
@@ -116,7 +116,6 @@ class Rank:
             self._reply(pb.RankReply(fault=self._fault(error)))
 
     def _run(self, command: pb.RankCommand) -> None:
-        self.finish()
         self._number = command.number
         kind = command.WhichOneof("command")
         if kind == "load":
@@ -133,7 +132,8 @@ class Rank:
         if stage is None:
             raise RankError(f"{kind} came before load")
         if kind == "prepare":
-            self._epoch, self._epoch_over = command.prepare.epoch, False
+            self._replies.discard()  # of iterations that were executed since the reader thread did
+            self._epoch = command.prepare.epoch
             stage.prepare(command.prepare.epoch)
             self._reply(pb.RankReply(prepared=pb.Prepared(epoch=command.prepare.epoch)))
         elif kind == "form":
@@ -170,18 +170,13 @@ class Rank:
         if (waiting := self._answers.get(command.number)) is not None:
             waiting.put(command.rendezvous)
 
-    def finish(self) -> None:
-        """Wait for the iteration that was started last, and send its reply."""
-        if self._unfinished is not None:
-            reply, self._unfinished = self._unfinished, None
-            self._reply(reply())
-
     def _leave_epoch(self, error: NeighbourError) -> None:
         """Report the loss of a neighbour, leave its group, and ignore iterations until the next epoch is prepared."""
         if self._stage is None:
             raise error
         logger.warning("rank %d leaves epoch %d: %s", self._tensor_rank, self._epoch, error)
-        self._unfinished, self._epoch_over = None, True
+        self._ended_epoch = max(self._ended_epoch, self._epoch)
+        self._replies.discard()
         self._reply(pb.RankReply(fault=self._fault(error)))
         # Frames of the traceback refer to the group, whose sockets would stay open.
         error.__traceback__ = error.__cause__ = error.__context__ = None
@@ -197,8 +192,8 @@ class Rank:
         if self._stage is not None:
             self._stage.close()
         self._stage = None
+        self._replies.discard()
         self._partition = self._epoch = 0
-        self._epoch_over = False
         gc.unfreeze()  # objects that `allocate` has frozen would not be collected
         gc.collect()
         return_freed_memory()
@@ -232,6 +227,13 @@ class Rank:
             lost_rank=error.lost_ranks if isinstance(error, NeighbourError) else (),
         )
 
+    def _end(self, error: Exception) -> None:
+        """End the process because of an error on the thread of the replies."""
+        if isinstance(error, ConnectionError):
+            os._exit(0)  # the controller has exited
+        self.report(error)
+        os._exit(1)
+
     def _reply(self, reply: pb.RankReply) -> None:
         reply.number = self._number
         self._send(reply)
@@ -248,8 +250,6 @@ def run(connection: socket.socket) -> int:
     threading.Thread(target=_read, args=(connection, rank, commands), daemon=True).start()
     while True:
         try:
-            if commands.empty():
-                rank.finish()
             rank.handle(commands.get())
         except ConnectionError:
             return 0  # the controller has exited

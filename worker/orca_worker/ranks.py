@@ -17,6 +17,10 @@ from orca_worker.errors import FaultError, ModelError, kind_of
 from orca_worker.rank_process import PING, RANK_COMMAND, RankProcess
 from orca_worker.rank_starter import RankStart, RankStarter
 
+TORCH_ENDS_RANKS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+"""Variables by which torch's watchdog, its monitor, or a signal of another rank's monitor would end a rank that has
+lost another one and could serve the next epoch."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -29,7 +33,8 @@ def rank_starts(
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             environment.setdefault(name, request.socket_interface)
     if request.communication_backend == "nccl":
-        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # otherwise torch ends a rank that lost another
+        for name in TORCH_ENDS_RANKS:
+            environment.setdefault(name, "0")
     processors = Processors.of_this_process()
     on_cpu = request.device == "cpu"
     starts = []
