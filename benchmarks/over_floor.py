@@ -77,6 +77,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
         stage.allocate(max(max(arguments.batch_sizes) * blocks, of_prompt))
         timed(stage, iteration(1, size, 0, 1, blocks))  # the content of the cache does not affect the cost
         times = [timed(stage, iteration(2 + n, size, arguments.context + n, 1, 0)) for n in range(INCREMENTS)]
+        if stage.graphs_refused:
+            raise SystemExit(f"error: these would be times without decode graphs: {stage.graphs_refused}")
         cached = size * arguments.context * config.num_layers * 2 * config.num_kv_heads * config.head_dim
         floor = (layers + head + cached) * width / bandwidth
         median = statistics.median(times[3:])

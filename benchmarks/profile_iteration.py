@@ -111,6 +111,8 @@ def main() -> None:
     stage.execute(iteration(2, size, 0, context, blocks))()
     show(f"prompts of {size} x {context} tokens", time.perf_counter() - begin, spent, 1)
     stage.execute(iteration(3, size, context, 1, 0))()  # the first decode iteration is recorded
+    if stage.graphs_refused:
+        raise SystemExit(f"error: these would be times without recorded decode iterations: {stage.graphs_refused}")
     spent.clear()
     begin = time.perf_counter()
     for step in range(count):

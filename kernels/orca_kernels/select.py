@@ -34,7 +34,11 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
             logger.warning("no fused kernels for a GPU older than Ampere, using plain torch")
             return ReferenceKernels()
         try:
-            return CudaKernels(CupyLauncher(), f"CUDA sm_{major}{minor}")
-        except ImportError as error:
-            logger.warning("no fused kernels on this GPU, using plain torch: %s", error)
+            kernels = CudaKernels(CupyLauncher(), f"CUDA sm_{major}{minor}")
+            # Loads NVRTC and launches a kernel. CuPy's errors have no common base class.
+            kernels.silu_and_multiply(torch.zeros((1, 2), dtype=dtype, device=device))
+            torch.cuda.synchronize(device)
+            return kernels
+        except Exception as error:
+            logger.warning("no fused kernels on this GPU, using plain torch: %s: %s", type(error).__name__, error)
     return ReferenceKernels()

@@ -286,16 +286,18 @@ class Iteration(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ...) -> None: ...
 
 class StageTiming(_message.Message):
-    __slots__ = ("sequence", "partition", "started_ns", "ended_ns")
+    __slots__ = ("sequence", "partition", "started_ns", "ended_ns", "graphs_refused")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     partition: int
     started_ns: int
     ended_ns: int
-    def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
+    graphs_refused: bool
+    def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., graphs_refused: _Optional[bool] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside", "lost_rank")

@@ -6,12 +6,14 @@ import logging
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from orca_kernels.cpu import library
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.targets import ARM_TARGETS, AVX2, AVX512, TARGETS, processor_flags
+from orca_kernels.cuda import modules
 from orca_kernels.reference import ReferenceKernels
 from orca_kernels.select import kernels_for
 from support.variants import one_short
@@ -174,3 +176,30 @@ def test_an_old_gpu_gets_plain_torch(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert type(kernels_for(torch.device("cuda"), torch.float32)) is ReferenceKernels
     assert "older than Ampere" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ImportError("No module named 'cupy'"), "ImportError: No module named 'cupy'"),
+        (RuntimeError("CuPy failed to load libnvrtc.so.13"), "RuntimeError: CuPy failed to load libnvrtc.so.13"),
+    ],
+    ids=["no CuPy", "no NVRTC"],
+)
+def test_a_gpu_on_which_no_kernel_can_be_launched_gets_plain_torch(error, words, monkeypatch, caplog):
+    """CuPy is imported without NVRTC, and loads it at the first launch: that is tried, not left to the warm-up."""
+
+    def launcher() -> object:
+        if isinstance(error, ImportError):
+            raise error
+        return SimpleNamespace(launch=launch)
+
+    def launch(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(modules, "CupyLauncher", launcher)
+    monkeypatch.setattr(torch, "zeros", lambda shape, **_: torch.empty(shape))
+    with caplog.at_level(logging.WARNING):
+        assert type(kernels_for(torch.device("cuda"), torch.float32)) is ReferenceKernels
+    assert caplog.messages == [f"no fused kernels on this GPU, using plain torch: {words}"]

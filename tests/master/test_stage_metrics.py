@@ -1,4 +1,4 @@
-"""Busy and idle seconds of partitions, on timings worked out by hand."""
+"""Busy and idle seconds of partitions, on timings worked out by hand, and partitions without decode graphs."""
 
 from __future__ import annotations
 
@@ -48,3 +48,18 @@ def test_a_gap_is_a_bubble_only_while_requests_are_under_way():
     timing(4, 0, 100.5, 101.0)
     assert (seconds("busy", 0), seconds("busy", 1)) == (2.75, 3.0)
     assert (seconds("bubble", 0), seconds("bubble", 1)) == (0.25, 1.0)
+
+
+def test_a_partition_that_could_not_record_its_decode_iterations_is_shown_until_it_can():
+    registry = CollectorRegistry()
+    metrics = StageMetrics(registry, "m")
+
+    def refused(partition: int) -> float | None:
+        labels = {"model_name": "m", "pipeline": "p", "partition": str(partition)}
+        return registry.get_sample_value("orca:decode_graphs_refused", labels)
+
+    metrics.on_timing("p", pb.StageTiming(sequence=1, partition=0))
+    metrics.on_timing("p", pb.StageTiming(sequence=1, partition=1, graphs_refused=True))
+    assert (refused(0), refused(1)) == (0, 1)
+    metrics.on_timing("p", pb.StageTiming(sequence=1, partition=1))
+    assert refused(1) == 0

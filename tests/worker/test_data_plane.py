@@ -31,6 +31,8 @@ class Group:
 
 
 class Work:
+    complete = False
+
     def __init__(self, group: Group) -> None:
         self.group = group
         self.waits = threading.Event()
@@ -39,6 +41,8 @@ class Work:
     def wait(self, *arguments: object) -> None:
         self.arguments = arguments
         self.waits.set()
+        if self.complete:
+            return
         assert self.group.aborted.wait(SECONDS)
         raise RuntimeError("NCCL communicator was aborted on rank 0.")
 
@@ -51,19 +55,35 @@ class Torch:
     def __init__(self) -> None:
         self.world, self.own, self.other = Group(), Group(), Group()
         self.received: list[Work] = []
+        """Of sums and sends, too."""
+        self.calls: list[tuple[str, int]] = []
         self.destroyed = 0
+        self.rank = 0
         self.group = SimpleNamespace(WORLD=self.world)
         world = SimpleNamespace(group_count=0)
         self.distributed_c10d = SimpleNamespace(_world=world)
 
-    def init_process_group(self, *_: object, **__: object) -> None:
-        pass
+    def init_process_group(self, *_: object, rank: int, **__: object) -> None:
+        self.rank = rank
 
     def new_group(self, ranks: list[int], timeout: object) -> Group:
-        return self.own if 0 in ranks else self.other
+        return self.own if self.rank in ranks else self.other
 
-    def irecv(self, _hidden: torch.Tensor, _sender: int) -> Work:
+    def irecv(self, _hidden: torch.Tensor, sender: int) -> Work:
+        self.calls.append(("receive", sender))
         self.received.append(Work(self.world))
+        return self.received[-1]
+
+    def isend(self, _hidden: torch.Tensor, receiver: int) -> Work:
+        self.calls.append(("send", receiver))
+        self.received.append(Work(self.world))
+        return self.received[-1]
+
+    def all_reduce(self, _token: torch.Tensor, group: Group, async_op: bool) -> Work:
+        assert async_op
+        assert group is self.own
+        self.calls.append(("sum", 0))
+        self.received.append(Work(group))
         return self.received[-1]
 
     def is_initialized(self) -> bool:
@@ -73,11 +93,11 @@ class Torch:
         self.destroyed += 1
 
 
-def plane(monkeypatch: pytest.MonkeyPatch, distributed: Torch, backend: str) -> DataPlane:
+def plane(monkeypatch: pytest.MonkeyPatch, distributed: Torch, backend: str, rank: int = 0) -> DataPlane:
     monkeypatch.setattr(data_plane, "dist", distributed)
     monkeypatch.setattr(data_plane, "share_memory", lambda *_: None)
     distributed.distributed_c10d._set_pg_timeout = lambda *_: None
-    return DataPlane(backend, cast(Any, None), 0, 4, TensorParallelGroup(0, 2), SECONDS, 2)
+    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2)
 
 
 def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
@@ -133,3 +153,31 @@ def test_only_gloo_gets_a_timeout(backend, arguments, monkeypatch):
     with pytest.raises(NeighbourError):
         left.receive()
     assert distributed.received[0].arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("rank", "calls"), [(0, [("send", 2), ("sum", 0)]), (2, [("receive", 0), ("sum", 0)])], ids=["first", "last"]
+)
+def test_communicators_come_into_being_with_the_group_within_its_timeout(rank, calls, monkeypatch):
+    """Not in the first iteration, with NCCL's own timeout."""
+    distributed = Torch()
+    joined = plane(monkeypatch, distributed, "nccl", rank)
+    monkeypatch.setattr(Work, "complete", True)
+    joined.connect(torch.device("cpu"))
+    assert distributed.calls == calls
+    assert [work.arguments for work in distributed.received] == [(datetime.timedelta(seconds=SECONDS),)] * 2
+
+
+def test_a_rank_that_does_not_connect_is_a_lost_neighbour(monkeypatch):
+    distributed = Torch()
+    joined = plane(monkeypatch, distributed, "nccl")
+    distributed.world.aborted.set()
+    with pytest.raises(NeighbourError, match="rank 0 could not connect over NCCL: NCCL communicator was") as caught:
+        joined.connect(torch.device("cpu"))
+    assert set(caught.value.lost_ranks) == {1, 2}
+
+
+def test_gloo_has_connected_already(monkeypatch):
+    distributed = Torch()
+    plane(monkeypatch, distributed, "gloo").connect(torch.device("cpu"))
+    assert distributed.calls == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,7 +13,9 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.quantization import BITS
-from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, DecodeGraphs, PaddingRows
+from orca_protos import engine_pb2 as pb
+from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, DecodeGraphs, PaddingRows
+from orca_worker.rows import RowTable
 from support.checkpoints import VARIANTS, make_prompts, reference
 from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
@@ -230,3 +235,108 @@ def test_only_increments_are_taken(checkpoint, sizes):
     model.logits(model.iteration([(full, 0, [1])], max_tokens=16))  # the table grows to hold that row
     assert accepts([(row, 5, [1]) for row in range(full)])
     assert not accepts([(row, 5, [1]) for row in range(full + 1)])
+
+
+class Passes:
+    """A model of which only the sizes of its forward passes matter, and a recorder that refuses some of them."""
+
+    def __init__(self, refused: frozenset[int] = frozenset()) -> None:
+        self.sizes: list[int] = []
+        self._refused = refused
+
+    def graphs(self) -> DecodeGraphs:
+        return DecodeGraphs(self._forward, PaddingRows(0, 4), CPU, self._record, (1, 2, 4))
+
+    def _forward(self, tokens, ragged, hidden):
+        self.sizes.append(len(tokens))
+        return torch.zeros(len(tokens), 3) if hidden is None else hidden
+
+    def _record(self, work):
+        output = work()
+        if len(output) in self._refused:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return output, lambda: None
+
+
+@pytest.mark.parametrize("hidden", [None, torch.zeros(1, 3)], ids=["first partition", "later partition"])
+def test_all_sizes_are_recorded_before_a_rank_serves(hidden, caplog):
+    passes = Passes()
+    graphs = passes.graphs()
+    with caplog.at_level(logging.INFO):
+        graphs.record_all(hidden)
+    assert passes.sizes == [4, 2, 1], "the largest first, whose memory the others use"
+    assert caplog.messages[0] == "recording 3 batch sizes"
+    assert caplog.messages[1].startswith("recorded 3 batch sizes in ")
+    assert graphs.refusal == ""
+    graphs.run(model_batch(2), None if hidden is None else torch.zeros(2, 3))
+    assert passes.sizes == [4, 2, 1], "nothing is recorded while it serves"
+
+
+def test_a_rank_that_cannot_record_runs_the_passes_of_the_others(caplog):
+    """Their sums need its own."""
+    passes = Passes(refused=frozenset({4, 2}))
+    graphs = passes.graphs()
+    graphs.record_all(None)
+    assert passes.sizes == [4, 2, 1]
+    assert graphs.refusal == "operation not permitted when stream is capturing"
+    assert len(caplog.messages) == 1
+    assert not graphs.accepts(model_batch(1))
+
+
+def model_batch(size):
+    rows = RowTable(64, CPU)
+    return rows.batch(
+        pb.Iteration(
+            row=range(size), num_tokens=[1] * size, context_length=[0] * size, token=[0] * size,
+            num_new_blocks=[1] * size, new_block=range(size), sample=[True] * size,
+            admission=[pb.Admission(row=row) for row in range(size)],
+        )
+    )  # fmt: skip
+
+
+class Pools:
+    """Torch's memory pools of CUDA graphs: a pool ends with its last graph and cannot be captured into afterwards."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.live: dict[int, int] = {}
+        """Graphs of each pool that has been captured into."""
+        self._handles = 0
+        pools = self
+
+        class Graph:
+            def replay(self) -> None:
+                pass
+
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self._handle)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", pools._capture)
+
+    def _handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    @contextmanager
+    def _capture(self, graph: object, pool: int, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        if self.live.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.live[pool] = self.live.get(pool, 0) + 1
+        weakref.finalize(graph, self._end, pool)
+        yield
+
+    def _end(self, pool: int) -> None:
+        self.live[pool] -= 1
+
+
+def test_each_set_of_cuda_graphs_has_a_pool_which_ends_with_it(monkeypatch):
+    """As over_floor.py does for every batch size, and a worker for every formation."""
+    pools = Pools(monkeypatch)
+    for number in (1, 2):
+        passes = Passes()
+        graphs = DecodeGraphs(passes._forward, PaddingRows(0, 4), CPU, CudaGraphRecorder(), (1, 2, 4))
+        graphs.record_all(None)
+        assert graphs.refusal == ""
+        assert pools.live[number] == 3
+        assert passes.sizes == [4, 4, 4, 2, 2, 2, 1, 1, 1], "twice before each capture"
+        del graphs
+        assert pools.live[number] == 0

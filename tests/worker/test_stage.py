@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import torch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
+from orca_worker.loaded_partition import LoadedPartition
+from orca_worker.rows import IterationBatch
 from orca_worker.stage import Stage
 from support.checkpoints import make_prompts
 
@@ -96,3 +99,57 @@ def test_decode_graphs_are_dropped_before_the_group_that_they_refer_to(checkpoin
     stage._decode_graphs, stage._data_plane = cast(Any, object()), cast(Any, Plane())
     stage.close()
     assert graphs_at_the_end == [None]
+
+
+@pytest.fixture
+def on_gpu(checkpoint, monkeypatch) -> Stage:
+    """Return a stage that believes its execution to be asynchronous."""
+    request = pb.LoadRequest(
+        model_path=str(checkpoint(NAME)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
+        device="cpu", workers_on_host=1,
+    )  # fmt: skip
+    monkeypatch.setattr(Stage, "runs_ahead", True)
+    return Stage(request, 0, lambda _: None)
+
+
+def test_a_gpu_records_all_sizes_before_it_serves_with_a_new_recorder_each_time(on_gpu, monkeypatch):
+    recorders = []
+
+    def recorder(self: LoadedPartition) -> object:
+        recorders.append(self.kernels.calls)
+        return recorders[-1], (1, 2)
+
+    monkeypatch.setattr(LoadedPartition, "recorder", recorder)
+    for number in (1, 2):
+        on_gpu.prepare(number)
+        on_gpu.allocate(BLOCKS)
+        assert on_gpu._decode_graphs is not None
+        assert sorted(on_gpu._decode_graphs._graphs) == [1, 2]
+        assert len(recorders) == number
+    assert on_gpu.graphs_refused == ""
+
+
+def test_a_gpu_warms_up_the_kernels_of_long_contexts(on_gpu, monkeypatch):
+    """They are compiled at their first use."""
+    batches = []
+    run_layers = Stage.run_layers
+
+    def noted(self: Stage, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        batches.append((len(batch.tokens), batch.ragged.context_length.tolist()))
+        return run_layers(self, batch, hidden)
+
+    monkeypatch.setattr(Stage, "run_layers", noted)
+    on_gpu.warmup(pb.WarmupRequest(max_tokens=8, memory_utilization=0.1))
+    assert batches == [(8, [0]), (1, [on_gpu.facts().max_model_len - 1])]
+
+
+def test_a_refused_recording_is_a_fact_of_every_iteration(on_gpu, monkeypatch):
+    def refuse(_: object) -> object:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(LoadedPartition, "recorder", lambda _: (refuse, (1, 2)))
+    on_gpu.prepare(1)
+    on_gpu.allocate(BLOCKS * len(PROMPTS))
+    assert on_gpu.graphs_refused == "operation not permitted when stream is capturing"
+    result = on_gpu.execute(iteration(1, pb.Sampling(), [list(PROMPTS[0])], [0]))().result
+    assert result.timing.graphs_refused

@@ -39,6 +39,7 @@ class DataPlane:
         max_in_flight: int,
     ) -> None:
         self._rank = rank
+        self._world_size = world_size
         self._max_in_flight = max_in_flight
         self._sends: deque[tuple[dist.Work, torch.Tensor, int]] = deque()
         self._receives: deque[tuple[dist.Work, torch.Tensor, int]] = deque()
@@ -76,16 +77,36 @@ class DataPlane:
                 own_group = group
         return own_group
 
+    def connect(self, device: torch.device) -> None:
+        """Create NCCL's communicators, which would come into being in the first iteration; gloo has connected already.
+
+        Raises NeighbourError after the group's timeout: it blocks the host, unlike the waits of iterations.
+        """
+        if self.posts_ahead:
+            return
+        token, size = torch.zeros(1, device=device), self._group.size
+        before, after = self._rank - size, self._rank + size
+        others = [other for other in (before, after) if 0 <= other < self._world_size]
+        try:
+            if before in others:  # in the order of an iteration: the first partition begins
+                _start(dist.irecv(token, before)).wait(self._timeout)
+            if after in others:
+                _start(dist.isend(token, after)).wait(self._timeout)
+            if size > 1:
+                _start(dist.all_reduce(token, group=self._group.process_group, async_op=True)).wait(self._timeout)
+        except RuntimeError as error:
+            message = f"rank {self._rank} could not connect over NCCL: {error}"
+            raise NeighbourError(message, [*others, *self._group.others]) from error
+
     def send(self, hidden: torch.Tensor, distance: int) -> None:
         """Start sending `hidden` to the rank `distance` after this one."""
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
         receiver = self._rank + distance
         try:
-            work = dist.isend(hidden, receiver)
+            work = _start(dist.isend(hidden, receiver))
         except RuntimeError as error:
             raise self._lost(receiver, error) from error
-        assert work is not None
         self._sends.append((work, hidden, receiver))
 
     def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
@@ -98,10 +119,9 @@ class DataPlane:
             if self._closed:
                 return
             try:
-                work = dist.irecv(hidden, sender)
+                work = _start(dist.irecv(hidden, sender))
             except RuntimeError as error:
                 raise self._lost(sender, error) from error
-            assert work is not None
             self._receives.append((work, hidden, sender))
 
     def receive(self) -> torch.Tensor:
@@ -150,3 +170,9 @@ class DataPlane:
         # Without gloo's prefix, its source file, and its suffix, general advice.
         summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
         return NeighbourError(f"rank {self._rank} lost rank {other} of an adjacent partition: {summary}", [other])
+
+
+def _start(work: dist.Work | None) -> dist.Work:
+    """Return a started transfer; torch's type allows None, for ranks outside of the group."""
+    assert work is not None
+    return work

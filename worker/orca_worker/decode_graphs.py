@@ -3,11 +3,15 @@
 On a CPU, Python takes a tenth of the time of a small batch; on a GPU, the host needs longer to launch the kernels than
 the device to run them. A replay is one call. It works on fixed memory, so inputs are copied there first. A batch is
 padded to a recorded size: padding rows compute on a block of the pools that belongs to no request.
+
+On a CPU a recording is an iteration, made when a batch size first occurs. On a GPU it takes several forward passes, so
+all sizes are recorded before the rank serves.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,7 +55,10 @@ class _DecodeGraph:
 
 
 class DecodeGraphs:
-    """Runs decode batches by replaying `forward`; after a recording fails, all batches run eagerly."""
+    """Runs decode batches by replaying `forward`; after a recording fails, all batches run eagerly.
+
+    One `record` for each DecodeGraphs: the memory pool of CUDA graphs ends with the last graph.
+    """
 
     def __init__(
         self, forward: Forward, padding: PaddingRows, device: torch.device, record: Record, sizes: Sequence[int]
@@ -62,12 +69,26 @@ class DecodeGraphs:
         self._record = record
         self._sizes = sizes
         self._graphs: dict[int, _DecodeGraph] = {}
-        self._disabled = False
+        self.refusal = ""
+        """Why a recording failed; empty if none has failed."""
 
     def accepts(self, batch: IterationBatch) -> bool:
         """Return True if `run` supports the batch: one token per request, of which the head reads all or none."""
         one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
-        return one_each and batch.last is None and not self._disabled
+        return one_each and batch.last is None and not self.refusal
+
+    def record_all(self, hidden: torch.Tensor | None) -> None:
+        """Record every size, the largest first, whose memory the others use; `hidden` [1, H] as in `run`.
+
+        Ranks run the same passes, whose sums need each other, also if one of them cannot record.
+        """
+        begin = time.monotonic()
+        logger.info("recording %d batch sizes", len(self._sizes))
+        for size in reversed(self._sizes):
+            self._graph(size, hidden)
+        if self.refusal:
+            self._graphs.clear()  # their memory
+        logger.info("recorded %d batch sizes in %.1f s", len(self._graphs), time.monotonic() - begin)
 
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Return what `forward` returns for the batch: hidden [S, H]."""
@@ -91,8 +112,9 @@ class DecodeGraphs:
             try:
                 self._graphs[size] = self._capture(size, hidden)
             except RuntimeError as error:
-                logger.warning("cannot record a batch of %d, so kernels are launched one by one: %s", size, error)
-                self._disabled = True
+                if not self.refusal:
+                    logger.warning("cannot record a batch of %d, so kernels are launched one by one: %s", size, error)
+                self.refusal = str(error) or type(error).__name__
         return self._graphs.get(size)
 
     def _capture(self, size: int, hidden: torch.Tensor | None) -> _DecodeGraph:
@@ -120,7 +142,10 @@ class DecodeGraphs:
 
 
 class CudaGraphRecorder:
-    """A `Record` for the current CUDA device. Its graphs share one memory pool, as only one is replayed at a time."""
+    """A `Record` for the current CUDA device. Its graphs share one memory pool, as only one is replayed at a time.
+
+    Torch's allocator ends a pool with its last graph, and refuses a capture into a pool that has ended.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

@@ -290,7 +290,8 @@ def run_as_process() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("orca_kernels").setLevel(logging.INFO)  # a first build takes long: say so at every level
+    for name in ("orca_kernels", "orca_worker.decode_graphs"):
+        logging.getLogger(name).setLevel(logging.INFO)  # a first build and recordings take long: say so at every level
     code = run(socket.socket(fileno=arguments.fd))
     sys.stderr.flush()
     os._exit(code)  # threads of gloo or NCCL may still wait for a lost rank

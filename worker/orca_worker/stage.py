@@ -30,9 +30,7 @@ from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import logprobs, sample
 from orca_worker.torch_import import complete_torch
-
-CPU_WARMUP_TOKENS = 64
-"""On the CPU a warm-up only initialises libraries; the memory of an iteration is estimated."""
+from orca_worker.warm_up import warm_up_iterations
 
 
 class Stage:
@@ -54,7 +52,6 @@ class Stage:
         self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device, kv_cache_dtype(request))
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
-        self._recorder = loaded.recorder()
         self._decode_graphs: DecodeGraphs | None = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
@@ -64,6 +61,11 @@ class Stage:
     def runs_ahead(self) -> bool:
         """True if execution is asynchronous."""
         return self._device.type == "cuda"
+
+    @property
+    def graphs_refused(self) -> str:
+        """Why decode iterations could not be recorded and run eagerly; empty if they are recorded, or need not be."""
+        return "" if self._decode_graphs is None else self._decode_graphs.refusal
 
     def facts(self) -> pb.ModelFacts:
         """Return the facts of the model that the master needs."""
@@ -89,7 +91,10 @@ class Stage:
             plane.abandon()
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
-        """Join the epoch's process group over the rendezvous behind `ask`; raise RankError if another rank is late."""
+        """Join the epoch's process group over the rendezvous behind `ask`; raise RankError if another rank is late.
+
+        Whatever connects to other ranks later does so here, within the group's timeout.
+        """
         if request.world_size == 1:
             return
         self._data_plane = DataPlane(
@@ -101,6 +106,7 @@ class Stage:
             request.group_timeout_ms / 1000,
             request.max_in_flight,
         )
+        self._data_plane.connect(self._device)
         if self._request.deterministic and self._group.size > 1 and self._group.shared is None:
             raise ModelError(
                 "--deterministic on: the ranks of a worker cannot share memory, and gloo's sums have no fixed order: "
@@ -138,15 +144,18 @@ class Stage:
         )
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate the pools of every layer; pools of the same size are kept.
+        """Allocate the pools of every layer, and record decode iterations on a GPU; pools of the same size are kept.
 
         With `LoadRequest.deterministic` raises ModelError if the self-test fails.
         """
         self._decode_graphs = None  # the graphs refer to the old pools
         self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
-        if self._recorder is not None:
+        if (recorder := self._loaded.recorder()) is not None:
             padding = PaddingRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
-            self._decode_graphs = DecodeGraphs(self._forward, padding, self._device, *self._recorder)
+            self._decode_graphs = DecodeGraphs(self._forward, padding, self._device, *recorder)
+            if self.runs_ahead:
+                with torch.inference_mode():
+                    self._decode_graphs.record_all(self._no_activations(1))
         if self._request.deterministic:
             self._self_test(num_blocks)
 
@@ -175,7 +184,10 @@ class Stage:
                 self._post(plane, iteration)
             hidden = plane.receive()
         timing = pb.StageTiming(
-            sequence=iteration.sequence, partition=self._request.partition, started_ns=time.monotonic_ns()
+            sequence=iteration.sequence,
+            partition=self._request.partition,
+            started_ns=time.monotonic_ns(),
+            graphs_refused=bool(self.graphs_refused),
         )
         output = self.run_layers(batch, hidden)
         if not self._last:
@@ -261,28 +273,19 @@ class Stage:
 
     @torch.inference_mode()
     def _run_largest(self, max_tokens: int) -> None:
-        """Run one prefill of `max_tokens` tokens without other partitions: in the pools, or in temporary pools."""
-        num_tokens = min(max_tokens, self._max_model_len)
-        if self._device.type == "cpu":
-            num_tokens = min(num_tokens, CPU_WARMUP_TOKENS)
-        num_blocks = -(-num_tokens // BLOCK_SIZE)
-        if self._pools.num_blocks < num_blocks:
-            self._pools.allocate(num_blocks)
-        iteration = pb.Iteration(
-            row=[0],
-            num_tokens=[num_tokens],
-            context_length=[0],
-            token=[0] * num_tokens,
-            num_new_blocks=[num_blocks],
-            new_block=range(num_blocks),
-            sample=[True],
-            admission=[pb.Admission(row=0)],
-        )
-        batch = RowTable(self._max_model_len, self._device).batch(iteration)
-        hidden = None
-        if not self._first:
-            hidden = torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)
-        output = self.run_layers(batch, hidden)
-        if self._last:
-            logits = self._model.logits(output)
-            sample(logits, batch.sampling)
+        """Run the largest iteration without other partitions: in the pools, or in temporary pools."""
+        for iteration in warm_up_iterations(max_tokens, self._max_model_len, not self.runs_ahead):
+            num_blocks = max(iteration.new_block) + 1
+            if self._pools.num_blocks < num_blocks:
+                self._pools.allocate(num_blocks)
+            batch = RowTable(self._max_model_len, self._device).batch(iteration)
+            output = self.run_layers(batch, self._no_activations(len(batch.tokens)))
+            if self._last:
+                logits = self._model.logits(output)
+                sample(logits, batch.sampling)
+
+    def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
+        """Return zeros in place of the activations of the previous partition; None on the first."""
+        if self._first:
+            return None
+        return torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)

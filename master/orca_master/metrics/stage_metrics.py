@@ -1,4 +1,4 @@
-"""Busy and bubble time of each partition, from the timings in results and Acks.
+"""Busy and bubble time of each partition, and whether it replays decode graphs, from timings in results and Acks.
 
 The bubble of a stage is the time between the end of an iteration and the start of the next while its pipeline has
 running requests (the paper, section 4.2: n_workers iterations in flight leave no bubble). A gap before an iteration
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 from orca_protos import engine_pb2 as pb
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orca_master.scheduling.batch import Batch
 
@@ -34,6 +34,12 @@ class StageMetrics:
             labels,
             registry=registry,
         )
+        self._graphs_refused = Gauge(
+            "orca:decode_graphs_refused",
+            "1 if a partition could not record its decode iterations and runs them more slowly: see the worker's log",
+            labels,
+            registry=registry,
+        )
         self._new_only: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         """Per pipeline: sequence numbers of iterations with only new requests."""
         self._last_end_ns: dict[tuple[str, int], int] = {}
@@ -44,8 +50,9 @@ class StageMetrics:
             self._new_only[batch.pipeline].append(sequence)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
-        """Add the time of a stage and the gap before."""
+        """Add the time of a stage and the gap before, and set whether it replays decode graphs."""
         labels = (self._model_name, pipeline, str(timing.partition))
+        self._graphs_refused.labels(*labels).set(timing.graphs_refused)
         self._busy.labels(*labels).inc((timing.ended_ns - timing.started_ns) / 1e9)
         last_end_ns = self._last_end_ns.get((pipeline, timing.partition))
         self._last_end_ns[pipeline, timing.partition] = timing.ended_ns
