@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos import engine_pb2 as pb
+from orca_worker import rows
 from orca_worker.rows import RowTable
 
 CPU = torch.device("cpu")
+
+
+def with_blocks_on_device(table: RowTable) -> RowTable:
+    """Let a table keep the blocks in tensors, as on a GPU."""
+    table._blocks = torch.zeros(table._rows["blocks"].shape, dtype=torch.int64)
+    return table
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=6), max_size=8))
 def test_slots_and_positions_follow_the_grants(iterations):
     """Rows begin, go on, and begin again under the same number; rows beyond the initial table grow it."""
     table = RowTable(max_model_len=4096, device=CPU)
+    on_gpu = with_blocks_on_device(RowTable(max_model_len=4096, device=CPU))
     blocks_of: dict[int, list[int]] = {}
     length_of: dict[int, int] = {}
     next_block = 1000
@@ -58,9 +67,11 @@ def test_slots_and_positions_follow_the_grants(iterations):
             assert batch.last.ragged.block_table.tolist() == batch.ragged.block_table[sampling].tolist()
             assert batch.last.ragged.slots is batch.ragged.slots, "every token's keys and values are stored"
         assert batch.sampling.position.tolist() == [length_of[iteration.row[index]] for index in sampling]
-        for index, row in enumerate(iteration.row):
-            held = blocks_of[row]
-            assert batch.ragged.block_table[index, : len(held)].tolist() == held
+        for table_of_blocks in (batch.ragged.block_table, on_gpu.batch(iteration).ragged.block_table):
+            assert table_of_blocks.shape == batch.ragged.block_table.shape
+            for index, row in enumerate(iteration.row):
+                held = blocks_of[row]
+                assert table_of_blocks[index, : len(held)].tolist() == held
 
 
 def test_sampling_facts_stay_with_the_row():
@@ -76,3 +87,23 @@ def test_sampling_facts_stay_with_the_row():
     for iteration in (first, second):
         rows = table.batch(iteration).sampling
         assert (rows.temperature[0], rows.top_p[0], int(rows.seed[0]), int(rows.choice[0])) == (0.5, 0.25, 2**64 - 1, 3)
+
+
+def test_only_new_blocks_are_copied_to_a_gpu(monkeypatch):
+    """The table of 128 requests of 32,000 tokens would take 2 MB in every iteration."""
+    table = with_blocks_on_device(RowTable(32_768, CPU))
+    copied = []
+    plain = rows.to_device
+
+    def noted(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+        copied.append(sum(array.nbytes for array in arrays))
+        return plain(device, *arrays)
+
+    monkeypatch.setattr(rows, "to_device", noted)
+    increment = pb.Iteration(
+        row=range(128), num_tokens=[1] * 128, context_length=[32_000] * 128, token=[1] * 128,
+        num_new_blocks=[1] + [0] * 127, new_block=[5], sample=[True] * 128,
+        admission=[pb.Admission(row=row) for row in range(128)],
+    )  # fmt: skip
+    assert table.batch(increment).ragged.block_table.shape == (128, 2001)
+    assert copied == [8 * (5 * 128 + 3)]

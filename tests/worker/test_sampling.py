@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_protos import engine_pb2 as pb
 from orca_worker.logit_processing import LogitProcessors
-from orca_worker.sampling import SamplingRows, _least_kept, logprobs, sample, uniform
+from orca_worker.logprobs import logprob_messages, logprob_tensors
+from orca_worker.sampling import SamplingRows, _least_kept, sample, uniform
 
 
 def rows(temperature, top_p, seed, position, choice=None, top_k=None, min_p=None, wanted=None):
@@ -147,7 +148,8 @@ def test_what_is_kept_is_what_the_definitions_keep(seed, min_p, top_k, data):
 def test_log_probabilities_of_the_rows_that_want_them():
     logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 4.0, 1.0], [1.0, 1.0, 3.0]])
     tokens = torch.tensor([0, 1, 2])
-    found = logprobs(logits, tokens, rows([0] * 3, [1] * 3, [0] * 3, [0] * 3, wanted=[-1, 2, 0]))
+    wanting = rows([0] * 3, [1] * 3, [0] * 3, [0] * 3, wanted=[-1, 2, 0])
+    found = logprob_messages(logprob_tensors(logits, tokens, wanting), wanting)
     expected = torch.log_softmax(logits, dim=-1)
     first, second = found
     assert (first.index, list(first.token), list(second.token), second.index) == (1, [0, 1], [], 2)
@@ -212,5 +214,5 @@ def test_log_probabilities_of_a_row_do_not_depend_on_what_other_rows_want(beside
     logits = torch.zeros(2, 100)
     logits[0, [7, 5, 6]] = 3.0
     wanting = rows([0.0, 0.0], [1.0, 1.0], [1, 1], [0, 0], wanted=[2, beside])
-    own, _ = logprobs(logits, torch.tensor([5, 0]), wanting)
+    own, _ = logprob_messages(logprob_tensors(logits, torch.tensor([5, 0]), wanting), wanting)
     assert list(own.token) == [5, 6]

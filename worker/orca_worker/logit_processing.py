@@ -7,10 +7,14 @@ frequency and presence penalties (on the output), then the bias, then the ban.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from orca_protos import engine_pb2 as pb
+
+from orca_worker.device_copies import to_device
 
 
 @dataclass(slots=True)
@@ -21,6 +25,7 @@ class _Row:
     """[vocabulary] bool."""
     generated: torch.Tensor
     """[vocabulary] float32 counts of generated tokens."""
+    num_generated: int
     bias: torch.Tensor | None
     """[vocabulary] float32."""
     banned: torch.Tensor
@@ -41,8 +46,7 @@ class LogitProcessors:
             self._rows.pop(admission.row, None)
             if _needs_processing(admission):
                 self._rows[admission.row] = self._begin(admission)
-                computed = torch.tensor(admission.computed_token, dtype=torch.int64, device=self._device)
-                self._note(self._rows[admission.row], computed, 0)
+                self._note(self._rows[admission.row], self._tokens(admission.computed_token), 0)
         if not self._rows:
             return
         start = 0
@@ -59,11 +63,11 @@ class LogitProcessors:
         if not places:
             return logits
         rows = [self._rows[sampling[place]] for place in places]
-        chosen = torch.tensor(places, device=self._device)
+        chosen = self._tokens(places)
         processed = logits.clone()
         processed[chosen] = self._process(logits[chosen], rows)
         for place, row in zip(places, rows, strict=True):
-            if len(row.banned) and int(row.generated.sum()) < row.sampling.min_tokens:
+            if len(row.banned) and row.num_generated < row.sampling.min_tokens:
                 processed[place, row.banned] = -torch.inf
         return processed
 
@@ -72,6 +76,7 @@ class LogitProcessors:
         of_prompt = max(0, min(len(tokens), state.prompt_length - position))
         state.in_prompt[tokens[:of_prompt]] = True
         generated = tokens[of_prompt:]
+        state.num_generated += len(generated)
         state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
 
     def _process(self, logits: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
@@ -87,22 +92,26 @@ class LogitProcessors:
         return logits
 
     def _column(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device).unsqueeze(1)
+        return to_device(self._device, np.array(values, np.float32))[0].unsqueeze(1)
+
+    def _tokens(self, values: Iterable[int]) -> torch.Tensor:
+        return to_device(self._device, np.fromiter(values, np.int64))[0]
 
     def _begin(self, admission: pb.Admission) -> _Row:
         sampling = admission.sampling
         bias = None
         if sampling.logit_bias.token:
-            bias = torch.zeros(self._vocabulary, device=self._device)
-            for token, value in zip(sampling.logit_bias.token, sampling.logit_bias.value, strict=True):
-                bias[token] = value
+            biases = np.zeros(self._vocabulary, np.float32)
+            biases[list(sampling.logit_bias.token)] = list(sampling.logit_bias.value)
+            (bias,) = to_device(self._device, biases)
         return _Row(
             sampling,
             admission.prompt_length,
             torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device),
             torch.zeros(self._vocabulary, device=self._device),
+            0,
             bias,
-            torch.tensor(admission.banned_token, dtype=torch.int64, device=self._device),
+            self._tokens(admission.banned_token),
         )
 
 

@@ -1,7 +1,7 @@
 """`RowTable`: a rank's state per request (K/V blocks and sampling parameters), and the batches built from it.
 
 The master assigns rows and blocks; an admission resets its row. Every rank of every partition processes the same
-iterations, and so has the same table.
+iterations, and so has the same table. The block ids of all rows are also on a GPU, to which only new ones are copied.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
+from orca_worker.device_copies import to_device
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 
 INITIAL_ROWS = 64
@@ -49,14 +50,13 @@ class RowTable:
 
     def __init__(self, max_model_len: int, device: torch.device) -> None:
         self._device = device
-        layout = np.dtype(
-            [
-                ("blocks", np.int64, (-(-max_model_len // BLOCK_SIZE),)),
-                ("num_blocks", np.int64),
-                ("sampling", SAMPLING_ROW),
-            ]
-        )
+        width = -(-max_model_len // BLOCK_SIZE)
+        layout = np.dtype([("blocks", np.int64, (width,)), ("num_blocks", np.int64), ("sampling", SAMPLING_ROW)])
         self._rows = np.zeros(INITIAL_ROWS, layout)
+        self._blocks = torch.zeros(
+            (0 if device.type == "cpu" else INITIAL_ROWS, width), dtype=torch.int64, device=device
+        )
+        """Each row's blocks on a GPU; empty on the CPU."""
         self._sampled = torch.zeros(INITIAL_ROWS, dtype=torch.int64, device=device)
         """Each row's last token."""
 
@@ -73,7 +73,7 @@ class RowTable:
         row = np.fromiter(iteration.row, np.int64)
         num_tokens = np.fromiter(iteration.num_tokens, np.int64)
         context = np.fromiter(iteration.context_length, np.int64)
-        self._grant(row, iteration)
+        granted = self._grant(row, iteration)
 
         end = num_tokens.cumsum()
         start = end - num_tokens
@@ -84,14 +84,15 @@ class RowTable:
         samples = np.fromiter(iteration.sample, np.bool_)
         known = np.fromiter(iteration.token, np.int64)
         pending = np.flatnonzero(known == PENDING_TOKEN)
-        tokens, positions, slots, block_table, sampled, pending_places, pending_rows = self._tensors(
+        tokens, positions, slots, sampled, pending_places, pending_rows, *of_blocks = to_device(
+            self._device,
             known,
             position,
             block * BLOCK_SIZE + position % BLOCK_SIZE,
-            self._rows["blocks"][row, :longest],
             row[samples],
             pending,
             row[request[pending]],
+            *((self._rows["blocks"][row, :longest],) if len(self._blocks) == 0 else (row, *granted)),
         )
         if len(pending):
             tokens[pending_places] = self._sampled[pending_rows]
@@ -100,7 +101,7 @@ class RowTable:
             context_length=torch.from_numpy(context),
             positions=positions,
             slots=slots,
-            block_table=block_table,
+            block_table=of_blocks[0] if len(self._blocks) == 0 else self._block_table(longest, *of_blocks),
         )
         return IterationBatch(
             tokens=tokens,
@@ -117,7 +118,7 @@ class RowTable:
         count = int(samples.sum())
         if count in (0, len(ragged.positions)):
             return None
-        tokens, requests = self._tensors(token[samples], np.flatnonzero(samples))
+        tokens, requests = to_device(self._device, token[samples], np.flatnonzero(samples))
         last_ragged = replace(
             ragged,
             query_start=torch.arange(count + 1),
@@ -131,25 +132,26 @@ class RowTable:
             while admission.row >= len(self._rows):
                 self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
                 self._sampled = torch.cat((self._sampled, torch.zeros_like(self._sampled)))
+                self._blocks = torch.cat((self._blocks, torch.zeros_like(self._blocks)))
             row = self._rows[admission.row]
             row["num_blocks"] = 0
             row["sampling"] = sampling_row(admission.sampling)
 
-    def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> None:
-        if not iteration.new_block:
-            return
-        blocks = np.fromiter(iteration.new_block, np.int64)
-        taken = 0
-        for index, count in zip(row, iteration.num_new_blocks, strict=True):
-            held = self._rows["num_blocks"][index]
-            self._rows["blocks"][index, held : held + count] = blocks[taken : taken + count]
-            self._rows["num_blocks"][index] = held + count
-            taken += count
+    def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Add an iteration's new blocks to the table; return the row, the place in the row, and the id of each."""
+        blocks, counts = np.fromiter(iteration.new_block, np.int64), np.fromiter(iteration.num_new_blocks, np.int64)
+        rows = np.repeat(row, counts)
+        if len(rows) == 0:
+            return rows, rows, blocks
+        places = np.arange(len(rows)) + np.repeat(self._rows["num_blocks"][row] - counts.cumsum() + counts, counts)
+        self._rows["blocks"][rows, places] = blocks
+        self._rows["num_blocks"][row] += counts
+        return rows, places, blocks
 
-    def _tensors(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """Return int64 arrays on the device, by one asynchronous copy from pinned memory."""
-        sizes = [array.size for array in arrays]
-        packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        np.concatenate([array.reshape(-1) for array in arrays], out=packed.numpy())
-        parts = torch.split(packed.to(self._device, non_blocking=True), sizes)
-        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    def _block_table(
+        self, longest: int, row: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, blocks: torch.Tensor
+    ) -> torch.Tensor:
+        """Add new blocks to the GPU's table; return the first `longest` blocks of each `row`."""
+        if len(blocks):
+            self._blocks[rows, places] = blocks
+        return self._blocks[:, :longest].index_select(0, row)

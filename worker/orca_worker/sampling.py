@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from orca_protos import engine_pb2 as pb
 
+from orca_worker.device_copies import to_device
+
 FEW = (128, 4096)
 """Numbers of most likely tokens to search for the kept ones, before sorting the whole vocabulary."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -88,11 +90,11 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     random = np.flatnonzero(rows.temperature > 0)
     if len(random) == 0:
         return tokens
-    index = torch.from_numpy(random).to(logits.device)
+    (index,) = to_device(logits.device, random)
     probabilities = torch.softmax(logits[index] / _column(rows.temperature[random], logits.device), dim=-1)
     cuts = (rows.top_k[random] > 0) | (rows.top_p[random] < 1) | (rows.min_p[random] > 0)
     if cuts.any():
-        cut = torch.from_numpy(np.flatnonzero(cuts)).to(logits.device)
+        (cut,) = to_device(logits.device, np.flatnonzero(cuts))
         whole = probabilities[cut]
         probabilities[cut] = whole.masked_fill(whole < _least_kept(whole, rows, random[cuts]), 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
@@ -133,33 +135,4 @@ def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarr
 
 
 def _column(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values).to(device).unsqueeze(1)
-
-
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[pb.Logprobs]:
-    """Return log probabilities of the model's logits, without penalties, for the rows that request them."""
-    requested = np.flatnonzero(rows.logprobs >= 0)
-    if len(requested) == 0:
-        return []
-    index = torch.from_numpy(requested).to(logits.device)
-    all_logprobs = torch.log_softmax(logits[index], dim=-1)
-    sampled = all_logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
-    return [
-        pb.Logprobs(index=int(place), sampled=own, token=tokens, logprob=values)
-        for place, own, (tokens, values) in zip(
-            requested, sampled, map(_likeliest, all_logprobs, rows.logprobs[requested].tolist()), strict=True
-        )
-    ]
-
-
-def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[list[int], list[float]]:
-    """Return the `count` likeliest tokens of `logprobs` [vocabulary] and their values; of equal ones the lower ids.
-
-    torch.topk orders and chooses equal values by the number that is wanted.
-    """
-    if count == 0:
-        return [], []
-    least = logprobs.topk(min(count, len(logprobs))).values[-1]
-    tokens = (logprobs >= least).nonzero().squeeze(1)
-    values, order = logprobs[tokens].sort(descending=True, stable=True)
-    return tokens[order][:count].tolist(), values[:count].tolist()
+    return to_device(device, values)[0].unsqueeze(1)

@@ -18,17 +18,18 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.data_plane import DataPlane
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
+from orca_worker.device_copies import HostCopies
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import LENGTH, check_conditions, self_test
-from orca_worker.host_copies import HostCopies
 from orca_worker.kv_pools import KvPools
 from orca_worker.load_request import kv_cache_dtype
 from orca_worker.loaded_partition import load_partition
 from orca_worker.logit_processing import LogitProcessors
+from orca_worker.logprobs import logprob_messages, logprob_tensors
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
-from orca_worker.sampling import logprobs, sample
+from orca_worker.sampling import sample
 from orca_worker.torch_import import complete_torch
 from orca_worker.warm_up import warm_up_iterations
 
@@ -212,17 +213,19 @@ class Stage:
     ) -> Callable[[pb.IterationResult], None]:
         """Sample a token for each row of `output` [K, H]; return a function that waits and writes them to a result."""
         logits = self._model.logits(output)
-        tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device)
+        tokens, wanted = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device), []
         if self._group.rank == 0:  # only rank 0 has all columns
             tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
-        on_host = self._host_copies.start(tokens)
+            wanted = logprob_tensors(logits, tokens, batch.sampling)
+        on_host = self._host_copies.start(tokens, *wanted)
         if self._first:  # the next iteration may have been sent already, without these tokens
             self._rows.keep_sampled(batch, self._group.from_first(tokens))
 
         def fill_in(result: pb.IterationResult) -> None:
             if self._group.rank == 0:
-                result.token.extend(on_host().tolist())
-                result.logprobs.extend(logprobs(logits, tokens, batch.sampling))
+                sampled, *logprobs = on_host()
+                result.token.extend(sampled.tolist())
+                result.logprobs.extend(logprob_messages(logprobs, batch.sampling))
 
         return fill_in
 

@@ -1,0 +1,55 @@
+"""Log probabilities of the model's logits, without penalties, for the requests that want them.
+
+`logprob_tensors` computes them on the device, `logprob_messages` makes the messages when they are on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.device_copies import to_device
+from orca_worker.sampling import SamplingRows
+
+
+def logprob_tensors(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[torch.Tensor]:
+    """Return log probabilities of the sampled `tokens` [K] and of the likeliest tokens, for the L rows that want any.
+
+    `logits` [K, vocabulary]. The result: [L] those of sampled tokens, [L, N] those of the likeliest tokens, descending,
+    and [L, N] these tokens, of equal ones the lower ids first. N is the largest number that a row wants. Empty without
+    such a row.
+    """
+    wanted = np.flatnonzero(rows.logprobs >= 0)
+    if len(wanted) == 0:
+        return []
+    (index,) = to_device(logits.device, wanted)
+    logprobs = torch.log_softmax(logits[index], dim=-1)
+    sampled = logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1)
+    count = min(int(rows.logprobs[wanted].max()), logits.shape[-1])
+    # torch.topk chooses among equal values by their number, so the tokens' ids make them distinct.
+    likeliest = _ordered(logprobs).topk(count).indices
+    return [sampled, logprobs.gather(1, likeliest), likeliest]
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Return int64 numbers in the order of float32 values [L, vocabulary]; of equal values the first is the largest."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0: one zero
+    ascending = bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF)).long()
+    return ascending.mul_(1 << 32).sub_(torch.arange(values.shape[-1], device=values.device))
+
+
+def logprob_messages(tensors: Sequence[torch.Tensor], rows: SamplingRows) -> list[pb.Logprobs]:
+    """Return the messages of `logprob_tensors` on the host, each with as many tokens as its row wants."""
+    if not tensors:
+        return []
+    wanted = np.flatnonzero(rows.logprobs >= 0)
+    counts = rows.logprobs[wanted].tolist()
+    return [
+        pb.Logprobs(index=place, sampled=sampled, token=tokens[:count], logprob=values[:count])
+        for place, count, sampled, values, tokens in zip(
+            wanted.tolist(), counts, *(tensor.tolist() for tensor in tensors), strict=True
+        )
+    ]
