@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -153,3 +154,41 @@ def test_a_refused_recording_is_a_fact_of_every_iteration(on_gpu, monkeypatch):
     assert on_gpu.graphs_refused == "operation not permitted when stream is capturing"
     result = on_gpu.execute(iteration(1, pb.Sampling(), [list(PROMPTS[0])], [0]))().result
     assert result.timing.graphs_refused
+
+
+@pytest.mark.parametrize("partition", [0, 1], ids=["first of two", "last of two"])
+def test_every_partition_reports_when_its_device_computed(partition, checkpoint):
+    """From the arrival of the input to the last kernel; the marks are read with the reply."""
+    request = pb.LoadRequest(
+        model_path=str(checkpoint(NAME)), partition=partition, pipeline_parallel_size=2, tensor_parallel_size=1,
+        dtype="float32", device="cpu", workers_on_host=1,
+    )  # fmt: skip
+    stage, happened = Stage(request, 0, lambda _: None), []
+
+    class Plane:
+        posts_ahead = True
+
+        def receive(self) -> torch.Tensor:
+            happened.append("receive")
+            return torch.zeros(len(PROMPTS[0]), stage._config.hidden_size)
+
+        def send(self, hidden: torch.Tensor, distance: int) -> None:
+            happened.append("send")
+
+    class Clock:
+        def mark(self) -> Callable[[], int]:
+            happened.append("mark")
+            number = happened.count("mark")
+
+            def read() -> int:
+                happened.append("read")
+                return number * 1000
+
+            return read
+
+    stage._data_plane, stage._clock = cast(Any, Plane()), cast(Any, Clock())
+    stage.allocate(BLOCKS)
+    reply = stage.execute(iteration(1, pb.Sampling(), [list(PROMPTS[0])], [0]))
+    assert happened == (["mark", "send", "mark"] if partition == 0 else ["receive", "mark", "mark"])
+    timing = reply().timing if partition == 0 else reply().result.timing
+    assert (timing.started_ns, timing.ended_ns, timing.partition) == (1000, 2000, partition)

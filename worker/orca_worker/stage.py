@@ -1,13 +1,12 @@
 """`Stage`: iterations on one rank, over its loaded partition, K/V pools, rows and data plane.
 
 Per iteration: rows → input (embedding, or activations of the previous partition) → layers → activations to the next
-partition, or logits and sampled tokens on the last one. Only the last stage waits for its device.
+partition, or logits and sampled tokens on the last one. Nothing here waits for the device but the replies.
 """
 
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable
 
 import torch
@@ -18,6 +17,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.data_plane import DataPlane
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
+from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import LENGTH, check_conditions, self_test
@@ -55,8 +55,8 @@ class Stage:
         self._host_copies = HostCopies(self._device)
         self._decode_graphs: DecodeGraphs | None = None
         self._data_plane: DataPlane | None = None
+        self._clock = DeviceClock(self._device)
         self._epoch = 0
-        self._ended_ns = 0
 
     @property
     def runs_ahead(self) -> bool:
@@ -175,7 +175,7 @@ class Stage:
 
         The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
-        batch = self._rows.batch(iteration)
+        batch, epoch = self._rows.batch(iteration), self._epoch
         if self._last and self._group.rank == 0:
             self._processors.observe(iteration, batch.tokens)
         hidden = None
@@ -187,23 +187,23 @@ class Stage:
         timing = pb.StageTiming(
             sequence=iteration.sequence,
             partition=self._request.partition,
-            started_ns=time.monotonic_ns(),
             graphs_refused=bool(self.graphs_refused),
         )
+        started = self._clock.mark()
         output = self.run_layers(batch, hidden)
         if not self._last:
             self._plane().send(output, self._request.tensor_parallel_size)
-            timing.ended_ns = time.monotonic_ns()
-            return lambda: pb.RankReply(timing=timing)
-        result = pb.IterationResult(epoch=self._epoch, sequence=iteration.sequence)
-        fill_in = self._sample(output, iteration, batch) if len(batch.rows) else lambda _: None
+            fill_in = None
+        else:
+            fill_in = self._sample(output, iteration, batch) if len(batch.rows) else lambda _: None
+        ended = self._clock.mark()
 
         def reply() -> pb.RankReply:
+            timing.started_ns, timing.ended_ns = started(), ended()
+            if fill_in is None:
+                return pb.RankReply(timing=timing)
+            result = pb.IterationResult(epoch=epoch, sequence=iteration.sequence, timing=timing)
             fill_in(result)
-            # An iteration that was queued behind another one on the device began when that one ended.
-            timing.started_ns = max(timing.started_ns, self._ended_ns)
-            timing.ended_ns = self._ended_ns = time.monotonic_ns()
-            result.timing.CopyFrom(timing)
             return pb.RankReply(result=result)
 
         return reply
