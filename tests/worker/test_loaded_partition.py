@@ -61,6 +61,10 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
         ),
+        (
+            {"deterministic": True, "device": "cuda"},
+            "--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU",
+        ),
     ],
 )
 def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
@@ -68,6 +72,7 @@ def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", quantization="none", device="cuda"))
     check_request(request("m", kv_cache_dtype="int8"))
     check_request(request("m", kv_cache_dtype="auto", device="cuda"))
+    check_request(request("m", deterministic=True))
     with pytest.raises(ModelError, match=f"^{message}$"):
         check_request(request("m", **fields))
 

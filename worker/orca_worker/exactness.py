@@ -23,9 +23,7 @@ Run = Callable[[pb.Iteration], torch.Tensor]
 
 
 def check_conditions(loaded: LoadedPartition) -> None:
-    """Raise ModelError if level L2 cannot be had with this model, device or processor."""
-    if loaded.device.type != "cpu":
-        raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
+    """Raise ModelError if level L2 cannot be had with this model or processor; load_request.py has refused GPUs."""
     if loaded.dtype != torch.float32:
         name = str(loaded.dtype).removeprefix("torch.")
         raise ModelError(f"--deterministic on: the model is computed in {name}, add --dtype float32")

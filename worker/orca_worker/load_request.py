@@ -12,8 +12,8 @@ from orca_worker.errors import ModelError
 
 
 def check_request(request: pb.LoadRequest) -> None:
-    """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, or a forbidden
-    environment variable.
+    """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an option that the
+    device lacks, or a forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -33,6 +33,8 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError(f"quantization {refusal}")
     if refusal := kv_cache_refusal(kv_cache_dtype(request), backend):
         raise ModelError(f"kv_cache_dtype {refusal}")
+    if request.deterministic and request.device != "cpu":
+        raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
 
