@@ -5,17 +5,23 @@ A GPU is played by the device "meta" (support/host_waits.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from orca_kernels.cuda.kernels import CudaKernels
+from orca_kernels.cuda.modules import Grid, Kernel
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
-from orca_worker import device_copies
+from orca_worker import device_copies, loaded_partition
 from orca_worker.device_copies import HostCopies, to_device
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.logprobs import logprob_tensors
 from orca_worker.rows import RowTable
 from orca_worker.sampling import sample
+from orca_worker.stage import Stage
 from support.host_waits import HostWaits
 
 GPU = torch.device("meta")
@@ -150,3 +156,43 @@ def test_waits_are_found(work, found):
     with torch.inference_mode(), HostWaits() as waits:
         work(torch.zeros(3, device=GPU))
     assert waits.found == found
+
+
+class NoLauncher:
+    """Launches nothing: the tensors on the device have no data."""
+
+    def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gpt2-head64-tied"])
+@pytest.mark.parametrize("sampling", ["greedy", "penalties"])
+def test_the_host_never_waits_for_the_device_in_a_whole_iteration(name, sampling, checkpoint, monkeypatch):
+    """With the CUDA kernels' own Python: a prompt, then increments whose tokens the host does not know yet."""
+    monkeypatch.setattr(loaded_partition, "_device", lambda *_: GPU)
+    monkeypatch.setattr(loaded_partition, "kernels_for", lambda *_: CudaKernels(NoLauncher()))
+    request = pb.LoadRequest(
+        model_path=str(checkpoint(name)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
+        device="cuda", workers_on_host=1, enforce_eager=True,
+    )  # fmt: skip
+    stage = Stage(request, 0, lambda _: None)
+    stage.prepare(1)
+    stage.allocate(4)
+    admission = pb.Admission(row=0, sampling=SAMPLINGS[sampling], prompt_length=3)
+    iterations = [
+        pb.Iteration(
+            row=[0], num_tokens=[3], context_length=[0], token=[1, 2, 3], num_new_blocks=[1], new_block=[0],
+            sample=[True], admission=[admission],
+        ),
+        *(
+            pb.Iteration(
+                row=[0], num_tokens=[1], context_length=[place], token=[PENDING_TOKEN], num_new_blocks=[0],
+                sample=[True],
+            )
+            for place in (3, 4)
+        ),
+    ]  # fmt: skip
+    with HostWaits() as waits:
+        for iteration in iterations:
+            stage.execute(iteration)
+    assert waits.found == []
