@@ -192,7 +192,6 @@ class Rank:
         if self._stage is not None:
             self._stage.close()
         self._stage = None
-        self._replies.discard()
         self._partition = self._epoch = 0
         gc.unfreeze()  # objects that `allocate` has frozen would not be collected
         gc.collect()
