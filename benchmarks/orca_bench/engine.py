@@ -127,7 +127,7 @@ def _parser() -> OneLineParser:
         "--dtype", choices=get_args(Dtype), default="auto", help="type of weights and activations (auto)"
     )
     parser.add_argument(
-        "--quantization", choices=get_args(Quantization), default="none", help="weight-only quantization (none)"
+        "--quantization", choices=get_args(Quantization), default="none", help="quantization of linear maps (none)"
     )
     parser.add_argument(
         "--kv-cache-dtype",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap
-from orca_kernels.quantization import QuantizedWeight
+from orca_kernels.quantization import W8A8, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels
 
 
@@ -34,8 +34,12 @@ class Operations:
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """Return a linear map over a quantised weight."""
-        if not self.kernels.quantized_products:
-            self._note("products of quantised weights (which are dequantised)")
+        if weight.quantization not in self.kernels.quantized_products:
+            self._note(
+                "products of quantised weights and activations"
+                if weight.quantization == W8A8
+                else "products of quantised weights (which are dequantised)"
+            )
         return self.kernels.quantized_linear(weight, bias, dtype)
 
     def _note(self, name: str) -> None:

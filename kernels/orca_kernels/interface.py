@@ -26,6 +26,11 @@ GROUP_MULTIPLE = 8
 """Groups of a quantised weight are a multiple of this: a word of cpu/quantized_linear.h has eight numbers."""
 
 
+def whole_group(inputs: int) -> int:
+    """Return the size of a group that has all inputs, a multiple of GROUP_MULTIPLE."""
+    return -(-inputs // GROUP_MULTIPLE) * GROUP_MULTIPLE
+
+
 class Pools(NamedTuple):
     """K/V blocks of one layer."""
 
@@ -143,14 +148,18 @@ class Kernels(Protocol):
     fixed_order: bool
     """True if each row of a result is the same bit for bit whatever the other rows are. Attention in a form that the
     reference computes is excepted (`AttentionForm`)."""
-    quantized_products: bool
-    """True if `quantized_linear` reads the integers of a weight; False if it dequantises the weight once."""
+    quantized_products: frozenset[str]
+    """Quantizations of weights (`quantization.BITS`) for which the kernels have products. The reference computes those
+    of w8a8 otherwise, and dequantises weights of the others once."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
-        """Prepare W and b [outputs] for x of `dtype`, with sums in float32; the map takes ownership of the tensors."""
+        """Prepare W and b [outputs] for x of `dtype`; the map takes ownership of the tensors.
+
+        Sums are in float32, for w8a8 they are exact integers.
+        """
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """LayerNorm over the last dimension of x [S, H]."""

@@ -1,8 +1,13 @@
-"""Weight-only quantization: integers of eight or four bits, with a scale per output and group of inputs.
+"""Weights as integers of eight or four bits, with a scale per output and group of inputs: weight = number x scale.
 
-weight = number x scale. `quantize` rounds to nearest, in groups of 128 inputs. There the number of the group's weight
-with the largest magnitude is the least integer, -128 or -8; so the scale is negative if this weight is positive. A
-weight of the opposite sign and nearly the same magnitude gets the largest integer, 127 or 7.
+int8 and int4 quantise weights only. `quantize` rounds to nearest, in groups of 128 inputs. There the number of the
+group's weight with the largest magnitude is the least integer, -128 or -8; so the scale is negative if this weight is
+positive. A weight of the opposite sign and nearly the same magnitude gets the largest integer, 127 or 7.
+
+w8a8 quantises the rows x of activations, too, so that products are those of integers of eight bits with exact sums:
+y = sum of (number of x) x (number of W) x (scale of the row of x) x (scale of the output). All inputs of an output have
+one scale. Weights and rows are rounded like keys and values (`quantize_rows`): numbers are from -127 to 127. Weights of
+a checkpoint may have -128, too.
 """
 
 from __future__ import annotations
@@ -12,10 +17,17 @@ from dataclasses import dataclass
 
 import torch
 
+from orca_kernels.interface import whole_group
+from orca_kernels.kv_quantization import quantize_rows
+
 GROUP = 128
-"""Inputs with a common scale in `quantize`. The last group of a weight may be smaller."""
-BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+"""Inputs with a common scale in `quantize` of weights only. The last group of a weight may be smaller."""
+WEIGHT_ONLY = ("int8", "int4")
+W8A8 = "w8a8"
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4, W8A8: 8}
 """Bits of a number."""
+OUTPUTS_AT_ONCE = 1024
+"""Outputs that `quantize` converts together, to bound peak memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +40,10 @@ class QuantizedWeight:
     scales: torch.Tensor
     """[outputs, groups] float32."""
     group: int = GROUP
-    """Inputs with a common scale, a multiple of GROUP_MULTIPLE (interface.py). The last group may be smaller."""
+    """Inputs with a common scale, a multiple of GROUP_MULTIPLE (interface.py). The last group may be smaller. For w8a8
+    there is one group."""
     order: torch.Tensor | None = None
-    """[inputs] int64: column i of `numbers` is input order[i]. None: the inputs in their order."""
+    """[inputs] int64: column i of `numbers` is input order[i]. None, as always for w8a8: the inputs in their order."""
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Return numbers x scales [outputs, inputs], each rounded to `dtype` once, with the inputs in their order."""
@@ -47,6 +60,10 @@ class QuantizedWeight:
 def quantize(weight: torch.Tensor, quantization: str) -> QuantizedWeight:
     """Return the weight [outputs, inputs] as integers, by a quantization of BITS."""
     outputs, inputs = weight.shape
+    if quantization == W8A8:
+        parts = [quantize_rows(rows) for rows in torch.split(weight, OUTPUTS_AT_ONCE)]
+        numbers, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return QuantizedWeight(W8A8, numbers, scales.unsqueeze(1), whole_group(inputs))
     least = -(1 << (BITS[quantization] - 1))
     numbers = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
     scales = torch.empty((outputs, -(-inputs // GROUP)), dtype=torch.float32, device=weight.device)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, LinearMap, RaggedBatch
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
-from orca_kernels.quantization import QuantizedWeight
+from orca_kernels.quantization import W8A8, QuantizedWeight
 
 
 class ReferenceLinear:
@@ -31,6 +31,28 @@ class ReferenceLinear:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return residual + self(x)
+
+
+class ReferenceIntegerLinear(ReferenceLinear):
+    """A `LinearMap` over a weight of w8a8."""
+
+    EXACT_INPUTS = 1024
+    """A float32 has the sum of so many products of numbers of eight bits exactly: 1024 x 127 x 128 < 2^24."""
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.numbers, bias)
+        self._scales = weight.scales.squeeze(1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        numbers, row_scales = quantize_rows(x)
+        sums = torch.zeros((len(x), len(self._weight)), dtype=torch.int64, device=x.device)
+        for part, weight in zip(
+            *(torch.split(each, self.EXACT_INPUTS, dim=1) for each in (numbers, self._weight)), strict=True
+        ):
+            sums += functional.linear(part.float(), weight.float()).long()
+        y = sums.float() * row_scales.unsqueeze(1) * self._scales
+        return (y if self._bias is None else y + self._bias.float()).to(x.dtype)
 
 
 class ReferenceAttention:
@@ -117,15 +139,17 @@ class ReferenceKernels:
 
     name = "plain torch"
     fixed_order = False
-    quantized_products = False
+    quantized_products: frozenset[str] = frozenset()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return ReferenceLinear(weight, bias)
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
-        """See Kernels.quantized_linear. The weight is dequantised once, and occupies the memory of `dtype`."""
-        return self.linear(weight.dequantized(dtype), bias)
+        """See Kernels.quantized_linear. A weight of weight-only quantization then occupies the memory of `dtype`."""
+        if weight.quantization != W8A8:
+            return self.linear(weight.dequantized(dtype), bias)
+        return ReferenceIntegerLinear(weight, bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""

@@ -42,7 +42,9 @@ class Model(Part):
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model; main by default.")
     dtype: Dtype = Field("auto", description="Type of weights and activations; auto is the checkpoint's.")
     quantization: Quantization | None = Field(
-        None, description="Weight-only quantization when the weights are loaded, on CPUs. Default: none."
+        None,
+        description="Quantization when the weights are loaded, on CPUs: of weights (int8, int4), or of weights and "
+        "activations (w8a8). Default: none.",
     )
     kv_cache_dtype: KvCacheDtype | None = Field(
         None,

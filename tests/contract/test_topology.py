@@ -41,6 +41,13 @@ def test_a_topology_of_defaults_is_one_worker_on_cpus():
             },
             "model.kvCacheDtype: int8: the CUDA kernels lack it, use auto or a CPU",
         ),
+        (
+            {
+                "model": MODEL.model_copy(update={"quantization": "w8a8"}),
+                "communication": Communication(backend="nccl"),
+            },
+            "model.quantization: w8a8: the CUDA kernels lack it, use none or a CPU",
+        ),
     ],
 )
 def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):

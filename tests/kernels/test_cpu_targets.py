@@ -38,7 +38,7 @@ def test_targets_without_instructions_are_skipped_with_a_reason():
     assert marks.pop("x86-64-v4+amx") == ["long", "skip"]
     assert list(marks.values()) == [["long"]] * len(marks)
     (lacking,) = (mark for param in params for mark in param.marks if mark.name == "skip")
-    assert lacking.kwargs["reason"] == "this processor lacks amx_bf16 amx_tile"
+    assert lacking.kwargs["reason"] == "this processor lacks amx_bf16 amx_int8 amx_tile"
 
 
 def test_the_summary_names_what_was_tried_and_what_was_not(monkeypatch):
@@ -53,8 +53,8 @@ def test_the_summary_names_what_was_tried_and_what_was_not(monkeypatch):
     *lines, newer_arm, arm = summary(reports, ZEN3, "AMD EPYC")
     assert lines == [
         "CPU targets tried on this processor (AMD EPYC), with tests of each: x86-64-v3 (3), x86-64 (1)",
-        "CPU target not tried: x86-64-v4+amx, needs amx_bf16 amx_tile avx512_bf16 avx512bw avx512cd avx512dq avx512f "
-        "avx512vl (tests skipped: 1)",
+        "CPU target not tried: x86-64-v4+amx, needs amx_bf16 amx_int8 amx_tile avx512_bf16 avx512bw avx512cd avx512dq "
+        "avx512f avx512vl (tests skipped: 1)",
         "CPU target not tried: x86-64-v4+avx512bf16, needs avx512_bf16 avx512bw avx512cd avx512dq avx512f avx512vl "
         "(tests skipped: 1)",
         "CPU target not tried: x86-64-v4, needs avx512bw avx512cd avx512dq avx512f avx512vl (tests skipped: 1)",

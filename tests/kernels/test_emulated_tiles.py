@@ -9,7 +9,7 @@ import pytest
 import torch
 from orca_kernels.cpu.library import usable_targets
 from orca_kernels.cpu.targets import AVX2, processor_flags
-from support.emulated_tiles import compile_with_tiles
+from support.emulated_tiles import HEADER, compile_with
 
 SOURCE = """
 struct Shapes {
@@ -30,6 +30,17 @@ FUNCTION multiply(const void *x, const void *weights, void *y, int times) {
   _tile_release();
 }
 
+FUNCTION multiply_bytes(const void *x, const void *weights, void *y, int times) {
+  const Shapes shapes;
+  _tile_loadconfig(&shapes);
+  _tile_loadd(0, y, 16);
+  _tile_loadd(1, x, 8);
+  _tile_loadd(2, weights, 16);
+  for (int i = 0; i < times; ++i) _tile_dpbsud(0, 1, 2);
+  _tile_stored(0, y, 16);
+  _tile_release();
+}
+
 FUNCTION fault(int kind) {
   Shapes shapes;
   if (kind == 0) shapes.rows[3] = 17, shapes.row_bytes[3] = 4;
@@ -44,6 +55,7 @@ FUNCTION fault(int kind) {
   if (kind == 9) _tile_release();
   if (kind == 10) _tile_zero(3);
   if (kind == 11) _tile_dpbf16ps(0, 1, 1);
+  if (kind == 12) _tile_dpbsud(0, 1, 1);
   _tile_dpbf16ps(0, 1, 2);
 }
 """
@@ -55,12 +67,13 @@ FAULTS = (
     "LDTILECFG: palette other than 0 and 1",
     "LDTILECFG: reserved byte other than 0",
     "TDPBF16PS: sums and left operand differ in rows",
-    "TDPBF16PS: pairs of the left operand and rows of the right one differ",
+    "TDPBF16PS: words of the left operand and rows of the right one differ",
     "TDPBF16PS: sums and right operand differ in bytes per row",
     "TDPBF16PS: no configuration",
     "TDPBF16PS: no configuration",
     "TILEZERO: a tile without a shape",
     "TDPBF16PS: a tile is more than one operand",
+    "TDPBSUD: a tile is more than one operand",
 )
 pytestmark = pytest.mark.skipif(not processor_flags() >= AVX2, reason="needs fused multiplication and addition")
 
@@ -70,7 +83,8 @@ def library(tmp_path_factory):
     """Return the path of SOURCE's library."""
     folder = tmp_path_factory.mktemp("tiles")
     (folder / "tiles.cpp").write_text(SOURCE)
-    compile_with_tiles(folder / "tiles.cpp", usable_targets(processor_flags())[0].level, folder / "tiles.so")
+    level = usable_targets(processor_flags())[0].level
+    compile_with(HEADER, folder / "tiles.cpp", level, folder / "tiles.so")
     return folder / "tiles.so"
 
 
@@ -104,3 +118,17 @@ def test_the_sum_of_even_and_of_odd_products_is_added(library):
     # Subnormal: as an operand (2^-130 x 2^100), and as a product (2^-70 x 2^-70).
     for left, right in ((2.0**-130, 2.0**100), (2.0**-70, 2.0**-70)):
         assert (product(torch.full((3, 4), left), torch.full((2, 8), right)) == 0).all()
+
+
+def test_signed_bytes_are_multiplied_by_unsigned_ones(library):
+    """Three rows of two words, and two rows of three words with a stride of four; sums wrap at 32 bits."""
+    import ctypes
+
+    x = torch.randint(-128, 128, (3, 8), dtype=torch.int8)
+    weights = torch.randint(0, 256, (2, 16), dtype=torch.uint8)
+    y = torch.full((3, 4), 2**31 - 1, dtype=torch.int32)
+    ctypes.CDLL(str(library)).multiply_bytes(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, weights, y)), 3)
+    words = weights.long().reshape(2, 4, 4)[:, :3]  # [word, column, byte]
+    sums = 2**31 - 1 + 3 * torch.einsum("rwb,wcb->rc", x.long().reshape(3, 2, 4), words)
+    assert torch.equal(y[:, :3], sums.to(torch.int32))
+    assert (y[:, 3] == 2**31 - 1).all(), "bytes beyond a row stay"

@@ -19,7 +19,7 @@ from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher
 from orca_kernels.interface import AnyPools, AttentionForm, Int8Pools, Kernels, Pools
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
-from orca_kernels.quantization import BITS, QuantizedWeight, quantize
+from orca_kernels.quantization import BITS, WEIGHT_ONLY, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
@@ -306,7 +306,7 @@ def test_the_choice_of_the_instruction_does_not_vary():
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (128, 32), (129, 33), (300, 211), (1024, 70)])
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
-@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, outputs, num_rows):
     """Against the dequantised weights: groups of 128 inputs, also the smaller last one, have their own scales."""
     x, weight, bias = (
@@ -333,7 +333,7 @@ def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, 
 
 @pytest.mark.parametrize("group", [8, 32, 64, 256, 1 << 20])
 @pytest.mark.parametrize("reordered", [False, True], ids=["in order", "reordered"])
-@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quantization, reordered, group):
     """As checkpoints have them: 300 inputs are not a multiple of most groups, and one group may be all of them."""
     inputs, outputs, num_rows = 300, 37, 5
@@ -357,7 +357,7 @@ def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quant
         torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
 
 
-@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 def test_a_row_of_a_quantised_map_is_the_same_beside_any_others(kernels, dtype, quantization):
     """Bit for bit, like a row of a linear map of our own."""
     weight, x = torch.randn(70, 200).to(dtype) / 8, torch.randn(40, 200).to(dtype)

@@ -41,7 +41,7 @@ ARM = {"fp", "asimd", "atomics", "asimdrdm", "crc32", "bf16"}
         (V3, "x86-64-v3"),
         (V3 | AVX512, "x86-64-v4"),
         (V3 | AVX512 | {"avx512_bf16"}, "x86-64-v4+avx512bf16"),
-        (V3 | AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"}, "x86-64-v4+amx"),
+        (V3 | AVX512 | {"avx512_bf16", "amx_bf16", "amx_int8", "amx_tile"}, "x86-64-v4+amx"),
         (V3 | {"avx512f"}, "x86-64-v3"),
         ((V3 | AVX512) - {"avx2"}, "x86-64"),
     ],

@@ -7,15 +7,16 @@ import torch
 from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.fallback import Operations
-from orca_kernels.quantization import BITS, GROUP, quantize
+from orca_kernels.quantization import GROUP, OUTPUTS_AT_ONCE, W8A8, WEIGHT_ONLY, quantize
 from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 
 LEAST = {"int8": -128, "int4": -8}
-pytestmark = pytest.mark.parametrize("quantization", BITS)
+weight_only = pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 
 
+@weight_only
 @pytest.mark.parametrize("inputs", [1, 127, 128, 129, 500])
 def test_every_weight_is_within_half_a_step(quantization, inputs):
     """Except for a weight that rounds to one more than the largest integer: it is within one step."""
@@ -37,6 +38,7 @@ def test_every_weight_is_within_half_a_step(quantization, inputs):
     assert error.max() <= 1.01 / -least
 
 
+@weight_only
 def test_groups_of_zeros_and_of_subnormal_numbers_stay_finite(quantization):
     weight = torch.zeros(3, 2 * GROUP)
     weight[1, GROUP:] = 1e-44
@@ -46,6 +48,7 @@ def test_groups_of_zeros_and_of_subnormal_numbers_stay_finite(quantization):
     assert (dequantised[0] == 0).all()
 
 
+@weight_only
 def test_a_shard_has_the_numbers_of_the_whole_where_its_groups_align(quantization):
     """So that two ranks serve the model that one rank serves."""
     weight = torch.randn(64, 4 * GROUP)
@@ -57,6 +60,7 @@ def test_a_shard_has_the_numbers_of_the_whole_where_its_groups_align(quantizatio
     assert torch.equal(rows.numbers, whole.numbers[32:])
 
 
+@weight_only
 @pytest.mark.parametrize("target", cpu_target_params())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_weights_are_read_as_integers_on_every_target_with_avx2(quantization, target, dtype):
@@ -70,10 +74,25 @@ def test_the_weights_are_read_as_integers_on_every_target_with_avx2(quantization
         assert not operations.missing
 
 
+@weight_only
 @pytest.mark.parametrize("kernels", [ReferenceKernels(), CudaKernels(EmulatedLauncher())], ids=["reference", "cuda"])
 def test_other_kernels_dequantise(quantization, kernels):
     weight, x = torch.randn(40, 30), torch.randn(3, 30)
-    assert not kernels.quantized_products
+    assert quantization not in kernels.quantized_products
     quantised = quantize(weight, quantization)
     found = kernels.quantized_linear(quantised, None, torch.float32)(x)
     torch.testing.assert_close(found, x @ quantised.dequantized(torch.float32).t())
+
+
+@pytest.mark.parametrize("inputs", [1, 127, 500])
+def test_w8a8_has_one_scale_per_output(inputs):
+    """Of any number of outputs; every weight is within half a step."""
+    outputs = OUTPUTS_AT_ONCE + 3
+    weight = torch.randn(outputs, inputs) * torch.logspace(-3, 3, outputs).unsqueeze(1)
+    weight[1] = 0
+    quantised = quantize(weight, W8A8)
+    assert (quantised.numbers.shape, quantised.scales.shape) == ((outputs, inputs), (outputs, 1))
+    torch.testing.assert_close(quantised.scales, weight.abs().amax(dim=1, keepdim=True) / 127)
+    assert quantised.numbers.abs().amax(dim=1).tolist() == [127, 0, *[127] * (outputs - 2)]
+    assert ((quantised.dequantized(torch.float32) - weight).abs() <= 0.501 * quantised.scales).all()
+    assert torch.equal(quantize(weight[5:9], W8A8).numbers, quantised.numbers[5:9]), "outputs can be divided"

@@ -22,7 +22,7 @@ def test_a_refused_permission_chooses_the_next_target():
     assert [target.name for target in usable_targets(FLAGS, lambda: False)] == names[1:]
 
 
-@pytest.mark.parametrize("lacking", ["amx_tile", "amx_bf16", "avx512_bf16"])
+@pytest.mark.parametrize("lacking", ["amx_tile", "amx_bf16", "avx512_bf16", "amx_int8"])
 def test_a_processor_that_lacks_an_instruction_is_not_asked(lacking):
     def request() -> bool:
         raise AssertionError

@@ -1,5 +1,5 @@
 // Emulates AMX tiles for a processor without them (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2:
-// LDTILECFG, TILELOADD, TDPBF16PS and others). The compiler's option `-include` puts this file before the product's
+// LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD and others). The compiler's option `-include` puts this file before the product's
 // source, where it replaces the intrinsics. What a processor would refuse (#UD, #GP) ends the process with a message.
 #pragma once
 
@@ -14,6 +14,7 @@
 
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
 
 namespace emulated_tiles {
 
@@ -107,15 +108,25 @@ inline float widened(const unsigned char *from) {
   return flushed(value);
 }
 
-inline void multiply(int to, int left, int right) {
-  const char *name = "TDPBF16PS";
+// The tiles of a product.
+struct Operands {
+  Tile &c;
+  const Tile &a, &b;
+};
+
+inline Operands operands(const char *name, int to, int left, int right) {
   check(to != left && to != right && left != right, name, "a tile is more than one operand");
   Tile &c = state().at(to, name);
   const Tile &a = state().at(left, name), &b = state().at(right, name);
   check(c.row_bytes % 4 == 0 && a.row_bytes % 4 == 0 && b.row_bytes % 4 == 0, name, "rows of incomplete words");
   check(c.rows == a.rows, name, "sums and left operand differ in rows");
-  check(a.row_bytes / 4 == b.rows, name, "pairs of the left operand and rows of the right one differ");
+  check(a.row_bytes / 4 == b.rows, name, "words of the left operand and rows of the right one differ");
   check(c.row_bytes == b.row_bytes, name, "sums and right operand differ in bytes per row");
+  return {c, a, b};
+}
+
+inline void multiply(int to, int left, int right) {
+  auto [c, a, b] = operands("TDPBF16PS", to, left, right);
   for (int row = 0; row < c.rows; ++row) {
     float even[kMostBytes / 4] = {}, odd[kMostBytes / 4] = {};
     for (int pair = 0; pair < a.row_bytes / 4; ++pair) {
@@ -136,15 +147,34 @@ inline void multiply(int to, int left, int right) {
   for (int row = c.rows; row < kMostRows; ++row) std::memset(c.bytes[row], 0, kMostBytes);
 }
 
+// Signed bytes of the left operand times unsigned ones of the right operand; sums wrap.
+inline void multiply_bytes(int to, int left, int right) {
+  auto [c, a, b] = operands("TDPBSUD", to, left, right);
+  for (int row = 0; row < c.rows; ++row) {
+    for (int column = 0; column < c.row_bytes / 4; ++column) {
+      uint32_t sum;
+      std::memcpy(&sum, c.bytes[row] + 4 * column, sizeof(sum));
+      for (int place = 0; place < a.row_bytes; ++place) {
+        const int first = static_cast<int8_t>(a.bytes[row][place]), second = b.bytes[place / 4][4 * column + place % 4];
+        sum += static_cast<uint32_t>(first * second);
+      }
+      std::memcpy(c.bytes[row] + 4 * column, &sum, sizeof(sum));
+    }
+  }
+  for (int row = c.rows; row < kMostRows; ++row) std::memset(c.bytes[row], 0, kMostBytes);
+}
+
 }  // namespace emulated_tiles
 
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #define _tile_loadconfig(memory) emulated_tiles::load_configuration(memory)
 #define _tile_release() emulated_tiles::release()
 #define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, from, stride) emulated_tiles::load(tile, from, stride)
 #define _tile_stored(tile, to, stride) emulated_tiles::store(tile, to, stride)
 #define _tile_dpbf16ps(to, left, right) emulated_tiles::multiply(to, left, right)
+#define _tile_dpbsud(to, left, right) emulated_tiles::multiply_bytes(to, left, right)

@@ -15,10 +15,17 @@ HEADER = Path(__file__).with_suffix(".h")
 """Replaces the compiler's intrinsics for tiles."""
 
 
-def compile_with_tiles(source: Path, level: str, path: Path) -> None:
-    """Compile a library that uses tiles for a level of a processor that has none."""
-    command = ["c++", *FLAGS, *level_options(level), "-include", str(HEADER), str(source), "-o", str(path)]
+def compile_with(header: Path, source: Path, level: str, path: Path) -> None:
+    """Compile a library for a level of a processor that lacks the instructions which `header` emulates."""
+    command = ["c++", *FLAGS, *level_options(level), "-include", str(header), str(source), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+
+
+def compiled(header: Path, level: str) -> Path:
+    """Return the CPU kernels' library with an emulation, compiled by the first caller on this machine."""
+    digest = hashlib.sha256(header.read_bytes()).hexdigest()[:16]
+    path = cache_folder() / header.stem.replace("_", "-") / f"{digest}-{file_name(level)}"
+    return once(path, lambda part: compile_with(header, SOURCES / "kernels.cpp", level, part))
 
 
 def emulated_library(target: CpuTarget) -> CpuLibrary:
@@ -26,12 +33,6 @@ def emulated_library(target: CpuTarget) -> CpuLibrary:
 
     The emulation takes long, so the measurement would choose other products.
     """
-    digest = hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16]
-    path = cache_folder() / "emulated-tiles" / f"{digest}-{file_name(target.level)}"
-
-    def compile_to(part: Path) -> None:
-        compile_with_tiles(SOURCES / "kernels.cpp", target.level, part)
-
-    library = CpuLibrary(once(path, compile_to), target)
+    library = CpuLibrary(compiled(HEADER, target.level), target)
     library.tiles = True
     return library

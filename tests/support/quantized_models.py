@@ -58,6 +58,18 @@ CASES = {
     "int-quantized, groups with zero points": Case("llama", Scheme("int-quantized", 8, 128, symmetric=False), 2),
     "int-quantized, tensors": Case("llama", Scheme("int-quantized", 8, 0)),
 }
+ONE_LAYER = {"num_hidden_layers": 1}
+W8A8_CASES = {
+    "w8a8": Case("llama", Scheme("int-quantized", 8, -1, integer_activations=True), options=ONE_LAYER),
+    "w8a8, two ranks, head": Case(
+        "qwen2", Scheme("int-quantized", 8, -1, integer_activations=True), 1, 2, {**EVEN, **ONE_LAYER}, head=True
+    ),
+    "w8a8, tensors": Case(
+        "qwen3", Scheme("int-quantized", 8, 0, integer_activations=True), options=ONE_LAYER, plain=("down_proj",)
+    ),
+}
+"""Checkpoints whose maps quantise their input, too. Another rounding of an activation would change those of all later
+layers."""
 ONE_PER_FORMAT = (
     "gptq, two ranks",
     "gptq, act-order",

@@ -29,6 +29,8 @@ class Scheme:
     """-1: all inputs; 0, for compressed-tensors: one scale for all outputs."""
     symmetric: bool = True
     act_order: bool = False
+    integer_activations: bool = False
+    """For compressed-tensors: maps quantise their input, row by row."""
 
     def config(self) -> dict[str, Any]:
         """Return the value of `quantization_config`."""
@@ -44,7 +46,11 @@ class Scheme:
             "strategy": "tensor" if self.group == 0 else "channel" if self.group < 0 else "group",
             "group_size": self.group if self.group > 0 else None, "actorder": "group" if self.act_order else None,
         }  # fmt: skip
-        group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+        activations = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+        group = {
+            "targets": ["Linear"], "weights": weights, "output_activations": None,
+            "input_activations": activations if self.integer_activations else None,
+        }  # fmt: skip
         return {
             "quant_method": "compressed-tensors", "format": self.kind, "quantization_status": "compressed",
             "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None, "sparsity_config": {},

@@ -351,6 +351,8 @@ RULES: list[Row] = [
     demo(model={**FILE, "kvCacheDtype": "int8"}, communication={"backend": "gloo"}),
     demo(model={**FILE, "kvCacheDtype": "auto"}),
     demo("spec.master.extraArgs", master={"extraArgs": ["--kv-cache-dtype=int8"]}),
+    demo("spec.model.quantization", model={**FILE, "quantization": "w8a8"}),
+    demo(model={**FILE, "quantization": "w8a8"}, communication={"backend": "gloo"}),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 

@@ -183,6 +183,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--topology", "t", "--kv-cache-dtype", "int8", "--insecure"],
         "--kv-cache-dtype: not allowed with --topology, whose file sets it",
     ),
+    (["serve", str(DEMO), "--device", "cuda", "--quantization", "w8a8"], "--quantization w8a8: the CUDA kernels lack"),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from orca_kernels.quantization import quantize
 from support.checkpoints import make_model, make_prompts, reference, with_tokenizer
+from support.partitions import PartitionedModel
 from support.served import serve
 
 NUM_TOKENS = 32
@@ -30,7 +31,27 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(variant, quantizatio
     prompts = make_prompts((1, 33, 300))
     model = dequantised(variant, quantization)
     expected = [reference(model, prompt, NUM_TOKENS).greedy for prompt in prompts]
-    path = with_tokenizer(checkpoint(variant), tmp_path)
+    check_tokens(with_tokenizer(checkpoint(variant), tmp_path), quantization, prompts, expected)
+
+
+@pytest.mark.long
+def test_greedy_tokens_of_w8a8_are_those_of_requests_alone(checkpoint, tmp_path):
+    """Prompts in chunks beside increments, recorded increments, and one request after the other give the same."""
+    path = with_tokenizer(checkpoint("llama-gqa-tied"), tmp_path)
+    prompts, expected = make_prompts((1, 33, 300)), []
+    for prompt in prompts:
+        model = PartitionedModel(path, 1, quantization="w8a8")
+        logits = model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=352))
+        tokens = [int(logits[-1].argmax())]
+        for place in range(len(prompt), len(prompt) + NUM_TOKENS - 1):
+            logits = model.logits(model.iteration([(0, place, tokens[-1:])], max_tokens=352))
+            tokens.append(int(logits[-1].argmax()))
+        expected.append(tokens)
+    check_tokens(path, "w8a8", prompts, expected)
+
+
+def check_tokens(path, quantization, prompts, expected):
+    """Serve a model and compare the greedy tokens of each prompt."""
     with serve(path, "--dtype", "float32", "--quantization", quantization) as served:
         body = {"model": path.name, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
         for prompt, tokens in zip(prompts, expected, strict=True):

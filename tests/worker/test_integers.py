@@ -106,3 +106,12 @@ def test_inputs_in_order_are_not_reordered():
     assert stored(group_of=torch.arange(16) // 8).weight().order is None
     order = stored(group_of=1 - torch.arange(16) // 8).weight().order
     assert order.tolist() == [*range(8, 16), *range(8)]
+
+
+def test_numbers_of_maps_that_quantise_their_input_are_unchanged():
+    numbers = torch.randint(-128, 128, (3, 5), dtype=torch.int8)
+    scales = torch.rand(3, 1, dtype=torch.bfloat16)
+    weight = StoredIntegers(8, numbers, scales, None, 8, integer_activations=True).weight()
+    assert weight.quantization == "w8a8"
+    assert torch.equal(weight.numbers, numbers)
+    assert torch.equal(weight.scales, scales.float())

@@ -8,9 +8,11 @@ from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import AVX512, processor_flags
 from orca_kernels.reference import ReferenceKernels
+from support import checkpoints
 from support.checkpoints import VOCABULARY, llama_like, make_model, make_prompts, randomise
 from support.cpu_targets import load as load_target
 from support.cpu_targets import tile_target
+from support.fake_quantization import round_inputs, round_weights
 from support.partitions import PartitionedModel
 from support.variants import one_short, variant_params
 
@@ -133,18 +135,67 @@ def test_logits_over_a_cache_of_integers_are_close_to_those_of_the_reference_and
         assert 1e-3 * size < (logits - original).square().mean().sqrt() < 0.06 * size
 
 
+class IntegersInTorch(CpuKernels):
+    """Kernels whose products of integers are the reference's."""
+
+    def __init__(self):
+        super().__init__(load(), torch.float32)
+
+    def quantized_linear(self, weight, bias, dtype):
+        return ReferenceKernels().quantized_linear(weight, bias, dtype)
+
+
+@pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize("variant", one_short(["llama-gqa-tied", "mistral-gqa", "qwen3-gqa-tied", "gemma2-gqa-tied"]))
+def test_logits_of_w8a8_are_those_of_products_in_torch_bit_for_bit(variant, num_partitions, ranks, checkpoint):
+    """In models without biases, which are added with one rounding or two."""
+    path, prompts = checkpoint(variant), [list(prompt) for prompt in make_prompts((600, 33))]
+    fused = PartitionedModel(path, num_partitions, ranks, quantization="w8a8")
+    kernels = [IntegersInTorch()] * num_partitions
+    in_torch = PartitionedModel(path, num_partitions, ranks, kernels=kernels, quantization="w8a8")
+    for parts in chunks_beside_increments(*prompts):
+        logits, expected = (model.logits(model.iteration(parts, max_tokens=640)) for model in (fused, in_torch))
+        assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("variant", variant_params())
+def test_w8a8_is_as_close_to_the_exact_model_as_transformers_with_rounded_weights_and_inputs(variant, checkpoint):
+    """Two sums can round an activation to different integers, so that later layers have other roundings, too."""
+    (prompt,) = make_prompts((150,))
+    theirs = make_model(variant)
+    exact = checkpoints.reference(theirs, prompt, 1).logits
+    round_weights(theirs)
+    round_inputs(theirs)
+    rounded = checkpoints.reference(theirs, prompt, 1).logits
+    model = PartitionedModel(checkpoint(variant), 2, quantization="w8a8")
+    logits = model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=160))
+    ours, expected = ((other - exact).square().mean().sqrt() for other in (logits, rounded))
+    assert 0.8 * expected < ours < 1.25 * expected
+    assert expected < 0.1 * exact.square().mean().sqrt()
+
+
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
 @pytest.mark.parametrize("variant", variant_params(["gpt2-head64-tied", "llama-gqa-tied", "mistral-gqa"]))
 def test_a_request_over_a_cache_of_integers_is_the_same_alone_and_in_company(
     variant, num_partitions, ranks, checkpoint
 ):
+    check_alone_and_in_company(checkpoint(variant), num_partitions, ranks, kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize("variant", variant_params(["gpt2-head64-tied", "llama-gqa-tied"]))
+def test_a_request_with_quantised_activations_is_the_same_alone_and_in_company(
+    variant, num_partitions, ranks, checkpoint
+):
+    check_alone_and_in_company(checkpoint(variant), num_partitions, ranks, quantization="w8a8")
+
+
+def check_alone_and_in_company(path, num_partitions, ranks, **options):
     """Bit for bit, and after a preemption: what was generated is computed again in one chunk."""
     if not CpuKernels(load(), torch.float32).fixed_order:
         pytest.skip("the products of this processor's kernels have no fixed order of sums")
     prompts = [list(prompt) for prompt in make_prompts((70, 33))]
-    alone, company = (
-        PartitionedModel(checkpoint(variant), num_partitions, ranks, kv_cache_dtype="int8") for _ in range(2)
-    )
+    alone, company = (PartitionedModel(path, num_partitions, ranks, **options) for _ in range(2))
     generated = [5, 9, 3]
     expected = [alone.logits(alone.iteration([(0, 0, prompts[0])], max_tokens=96))[-1]]
     for place, token in enumerate(generated):

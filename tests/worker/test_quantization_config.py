@@ -17,6 +17,7 @@ from support.quantized_writer import Scheme
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
 
 
 def compressed(weights=None, group=None, **fields):
@@ -29,6 +30,15 @@ def compressed(weights=None, group=None, **fields):
         },
         **fields,
     }
+
+
+def w8a8(weights=None, activations=None, **fields):
+    """Return the object of a checkpoint with quantised activations, with changed fields."""
+    return compressed(
+        {"num_bits": 8, "strategy": "channel", "group_size": None, **(weights or {})},
+        {"input_activations": {**ACTIVATIONS, **(activations or {})}},
+        **{"format": "int-quantized", **fields},
+    )
 
 
 def read(fields):
@@ -54,6 +64,8 @@ def read(fields):
             "compressed-tensors int4",
             128,
         ),
+        (w8a8(), "compressed-tensors w8a8", -1),
+        (w8a8({"strategy": "tensor"}, {"observer": None, "actorder": None}), "compressed-tensors w8a8", -1),
     ],
 )
 def test_supported_fields(fields, name, group_size):
@@ -93,7 +105,10 @@ REFUSED = [
     (compressed({"group_size": None}), "quantization_config.config_groups.group_0.weights.group_size is missing"),
     (compressed({"group_size": 0}), "quantization_config.config_groups.group_0.weights: group_size 0: "),
     (compressed(group={"weights": None}), "quantization_config.config_groups.group_0.weights is missing"),
-    (compressed(group={"input_activations": {"num_bits": 8}}), "config_groups.group_0.input_activations a dict of 1"),
+    (
+        compressed({"num_bits": 8, "strategy": "channel"}, {"input_activations": {"num_bits": 8}}),
+        "config_groups.group_0.input_activations.dynamic None is not supported: true is (a scale for each token)",
+    ),
     (compressed(group={"output_activations": {"num_bits": 8}}), "config_groups.group_0.output_activations a dict of 1"),
     (compressed(format="float-quantized"), "quantization_config.format 'float-quantized' is not supported"),
     (compressed(format="nvfp4-pack-quantized"), "quantization_config.format 'nvfp4-pack-quantized' is not supported"),
@@ -111,6 +126,26 @@ REFUSED = [
     (
         compressed(config_groups={"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits": 8}}}),
         "quantization_config.config_groups a list of 2 is not supported: the same weights in all groups are",
+    ),
+    (
+        w8a8({}, {"dynamic": False, "strategy": "tensor"}),
+        "config_groups.group_0.input_activations.dynamic False is not supported: true is (a scale for each token)",
+    ),
+    (w8a8({}, {"dynamic": "local"}), "config_groups.group_0.input_activations.dynamic 'local' is not supported"),
+    (w8a8({}, {"strategy": "tensor"}), "config_groups.group_0.input_activations.strategy 'tensor' is not supported"),
+    (w8a8({}, {"type": "float"}), "config_groups.group_0.input_activations.type 'float' is not supported: int is"),
+    (w8a8({}, {"num_bits": 4}), "config_groups.group_0.input_activations.num_bits 4 is not supported: 8 is"),
+    (w8a8({}, {"symmetric": False}), "config_groups.group_0.input_activations.symmetric False is not supported"),
+    (w8a8({"symmetric": False}), "config_groups.group_0.weights.symmetric False is not supported: true is, with"),
+    (w8a8({"num_bits": 4}), "config_groups.group_0.weights.num_bits 4 is not supported: 8 is, with"),
+    (
+        w8a8({"strategy": "group", "group_size": 128}),
+        "config_groups.group_0.weights.strategy 'group' is not supported: channel and tensor are, with",
+    ),
+    (w8a8(format="pack-quantized"), "quantization_config.format 'pack-quantized' is not supported: int-quantized is,"),
+    (
+        compressed(config_groups={**w8a8()["config_groups"], "b": {"weights": {**WEIGHTS, "num_bits": 8}}}),
+        "is not supported: int-quantized is, with quantised activations",
     ),
 ]
 
@@ -140,11 +175,13 @@ def test_the_formats_of_gpt2(checkpoint, tmp_path):
         (GPTQ, "int8", "cpu", "already (gptq int4), which --quantization int8 contradicts: leave the option out"),
         ({**GPTQ, "bits": 8}, "int4", "cpu", "already (gptq int8), which --quantization int4"),
         (AWQ, "none", "cuda", "the CUDA kernels lack products of quantised weights (awq int4): use a CPU, or the unq"),
+        (w8a8(), "int8", "cpu", "already (compressed-tensors w8a8), which --quantization int8 contradicts"),
+        ({**GPTQ, "bits": 8}, "w8a8", "cpu", "already (gptq int8), which --quantization w8a8 contradicts"),
     ],
 )
 def test_options_that_contradict_the_checkpoint(fields, quantization, device, message):
     check_use(read(fields), "none", "cpu")
-    check_use(read(fields), f"int{fields['bits']}", "cpu")
+    check_use(read(fields), f"int{fields['bits']}" if "bits" in fields else "w8a8", "cpu")
     check_use(None, quantization, device)
     with pytest.raises(ModelError, match=re.escape(message)):
         check_use(read(fields), quantization, device)

@@ -20,9 +20,11 @@ from orca_worker.model_check import check_model, main
 from orca_worker.weight_headers import WeightHeaders
 from safetensors.torch import load_file, save_file
 from support.checkpoints import make_prompts, reference
+from support.fake_quantization import round_inputs
 from support.partitions import PartitionedModel
-from support.quantized_models import CASES, ONE_PER_FORMAT, make_quantised
+from support.quantized_models import CASES, ONE_PER_FORMAT, W8A8_CASES, make_quantised
 from support.quantized_writer import edit_config
+from support.variants import one_short
 
 NUM_TOKENS = 12
 
@@ -48,6 +50,24 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(name, tmp_path):
         logits = logits_of(ours, tokens, len(prompt))
         torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=0)
         assert logits[len(prompt) - 1 :].argmax(1).tolist() == expected.greedy
+
+
+@pytest.mark.parametrize("name", one_short(W8A8_CASES, "w8a8, two ranks, head"))
+def test_checkpoints_with_quantised_activations(name, tmp_path):
+    """Logits are those of transformers with rounded inputs, up to inputs that two sums round to different integers."""
+    case = W8A8_CASES[name]
+    theirs = make_quantised(case, tmp_path)
+    (prompt,) = make_prompts((150,))
+    exact = reference(theirs, prompt, NUM_TOKENS)
+    round_inputs(theirs, case.ranks, case.plain if case.head else {*case.plain, "lm_head"})
+    tokens = [*prompt, *exact.greedy[:-1]]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    logits = logits_of(PartitionedModel(tmp_path, case.partitions, case.ranks), tokens, len(prompt))
+    error, change = ((other - expected).square().mean().sqrt() for other in (logits, exact.logits))
+    assert error < 0.2 * change
+    loaded = load_partition(request(tmp_path, tensor_parallel_size=case.ranks), 0, lambda _: None)
+    assert loaded.facts().quantization == "compressed-tensors w8a8"
 
 
 @pytest.fixture(scope="module")

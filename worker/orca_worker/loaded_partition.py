@@ -81,7 +81,7 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     if max_model_len > config.longest:
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
     kernels = kernels_for(device, dtype)
-    if config.weight_format is not None and dtype == torch.float16:
+    if config.weight_format is not None and not config.weight_format.integer_activations and dtype == torch.float16:
         logger.warning(
             "%s weights are dequantised: no kernel multiplies them in float16, set dtype to bfloat16 or float32",
             config.weight_format.name,

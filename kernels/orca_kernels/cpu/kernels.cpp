@@ -2,6 +2,7 @@
 #include "all_reduce.h"
 #include "attention.h"
 #include "dot_products.h"
+#include "integer_linear.h"
 #include "linear.h"
 #include "quantized_linear.h"
 #include "replay.h"
@@ -145,4 +146,35 @@ ORCA_EXPORT int64_t orca_tiles_pay() { return orca::tiles_pay(); }
 #if defined(ORCA_MULTIPLY_ADD)
 ORCA_DEFINE_QUANTIZED(int8, Int8)
 ORCA_DEFINE_QUANTIZED(int4, Int4)
+#endif
+
+// Weights and rows of eight bits, for rows of either type.
+ORCA_EXPORT void orca_pack_w8a8(const int8_t *weight, const float *scales, uint32_t *panels, float *panel_scales,
+                                int64_t inputs, int64_t outputs) {
+  orca::pack_integers(weight, scales, panels, panel_scales, inputs, outputs);
+}
+ORCA_DEFINE_RUN(pack_w8a8)
+
+#define ORCA_DEFINE_INTEGER_LINEAR(name, T, Call, ...)                                                                \
+  ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const float *scales, const T *bias,         \
+                                      const T *residual, T *y, int64_t rows, int64_t inputs, int64_t outputs,         \
+                                      int64_t gelu_tanh) {                                                            \
+    const orca::IntegerCall<T> call{                                                                                  \
+        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales};                               \
+    orca::linear<orca::Call<T>, orca::__VA_ARGS__>(orca::Call<T>{call});                                              \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(linear_##name)
+
+#define ORCA_DEFINE_PAIRS(name, T) \
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_##name, T, IntegerCall, IntegerBlocks<T, orca::PairProducts>)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_PAIRS)
+#if defined(ORCA_VNNI)
+#define ORCA_DEFINE_BYTES(name, T) \
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_vnni_##name, T, IntegerCall, IntegerBlocks<T, orca::ByteProducts>)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_BYTES)
+#endif
+#if defined(__AMX_INT8__)
+#define ORCA_DEFINE_INTEGER_TILES(name, T) \
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_tiles_##name, T, IntegerTileCall, TileBlocks<orca::IntegerTileCall<T>>)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_INTEGER_TILES)
 #endif

@@ -16,7 +16,7 @@ from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
-from orca_kernels.quantization import BITS, QuantizedWeight
+from orca_kernels.quantization import BITS, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -43,14 +43,18 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
 """Functions for the element types whose products the library computes."""
 PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 3
 QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 5
-"""Arguments of the functions for quantised weights, which all targets have but x86-64 without AVX2."""
+"""Arguments of the functions for weight-only quantization, which all targets have but x86-64 without AVX2."""
+PACK_W8A8: list[Any] = [POINTER] * 4 + [INTEGER] * 2
+W8A8_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
+MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
+"""Inputs of a map of w8a8 whose sums fit into 32 bits."""
 PANEL = 32
 """Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16 (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
 class PanelLinear:
-    """A `LinearMap` over cpu/linear.h or cpu/quantized_linear.h."""
+    """A `LinearMap` over cpu/linear.h, quantized_linear.h or integer_linear.h."""
 
     def __init__(
         self,
@@ -199,11 +203,15 @@ class CpuKernels(ReferenceKernels):
             for name in ("linear", "attention") if library.tiles else ("linear",):
                 kind = "tiles" if library.tiles else "dots"
                 self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
-        self.quantized_products = hasattr(library, "orca_pack_int8")
-        for quantization in BITS if self.quantized_products else ():
+        weight_only = WEIGHT_ONLY if hasattr(library, "orca_pack_int8") else ()
+        self.quantized_products = frozenset({*weight_only, W8A8})
+        for quantization in weight_only:
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"
             self._functions[pack] = self.calls.function(pack, PACK_QUANTIZED)
             self._functions[linear] = self.calls.function(f"{linear}_{suffix}", QUANTIZED_LINEAR)
+        kind = "_tiles" if library.tiles else "_vnni" if library.vnni else ""
+        self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK_W8A8)
+        self._functions["linear_w8a8"] = self.calls.function(f"linear_w8a8{kind}_{suffix}", W8A8_LINEAR)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
@@ -217,17 +225,17 @@ class CpuKernels(ReferenceKernels):
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """See Kernels.quantized_linear."""
-        if not self.quantized_products:
+        quantization, (outputs, inputs) = weight.quantization, weight.numbers.shape
+        if quantization not in self.quantized_products or (quantization == W8A8 and inputs > MOST_INPUTS):
             return super().quantized_linear(weight, bias, dtype)
         return_freed_memory()  # as in `linear`
-        outputs, inputs = weight.numbers.shape
-        panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(weight.quantization, inputs))
+        panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(quantization, inputs))
         scales = weight.scales.new_empty(_padded(outputs) * weight.scales.shape[1])
         tensors = (weight.numbers.contiguous(), weight.scales.contiguous(), panels, scales)
-        pack = self._functions[f"pack_{weight.quantization}"]
-        pack(*(tensor.data_ptr() for tensor in tensors), inputs, outputs, weight.group)
-        product = self._functions[f"linear_{weight.quantization}"]
-        linear = PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias, weight.group)
+        options = () if quantization == W8A8 else (weight.group,)
+        pack, product = self._functions[f"pack_{quantization}"], self._functions[f"linear_{quantization}"]
+        pack(*(tensor.data_ptr() for tensor in tensors), inputs, outputs, *options)
+        linear = PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias, *options)
         return linear if weight.order is None else ReorderedLinear(linear, weight.order)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -275,8 +283,10 @@ def _padded(outputs: int) -> int:
 
 
 def _row_bytes(quantization: str, inputs: int) -> int:
-    """Return the bytes of an output's numbers in a panel; those of four bits fill words."""
-    return inputs if BITS[quantization] == 8 else -(-inputs * BITS[quantization] // (8 * WORD_BYTES)) * WORD_BYTES
+    """Return the bytes of an output's numbers in a panel, which fill words except for int8."""
+    if quantization == "int8":
+        return inputs
+    return -(-inputs * BITS[quantization] // (8 * WORD_BYTES)) * WORD_BYTES
 
 
 def packs(dtype: torch.dtype) -> bool:

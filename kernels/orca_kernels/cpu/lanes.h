@@ -7,7 +7,7 @@
 #include <cstring>
 
 // For instructions that are several times faster than the compiler's lowering of vectors.
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -53,6 +53,8 @@ inline To reinterpreted(From from) {
 
 inline Ints whole_numbers(Floats from) { return __builtin_convertvector(from, Ints); }
 
+inline Floats floats(Ints from) { return __builtin_convertvector(from, Floats); }
+
 template <typename V>
 inline V choose(Ints condition, V yes, V no) {
   return condition ? yes : no;
@@ -81,6 +83,11 @@ inline Floats widened(const int8_t *from) {
 // left x right + to, rounded once. `left * right + to` is rounded once or twice, as the compiler likes.
 inline Floats multiply_add(Floats left, Floats right, Floats to) {
   return (Floats)_mm512_fmadd_ps((__m512)left, (__m512)right, (__m512)to);
+}
+
+// Adds to each element the products of the two halves of `left` and of `right`, signed numbers of sixteen bits.
+inline Ints add_pairs(Ints to, Words left, uint32_t right) {
+  return (Ints)_mm512_add_epi32((__m512i)to, _mm512_madd_epi16((__m512i)left, _mm512_set1_epi32(right)));
 }
 
 // The lowest four bits of each element minus 8. The permutation looks at no other bits.
@@ -186,6 +193,12 @@ inline Ints whole_numbers(Floats from) {
   return result;
 }
 
+inline Floats floats(Ints from) {
+  Floats result;
+  ORCA_REGISTERS(i) result.registers[i] = __builtin_convertvector(from.registers[i], Floats::Register);
+  return result;
+}
+
 template <typename V>
 inline V choose(Ints condition, V yes, V no) {
   ORCA_REGISTERS(i) yes.registers[i] = condition.registers[i] ? yes.registers[i] : no.registers[i];
@@ -260,6 +273,25 @@ inline Floats multiply_add(Floats left, Floats right, Floats to) {
     to.registers[i] = (Floats::Register)vfmaq_f32(to.registers[i], left.registers[i], right.registers[i]);
 #else
     to.registers[i] = left.registers[i] * right.registers[i] + to.registers[i];
+#endif
+  }
+  return to;
+}
+
+// Adds to each element the products of the two halves of `left` and of `right`, signed numbers of sixteen bits.
+ORCA_INLINE Ints add_pairs(Ints to, Words left, uint32_t right) {
+  ORCA_REGISTERS(i) {
+#if defined(__AVX2__)
+    const __m256i products = _mm256_madd_epi16((__m256i)left.registers[i], _mm256_set1_epi32(right));
+    to.registers[i] = (Ints::Register)_mm256_add_epi32((__m256i)to.registers[i], products);
+#elif defined(__SSE2__)
+    const __m128i products = _mm_madd_epi16((__m128i)left.registers[i], _mm_set1_epi32(right));
+    to.registers[i] = (Ints::Register)_mm_add_epi32((__m128i)to.registers[i], products);
+#elif defined(__aarch64__)
+    const int16x8_t numbers = (int16x8_t)left.registers[i], factors = (int16x8_t)vdupq_n_u32(right);
+    const int32x4_t low = vmull_s16(vget_low_s16(numbers), vget_low_s16(factors));
+    to.registers[i] = (Ints::Register)vaddq_s32((int32x4_t)to.registers[i],
+                                                vpaddq_s32(low, vmull_high_s16(numbers, factors)));
 #endif
   }
   return to;

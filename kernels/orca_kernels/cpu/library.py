@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from orca_kernels.cpu.targets import TARGETS, TILES, CpuTarget, processor_flags
+from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, CpuTarget, processor_flags
 from orca_kernels.cpu.tile_permission import request_tiles
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,20 @@ class CpuLibrary(ctypes.CDLL):
 
     @functools.cached_property
     def tiles(self) -> bool:
-        """Whether bfloat16 is multiplied on AMX tiles; measured like `dot_products` (cpu/tiles.h)."""
+        """Whether bfloat16 and integers of w8a8 are multiplied on AMX tiles.
+
+        Measured like `dot_products`, with products of bfloat16 (cpu/tiles.h).
+        """
         return hasattr(self, "orca_tiles_pay") and request_tiles() and bool(self.orca_tiles_pay())
+
+    @functools.cached_property
+    def vnni(self) -> bool:
+        """Whether integers of w8a8 are multiplied by VPDPBUSD: if compiler and processor have it.
+
+        See cpu/integer_linear.h.
+        """
+        flag = "avx512_vnni" if self.target.needs >= AVX512 else "avx_vnni"
+        return hasattr(self, "orca_linear_w8a8_vnni_float32") and flag in processor_flags()
 
 
 def load(target: CpuTarget | None = None) -> CpuLibrary:

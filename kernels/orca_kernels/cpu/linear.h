@@ -4,11 +4,10 @@
 // sums over the inputs in order, independent of the other rows.
 #pragma once
 
-#include "vector.h"
-
-#if defined(ORCA_MULTIPLY_ADD)
 #include <algorithm>
 #include <type_traits>
+
+#include "vector.h"
 
 namespace orca {
 
@@ -130,15 +129,24 @@ struct OutputPanel {
   }
 
   void put(int64_t row, const Floats (&sums)[kVectors]) {
+    put_values(row, [&](int part, Floats bias) { return sums[part] + bias; });
+  }
+
+  // `values(part, bias)`: the outputs of a vector, with their bias.
+  template <typename Values>
+  void put_values(int64_t row, Values values) {
     const int64_t place = row * call.outputs + column;
-    if (call.residual) std::copy_n(call.residual + place, width, residual);
+    const bool whole = width == kPanel;  // then nothing is copied
+    if (call.residual && !whole) std::copy_n(call.residual + place, width, residual);
+    const T *added = call.residual && whole ? call.residual + place : residual;
+    T *to = whole ? call.y + place : output;
     for (int part = 0; part < kVectors; ++part) {
       const int lane = part * kLanes;
-      Floats value = sums[part] + load(bias + lane);
+      Floats value = values(part, load(bias + lane));
       if (call.gelu_tanh) value = gelu_tanh(value);
-      store(output + lane, value + load(residual + lane));
+      store(to + lane, value + load(added + lane));
     }
-    std::copy_n(output, width, call.y + place);
+    if (!whole) std::copy_n(output, width, call.y + place);
   }
 };
 
@@ -218,4 +226,3 @@ void linear(const Call &call) {
 }
 
 }  // namespace orca
-#endif

@@ -135,26 +135,38 @@ void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const in
   }
 }
 
-// Quantises a row of `size` elements, a multiple of sixteen; writes number i to to[i * stride] and returns the scale.
-// The same numbers and scales as quantize_rows of kv_quantization.py: a scale below the normal floats becomes 0, and a
-// row with an infinity or NaN has scale NaN.
+// The scale of a row as integers: its largest magnitude / 127. As in quantize_rows of kv_quantization.py, a scale below the
+// normal floats becomes 0, and a row with an infinity or NaN has scale NaN.
 template <typename T>
-inline float quantize_row(const T *from, int64_t size, int8_t *to, int64_t stride) {
+inline float row_scale(const T *from, int64_t size) {
   Floats most{}, invalid{};
   for (int64_t i = 0; i < size; i += kLanes) {
-    const Floats value = load(from + i);
+    const Floats value = load_up_to(from + i, size - i);
     most = larger(most, larger(value, -value));
     invalid += value - value;  // 0, or NaN for an infinity or NaN
   }
-  float scale = largest(most) / 127 + sum(invalid);
-  if (scale < std::numeric_limits<float>::min()) scale = 0;
+  const float scale = largest(most) / 127 + sum(invalid);
+  return scale < std::numeric_limits<float>::min() ? 0 : scale;
+}
+
+// The integers of up to sixteen elements of a row, for a scale above 0; zeros follow the last element.
+template <typename T>
+inline Ints row_numbers(const T *from, int64_t count, float scale) {
+  return whole_numbers(nearest(load_up_to(from, count) / splat(scale)));
+}
+
+// Quantises a row of `size` elements, a multiple of sixteen; writes number i to to[i * stride] and returns the scale.
+// The same numbers and scales as quantize_rows of kv_quantization.py.
+template <typename T>
+inline float quantize_row(const T *from, int64_t size, int8_t *to, int64_t stride) {
+  const float scale = row_scale(from, size);
   if (!(scale > 0)) {
     for (int64_t i = 0; i < size; ++i) to[i * stride] = 0;
     return scale;
   }
   for (int64_t i = 0; i < size; i += kLanes) {
     int32_t numbers[kLanes];
-    store_as(numbers, whole_numbers(nearest(load(from + i) / splat(scale))));
+    store_as(numbers, row_numbers(from + i, kLanes, scale));
     for (int lane = 0; lane < kLanes; ++lane) to[(i + lane) * stride] = static_cast<int8_t>(numbers[lane]);
   }
   return scale;

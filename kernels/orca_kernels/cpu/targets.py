@@ -31,10 +31,11 @@ class CpuTarget:
 
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm", "popcnt", "sse4_2"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-TILES = frozenset({"amx_tile", "amx_bf16"})
+TILES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
+AMX_LEVEL = "x86-64-v4+avx512bf16+amx-tile+amx-bf16+amx-int8"
 X86_TARGETS = (
-    # Every processor with AMX has AVX512-BF16, too.
-    CpuTarget("x86-64-v4+amx", "x86-64-v4+avx512bf16+amx-tile+amx-bf16", AVX512 | {"avx512_bf16"} | TILES, frozenset()),
+    # Every processor with AMX has AVX512-BF16, too, and its tiles multiply both bfloat16 and bytes.
+    CpuTarget("x86-64-v4+amx", AMX_LEVEL, AVX512 | {"avx512_bf16"} | TILES, frozenset()),
     CpuTarget("x86-64-v4+avx512bf16", "x86-64-v4+avx512bf16", AVX512 | {"avx512_bf16"}, frozenset()),
     CpuTarget("x86-64-v4", "x86-64-v4", AVX512, frozenset()),
     CpuTarget("x86-64-v3", "x86-64-v3", AVX2, frozenset()),

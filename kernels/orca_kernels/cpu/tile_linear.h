@@ -1,9 +1,10 @@
-// y = x W^T + b for bfloat16 on AMX tiles. A step of linear.h's panels has a pair of inputs of each of its 32 outputs, so
-// that 16 steps are two tiles of weights as they are. A block of up to 32 rows has four tiles of sums, which take turns,
-// because an instruction takes longer than the next one waits. An element of y is one chain over the inputs, of sums of
-// 32 products (tiles.h), independent of the other rows.
+// y = x W^T + b on AMX tiles, for bfloat16 and for integers (integer_linear.h). A step of a panel has a word of inputs of
+// each of its 32 outputs, so that 16 steps are two tiles of weights as they are. A block of up to 32 rows has four tiles of
+// sums, which take turns, because an instruction takes longer than the next one waits. An element of y of bfloat16 is one
+// chain over the inputs, of sums of 32 products (tiles.h), independent of the other rows; sums of integers are exact.
 #pragma once
 
+#include "integer_linear.h"
 #include "linear.h"
 #include "tiles.h"
 
@@ -29,59 +30,129 @@ struct LinearShapes {
 };
 constexpr LinearShapes kLinearShapes;
 
+// The products of a type of words: their instruction, the packing of a row, and what a row has beside its words.
 struct TileCall : MapCall<BFloat16> {
+  using Sum = float;
+  struct Factors {};
+  static constexpr int64_t kFactorWords = 0;
   const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
+
+  static int64_t steps(int64_t inputs) { return inputs / 2; }
+
+  static void multiply_first() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  static void multiply_second() {
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+
+  // Writes a row's words, kTileWords at a time, `stride` words apart.
+  Factors pack(int64_t row, uint32_t *to, int64_t stride) const {
+    const BFloat16 *from = x + row * inputs;
+    int64_t input = 0;
+    for (; input + 2 * kTileWords <= inputs; input += 2 * kTileWords, to += stride) {
+      std::memcpy(to, from + input, kTileBytes);
+    }
+    if (input < inputs) {
+      std::fill_n(to, kTileWords, 0);
+      std::memcpy(to, from + input, (inputs - input) * sizeof(BFloat16));
+    }
+    return {};
+  }
+
+  void put(OutputPanel<BFloat16> &outputs, int64_t row, const float (&sums)[kPanel], Factors) const {
+    outputs.put(row, {load(sums), load(sums + kLanes)});
+  }
 };
 
+#if defined(__AMX_INT8__)
+template <typename T>
+struct IntegerTileCall : IntegerCall<T> {
+  using Sum = int32_t;
+  using Factors = RowFactors;
+  static constexpr int64_t kFactorWords = sizeof(RowFactors) / 4;
+
+  static int64_t steps(int64_t inputs) { return integer_steps(inputs); }
+
+  static void multiply_first() {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+  }
+  static void multiply_second() {
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  }
+
+  Factors pack(int64_t row, uint32_t *to, int64_t stride) const {
+    const int64_t last = integer_steps(this->inputs) / kTileWords;
+    std::fill_n(to + last * stride, integer_steps(this->inputs) % kTileWords ? kTileWords : 0, 0);
+    return quantize_words(this->x + row * this->inputs, this->inputs, [=](int64_t step, uint32_t word) {
+      to[step / kTileWords * stride + step % kTileWords] = word;
+    });
+  }
+
+  void put(OutputPanel<T> &outputs, int64_t row, const int32_t (&sums)[kPanel], Factors factors) const {
+    put_integers(*this, outputs, row, sums, factors);
+  }
+};
+#endif
+
 // The blocks of rows that tiles compute; only the last one may have less than kMostRows rows. A packed block is
-// [inputs / 32, its rows, kTileWords], so that tiles of rows are read sequentially; inputs are padded with zeros.
+// [steps / kTileWords, its rows, kTileWords], so that tiles of rows are read sequentially, and then the rows' factors;
+// inputs are padded with zeros.
+template <typename Call>
 struct TileBlocks {
+  using Factors = typename Call::Factors;
   static constexpr int64_t kMostRows = 2 * kTileRows;
-  const TileCall &call;
+  const Call &call;
   int64_t first_row, rows;
-  int64_t steps = row_words(call.inputs), count = (rows + kMostRows - 1) / kMostRows;
+  int64_t steps = row_steps(call.inputs), words_of_row = row_words(call.inputs);
+  int64_t count = (rows + kMostRows - 1) / kMostRows;
   Tiles tiles = {};
 
-  static int64_t row_words(int64_t inputs) { return (inputs / 2 + kTileWords - 1) / kTileWords * kTileWords; }
+  static int64_t row_steps(int64_t inputs) {
+    return (Call::steps(inputs) + kTileWords - 1) / kTileWords * kTileWords;
+  }
+
+  static int64_t row_words(int64_t inputs) { return row_steps(inputs) + Call::kFactorWords; }
 
   int64_t height(int64_t block) const { return std::min(kMostRows, rows - block * kMostRows); }
 
   void pack(uint32_t *words, int64_t block) const {
-    const int64_t width = height(block);
+    const int64_t width = height(block), first = block * kMostRows;
+    words += first * words_of_row;
     for (int64_t row = 0; row < width; ++row) {
-      const BFloat16 *from = call.x + (first_row + block * kMostRows + row) * call.inputs;
-      uint32_t *to = words + block * kMostRows * steps + row * kTileWords;
-      int64_t input = 0;
-      for (; input + 2 * kTileWords <= call.inputs; input += 2 * kTileWords, to += width * kTileWords) {
-        std::memcpy(to, from + input, kTileBytes);
-      }
-      if (input < call.inputs) {
-        std::fill_n(to, kTileWords, 0);
-        std::memcpy(to, from + input, (call.inputs - input) * sizeof(BFloat16));
-      }
+      const Factors factors = call.pack(first_row + first + row, words + row * kTileWords, width * kTileWords);
+      std::memcpy(words + steps * width + row * Call::kFactorWords, &factors, Call::kFactorWords * 4);
     }
   }
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) {
     const int64_t width = height(block), first = block * kMostRows;
+    words += first * words_of_row;
     tiles.configure(&kLinearShapes.of[width]);
-    alignas(64) float sums[kMostRows][kPanel];
+    alignas(64) typename Call::Sum sums[kMostRows][kPanel];
     if (width > kTileRows) {
-      multiply<true>(words + first * steps, block, panel, sums);
+      multiply<true>(words, block, panel, sums);
     } else {
-      multiply<false>(words + first * steps, block, panel, sums);
+      multiply<false>(words, block, panel, sums);
     }
-    OutputPanel<BFloat16> outputs(call, panel);
+    OutputPanel<typename Call::Element> outputs(call, panel);
     for (int64_t row = 0; row < width; ++row) {
-      outputs.put(first_row + first + row, {load(sums[row]), load(sums[row] + kLanes)});
+      Factors factors;
+      std::memcpy(&factors, words + steps * width + row * Call::kFactorWords, Call::kFactorWords * 4);
+      call.put(outputs, first_row + first + row, sums[row], factors);
     }
   }
 
  private:
   // kBoth: the block has more than 16 rows.
   template <bool kBoth>
-  void multiply(const uint32_t *words, int64_t block, int64_t panel, float (&sums)[kMostRows][kPanel]) const {
-    const int64_t width = height(block), panel_steps = call.inputs / 2;
+  void multiply(const uint32_t *words, int64_t block, int64_t panel,
+                typename Call::Sum (&sums)[kMostRows][kPanel]) const {
+    const int64_t width = height(block), panel_steps = Call::steps(call.inputs);
     const uint32_t *weights = call.panels + panel * panel_steps * kPanel;
     _tile_zero(0);
     _tile_zero(1);
@@ -117,17 +188,15 @@ struct TileBlocks {
     _tile_loadd(6, weights, kStepBytes);
     _tile_loadd(7, weights + kTileWords, kStepBytes);
     _tile_loadd(4, words, kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    Call::multiply_first();
     if constexpr (kBoth) {
       _tile_loadd(5, words + kTileRows * kTileWords, kTileBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      Call::multiply_second();
     }
   }
 };
 
-inline void linear(const TileCall &call) { linear<TileCall, TileBlocks>(call); }
+inline void linear(const TileCall &call) { linear<TileCall, TileBlocks<TileCall>>(call); }
 
 }  // namespace orca
 #endif

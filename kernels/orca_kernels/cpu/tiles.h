@@ -1,6 +1,7 @@
 // AMX tiles: registers of up to 16 rows of 64 bytes, in shapes that each thread configures. TDPBF16PS adds to each float of
 // a tile the products of a row of pairs of bfloat16 and a column of pairs, in an order that depends on nothing else.
-// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG and TDPBF16PS)
+// TDPBSUD adds to each integer the products of a row of signed bytes and a column of unsigned ones, four in a word.
+// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG, TDPBF16PS and TDPBSUD)
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -12,7 +13,7 @@
 
 namespace orca {
 
-constexpr int64_t kTileRows = 16, kTileWords = 16;  // of a tile; a word is a float or a pair of bfloat16
+constexpr int64_t kTileRows = 16, kTileWords = 16;  // of a tile; a word is a sum, two bfloat16 or four bytes
 constexpr int64_t kTileBytes = kTileWords * 4;      // of a tile's row
 
 // Operand of LDTILECFG.

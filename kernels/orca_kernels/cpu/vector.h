@@ -13,6 +13,15 @@ inline Floats load(const float *from) { return load_as<Floats>(from); }
 
 inline Floats load(const BFloat16 *from) { return reinterpreted<Floats>(widened(from) << 16); }
 
+// Loads `count` elements if they are fewer than sixteen; zeros follow them.
+template <typename T>
+inline Floats load_up_to(const T *from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  T elements[kLanes] = {};
+  std::memcpy(elements, from, count * sizeof(T));
+  return load(elements);
+}
+
 inline void store(float *to, Floats value) { store_as(to, value); }
 
 // Rounds to nearest, ties to even, like torch; NaN stays NaN. The instruction of x86 treats subnormal floats as zero.

@@ -40,8 +40,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=get_args(Quantization),
         default="none",
-        help="weight-only quantization while the weights are loaded, on CPUs: integers of eight or four bits, with a "
-        "scale per output and 128 inputs; not for a checkpoint that is quantised already (none)",
+        help="quantization while the weights are loaded, on CPUs: weights as integers of eight or four bits, with a "
+        "scale per output and 128 inputs, or (w8a8) weights and activations as integers of eight bits, with a scale "
+        "per output and per token; not for a checkpoint that is quantised already (none)",
     )
     parser.add_argument(
         "--kv-cache-dtype",

@@ -1,10 +1,11 @@
-"""compressed-tensors, which llm-compressor writes: weight-only integers. Imports no torch.
+"""compressed-tensors, which llm-compressor writes: integers of weights only, or of activations, too. Imports no torch.
 
 Tensors of a map in the format `pack-quantized`: `weight_packed` [outputs, inputs / n] int32 with n integers per word,
 each plus 2^(bits - 1), the last word padded; `weight_scale` [outputs, groups]; `weight_shape` [2], outputs and inputs;
 without symmetry `weight_zero_point` [outputs / n, groups], packed along the outputs; with act-order `weight_g_idx`
 [inputs], -1 if unused. In the format `int-quantized`: `weight` [outputs, inputs] int8, `weight_scale`, and without
-symmetry `weight_zero_point` [outputs, groups] int8.
+symmetry `weight_zero_point` [outputs, groups] int8. Activations that are quantised dynamically, row by row (w8a8), add
+no tensors.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ PACKED, BYTES = "pack-quantized", "int-quantized"
 STATUSES = ("compressed", "frozen")
 """Of published checkpoints: older ones are called frozen."""
 STRATEGIES = ("group", "channel", "tensor")
+STRATEGIES_OF_W8A8 = ("channel", "tensor")
 
 
-class WeightsFile(ModelFile):
-    """`weights` of a group of modules."""
+class NumbersFile(ModelFile):
+    """`weights` or `input_activations` of a group of modules."""
 
     num_bits: int
     type: str = "int"
@@ -54,8 +56,8 @@ class WeightsFile(ModelFile):
 class GroupFile(ModelFile):
     """A group of `config_groups`: modules that are quantised alike."""
 
-    weights: WeightsFile | None = None
-    input_activations: Any = None
+    weights: NumbersFile | None = None
+    input_activations: NumbersFile | None = None
     output_activations: Any = None
     format: str | None = None
 
@@ -85,10 +87,9 @@ class CompressedTensorsFile(ModelFile):
         return formats[0]
 
     def _group_format(self, field: str, group: GroupFile) -> WeightFormat:
-        for activations in ("input_activations", "output_activations"):
-            if getattr(group, activations):
-                raise refuse(f"{field}.{activations}", getattr(group, activations), "weight-only (null) is")
-        weights, name = group.weights, group.format or self.format
+        if group.output_activations:
+            raise refuse(f"{field}.output_activations", group.output_activations, "null is")
+        weights, name, activations = group.weights, group.format or self.format, group.input_activations
         if weights is None:
             raise ModelError(f"{field}.weights is missing")
         if name not in (PACKED, BYTES):
@@ -100,10 +101,12 @@ class CompressedTensorsFile(ModelFile):
         strategy = weights.strategy or ("channel" if weights.group_size in (None, WHOLE_ROW) else "group")
         if strategy not in STRATEGIES:
             raise refuse(f"{field}.weights.strategy", strategy, f"{', '.join(STRATEGIES)} are")
+        if activations is not None:
+            _check_w8a8(field, strategy, weights, activations, name)
         if strategy == "group" and weights.group_size is None:
             raise ModelError(f"{field}.weights.group_size is missing")
         group_size = weights.group_size if strategy == "group" and weights.group_size is not None else WHOLE_ROW
-        make = PackedFormat if name == PACKED else BytesFormat
+        make = W8A8Format if activations is not None else PackedFormat if name == PACKED else BytesFormat
         with errors_of(f"{field}.weights"):
             return make(
                 bits=weights.num_bits,
@@ -111,6 +114,30 @@ class CompressedTensorsFile(ModelFile):
                 symmetric=weights.symmetric,
                 per_tensor=strategy == "tensor",
             )
+
+
+def _check_w8a8(field: str, strategy: str, weights: NumbersFile, activations: NumbersFile, name: str) -> None:
+    """Raise ModelError unless weights and activations are symmetric integers of eight bits with scales per output and,
+    dynamically, per token. `strategy`, `name`: strategy and format of the weights.
+    """
+    place = f"{field}.input_activations"
+    for key, value, supported in (("type", activations.type, "int"), ("num_bits", activations.num_bits, 8)):
+        if value != supported:
+            raise refuse(f"{place}.{key}", value, f"{supported} is")
+    if activations.dynamic is not True:
+        raise refuse(f"{place}.dynamic", activations.dynamic, "true is (a scale for each token)")
+    if activations.strategy != "token":
+        raise refuse(f"{place}.strategy", activations.strategy, "token is")
+    for part, numbers in ((place, activations), (f"{field}.weights", weights)):
+        if not numbers.symmetric:
+            raise refuse(f"{part}.symmetric", numbers.symmetric, "true is, with quantised activations")
+    if weights.num_bits != 8:
+        raise refuse(f"{field}.weights.num_bits", weights.num_bits, "8 is, with quantised activations")
+    if strategy not in STRATEGIES_OF_W8A8:
+        supported = f"{' and '.join(STRATEGIES_OF_W8A8)} are, with quantised activations"
+        raise refuse(f"{field}.weights.strategy", strategy, supported)
+    if name != BYTES:
+        raise refuse("format", name, f"{BYTES} is, with quantised activations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +177,7 @@ class CompressedTensorsFormat(WeightFormat):
             zeros,
             self.group(part.inputs),
             groups_of_inputs(self, part, group_of, "weight_g_idx"),
+            self.integer_activations,
         )
 
 
@@ -209,3 +237,10 @@ class BytesFormat(CompressedTensorsFormat):
     def integers(self, part: MapPart, stored: Mapping[str, torch.Tensor]) -> StoredIntegers:
         """See WeightFormat."""
         return self.assembled(part, stored, stored["weight"].contiguous(), stored.get("weight_zero_point"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class W8A8Format(BytesFormat):
+    """Tensors of int-quantized whose maps quantise their input, too."""
+
+    integer_activations: ClassVar[bool] = True

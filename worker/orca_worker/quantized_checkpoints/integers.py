@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from orca_kernels.quantization import BITS, QuantizedWeight
+from orca_kernels.quantization import BITS, W8A8, WEIGHT_ONLY, QuantizedWeight
 
 from orca_worker.errors import ModelError
 from orca_worker.quantized_checkpoints.weight_format import OTHER_MODEL
@@ -28,6 +28,8 @@ class StoredIntegers:
     """Inputs of a group; the last one may be smaller."""
     group_of: torch.Tensor | None = None
     """[inputs] group of each input (act-order); None: the first `group` inputs are group 0, and so on."""
+    integer_activations: bool = False
+    """True if the map quantises its input, too; then it has neither zero points nor act-order."""
 
     def weight(self) -> QuantizedWeight:
         """Return the weight with the same values; the tensors are overwritten.
@@ -35,6 +37,8 @@ class StoredIntegers:
         Four bits with zero points become eight bits if a difference needs them. Raises ModelError for groups of other
         sizes, and for differences beyond eight bits.
         """
+        if self.integer_activations:
+            return QuantizedWeight(W8A8, self.numbers, self.scales.float(), self.group)
         order, numbers = None, self.numbers
         if self.group_of is not None:
             order = self._order(self.group_of)
@@ -47,7 +51,7 @@ class StoredIntegers:
                     raise ModelError(f"integers of eight bits less their zero points need nine bits: {OTHER_MODEL}")
                 part.copy_(difference)
         bits = 4 if self.bits == 4 and int(numbers.min()) >= -8 and int(numbers.max()) < 8 else 8
-        quantization = next(name for name in BITS if BITS[name] == bits)
+        quantization = next(name for name in WEIGHT_ONLY if BITS[name] == bits)
         return QuantizedWeight(quantization, numbers, self.scales.float(), self.group, order)
 
     def _order(self, group_of: torch.Tensor) -> torch.Tensor | None:

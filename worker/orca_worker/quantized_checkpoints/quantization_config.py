@@ -64,8 +64,7 @@ def check_use(weight_format: WeightFormat | None, quantization: Quantization, de
     """Raise ModelError if a checkpoint of this format cannot be served with these options."""
     if weight_format is None:
         return
-    own = f"int{weight_format.bits}"
-    if quantization not in ("none", own):
+    if quantization not in ("none", weight_format.quantization):
         raise ModelError(
             f"{FIELD}: the weights are quantised already ({weight_format.name}), which --quantization {quantization} "
             f"contradicts: leave the option out"

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from orca_kernels.interface import GROUP_MULTIPLE
+from orca_kernels.interface import GROUP_MULTIPLE, whole_group
 from orca_protos.model_files import quote
 from pydantic import Field
 
@@ -29,7 +29,7 @@ WORD_BITS = 32
 SUPPORTED_BITS = (4, 8)
 WHOLE_ROW = -1
 """Group size of config.json: all inputs of an output have one scale."""
-OTHER_MODEL = "serve the unquantised checkpoint with --quantization int8 or int4"
+OTHER_MODEL = "serve the unquantised checkpoint with --quantization int8, int4 or w8a8"
 
 GroupSize = Annotated[int, Field(ge=WHOLE_ROW, le=MAX_COUNT)]
 
@@ -78,6 +78,8 @@ class WeightFormat(ABC):
     """The tensor that every quantised map has, and no other."""
     optional: ClassVar[frozenset[str]] = frozenset()
     """The tensors that a quantised map may have."""
+    integer_activations: ClassVar[bool] = False
+    """True if maps quantise their input, row by row."""
 
     def __post_init__(self) -> None:
         if self.bits not in SUPPORTED_BITS:
@@ -90,7 +92,12 @@ class WeightFormat(ABC):
     @property
     def name(self) -> str:
         """For people, as "gptq int4"."""
-        return f"{self.method} int{self.bits}"
+        return f"{self.method} {self.quantization}"
+
+    @property
+    def quantization(self) -> str:
+        """The value of `--quantization` that gives such maps."""
+        return "w8a8" if self.integer_activations else f"int{self.bits}"
 
     @property
     def per_word(self) -> int:
@@ -110,7 +117,7 @@ class WeightFormat(ABC):
 
     def group(self, inputs: int) -> int:
         """Return the inputs with a common scale, a multiple of GROUP_MULTIPLE."""
-        return -(-inputs // GROUP_MULTIPLE) * GROUP_MULTIPLE if self.group_size == WHOLE_ROW else self.group_size
+        return whole_group(inputs) if self.group_size == WHOLE_ROW else self.group_size
 
     def num_groups(self, inputs: int) -> int:
         """Return the number of groups of an output; the last one may be smaller."""
