@@ -72,6 +72,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    structured_outputs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,14 @@ class EndedAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENDED_AS_STOP: _ClassVar[EndedAs]
     ENDED_AS_ABORT: _ClassVar[EndedAs]
 
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_GRAMMAR: _ClassVar[GrammarKind]
+
 class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ENGINE_STATE_UNSPECIFIED: _ClassVar[EngineState]
@@ -44,6 +52,11 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ENDED_AS_NOT_COUNTED: EndedAs
 ENDED_AS_STOP: EndedAs
 ENDED_AS_ABORT: EndedAs
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_GRAMMAR: GrammarKind
 ENGINE_STATE_UNSPECIFIED: EngineState
 ENGINE_STATE_LOADING: EngineState
 ENGINE_STATE_SERVING: EngineState
@@ -97,7 +110,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +119,7 @@ class Submission(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -114,7 +128,18 @@ class Submission(_message.Message):
     priority: int
     choices: Choices
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "field")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    field: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("group_id", "count", "num_tokens")

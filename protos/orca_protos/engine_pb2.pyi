@@ -262,7 +262,7 @@ class Admission(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission")
+    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,8 @@ class Iteration(_message.Message):
     NEW_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    MASKED_ROW_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     row: _containers.RepeatedScalarFieldContainer[int]
@@ -283,7 +285,15 @@ class Iteration(_message.Message):
     new_block: _containers.RepeatedScalarFieldContainer[int]
     sample: _containers.RepeatedScalarFieldContainer[bool]
     admission: _containers.RepeatedCompositeFieldContainer[Admission]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ...) -> None: ...
+    masked_row: _containers.RepeatedScalarFieldContainer[int]
+    masks: TokenMasks
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ...) -> None: ...
+
+class TokenMasks(_message.Message):
+    __slots__ = ("allowed",)
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    allowed: bytes
+    def __init__(self, allowed: _Optional[bytes] = ...) -> None: ...
 
 class StageTiming(_message.Message):
     __slots__ = ("sequence", "partition", "started_ns", "ended_ns", "graphs_refused")

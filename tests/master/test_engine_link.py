@@ -26,6 +26,7 @@ from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_protos import engine_pb2 as pb
@@ -287,16 +288,17 @@ def test_a_process_that_breaks_the_protocol_loses_its_link_alone(tmp_path, caplo
 
 
 def test_the_limit_of_a_message_follows_the_model():
-    """It admits the longest prompt with a bias for every token, whatever their sizes."""
+    """It admits the longest prompt with a bias for every token and the longest grammar, whatever their sizes."""
     status = EngineStatus(EngineState.SERVING, "", False, 5000, 3000, 3008, Progress(), 9, 999, Recovery())
     longest = replace(
         submission("x" * 100),
         prompt=(2**32 - 1,) * 3000,
         sampling=SamplingParameters(logit_bias=tuple((2**32 - 1, 1.5) for _ in range(5000))),
+        grammar=Grammar(GrammarKind.REGEX, "ä" * (MAX_GRAMMAR_BYTES // 2)),
     )
     size = len(encode_to_master(Submit(2**64 - 1, longest)))
     assert 0.4 < size / max_to_master_bytes(status) < 1
-    assert max_to_master_bytes(replace(status, vocabulary_size=0, max_model_len=0)) < 100_000
+    assert max_to_master_bytes(replace(status, vocabulary_size=0, max_model_len=0)) < 200_000
 
 
 def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):
@@ -363,7 +365,7 @@ def test_a_process_that_does_not_read_is_cut_off(tmp_path, monkeypatch, caplog):
         (EngineState.LOADING, {"max_gen_tokens": 10**30}, "max_tokens", "is not between 0 and"),
         (EngineState.SERVING, {"max_gen_tokens": 10**30}, "max_tokens", "exceed the model's context of 64 tokens"),
         (EngineState.SERVING, {"sampling": SamplingParameters(min_tokens=4294967296)}, "min_tokens", "4294967295"),
-        (EngineState.LOADING, {"prompt": (1,) * 10**5}, None, "the limit is "),
+        (EngineState.LOADING, {"prompt": (1,) * 10**6}, None, "the limit is "),
     ],
 )
 def test_a_request_that_the_link_cannot_carry_is_refused_alone(tmp_path, state, change, field, message):

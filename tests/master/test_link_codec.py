@@ -36,6 +36,7 @@ from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
+from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
 from orca_protos import engine_link_pb2 as pb
@@ -79,6 +80,8 @@ submissions = build(
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
     cache_salt=texts,
+    grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts),
+    constraint=st.none(),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -199,7 +202,8 @@ def test_a_message_from_the_master_survives_the_wire(message):
 @pytest.mark.parametrize("cls", CARRIED)
 def test_the_wire_carries_every_field(cls):
     """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
-    absent = {"generated"} if cls is Submission else set()  # only a journal has it, and API processes have none
+    # Only a journal has `generated`, and API processes have none; the master sets `constraint`.
+    absent = {"generated", "constraint"} if cls is Submission else set()
     assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls]) | absent
 
 
@@ -212,6 +216,7 @@ def test_the_wire_has_every_member_of_an_enumeration():
     for members, kind, prefix in (
         (EngineState, pb.EngineState, "ENGINE_STATE_"),
         (FinishReason, pb.FinishReason, "FINISH_REASON_"),
+        (GrammarKind, pb.GrammarKind, "GRAMMAR_KIND_"),
     ):
         assert {f"{prefix}{member.name}" for member in members} | {f"{prefix}UNSPECIFIED"} == set(kind.keys())
     raised = {cls for cls in vars(errors).values() if isinstance(cls, type) and cls is not errors.ConfigurationError}

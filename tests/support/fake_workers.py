@@ -36,6 +36,12 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def allowed_token(token: int, mask: bytes) -> int:
+    """Return the first token from `token` on, around the end of the vocabulary, that a mask allows."""
+    candidates = ((token + step) % VOCABULARY for step in range(VOCABULARY))
+    return next(entry for entry in candidates if mask[entry // 8] >> entry % 8 & 1)
+
+
 class FakeWorkers:
     """See PipelineWorkers. `lose` simulates a fault, `depart` a signal to a worker.
 
@@ -58,6 +64,7 @@ class FakeWorkers:
         self._refusal = refusal
         self._sequence = 0
         self._queue: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
+        self._masks: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._lost = asyncio.Event()
         self._reported: list[WorkerLostError] = []
 
@@ -78,6 +85,9 @@ class FakeWorkers:
         self._sequence += 1
         self._queue.put_nowait((self._sequence, batch))
         return self._sequence
+
+    def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
+        self._masks.put_nowait((sequence, masks.allowed))
 
     async def serve(self, receiver: PipelineReceiver) -> None:
         self.receiver = receiver
@@ -121,7 +131,7 @@ class FakeWorkers:
             sequence, batch = await self._queue.get()
             while self.hangs:
                 await asyncio.sleep(0.001)
-            tokens = []
+            tokens, masked = [], iter(await self._masks_of(sequence, batch))
             for scheduled in batch.requests:
                 if scheduled.samples:
                     request = scheduled.request
@@ -131,9 +141,21 @@ class FakeWorkers:
                     length = scheduled.context_length + scheduled.num_tokens
                     assert len(known) >= length, "an iteration has input tokens that have not been sampled"
                     tokens.append(next_token(known[:length]))
+                    if request.constraint is not None:
+                        tokens[-1] = allowed_token(tokens[-1], next(masked))
                     pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
             await asyncio.sleep(0)
             on_result(pb.IterationResult(sequence=sequence, token=tokens))
+
+    async def _masks_of(self, sequence: int, batch: Batch) -> list[bytes]:
+        """Wait for the masks of an iteration, one for each request that samples a token of a grammar."""
+        if not batch.masked:
+            return []
+        masked, allowed = await self._masks.get()
+        assert masked == sequence, "masks come in the order of the iterations"
+        width = -(-VOCABULARY // 32) * 4
+        assert len(allowed) == width * len(batch.masked)
+        return [allowed[start : start + width] for start in range(0, len(allowed), width)]
 
 
 class Cluster:

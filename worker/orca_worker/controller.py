@@ -211,7 +211,10 @@ class Controller(WorkerServicer):
         try:
             with epoch.until_over():
                 while (iteration := await context.read()) is not grpc.aio.EOF:
-                    epoch.accept(iteration)
+                    if iteration.HasField("masks"):
+                        epoch.accept_masks(iteration)
+                    else:
+                        epoch.accept(iteration)
                     self._ranks.send(pb.RankCommand(iteration=iteration.SerializeToString()))
                     await epoch.forward(iteration)
         except FaultError as error:

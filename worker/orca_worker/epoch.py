@@ -49,10 +49,18 @@ class Epoch:
             raise FaultError(self._own_fault(message, pb.FAULT_KIND_CAUSE))
         self.last_sequence = iteration.sequence
 
+    def accept_masks(self, message: pb.Iteration) -> None:
+        """Check that masks belong to an iteration of this epoch; raise EpochError or FaultError."""
+        if message.epoch != self.number:
+            raise EpochError(f"masks of epoch {message.epoch} in epoch {self.number}")
+        if message.sequence > self.last_sequence:
+            error = f"masks of iteration {message.sequence} arrived, the last one is {self.last_sequence}"
+            raise FaultError(self._own_fault(error, pb.FAULT_KIND_CAUSE))
+
     async def forward(self, iteration: pb.Iteration) -> None:
-        """Forward an iteration; on the last partition, queue its Ack, because all partitions have queued it now."""
+        """Forward an iteration or masks; the last partition queues an iteration's Ack: all partitions have it now."""
         if self._next_hop is None:
-            if not self._alone:
+            if not self._alone and not iteration.HasField("masks"):
                 self.acks.put_nowait(self._ack(iteration.sequence))
             return
         try:

@@ -1,10 +1,11 @@
-"""Log probabilities of the model's logits, without penalties, for the requests that want them.
+"""Log probabilities of the model's logits, masked but without penalties, for the requests that want them.
 
 `logprob_tensors` computes them on the device, `logprob_messages` makes the messages when they are on the host.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,14 +43,18 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
 
 
 def logprob_messages(tensors: Sequence[torch.Tensor], rows: SamplingRows) -> list[pb.Logprobs]:
-    """Return the messages of `logprob_tensors` on the host, each with as many tokens as its row wants."""
+    """Return the messages of `logprob_tensors` on the host, each with as many tokens as its row wants.
+
+    Tokens that a mask forbids are left out.
+    """
     if not tensors:
         return []
     wanted = np.flatnonzero(rows.logprobs >= 0)
     counts = rows.logprobs[wanted].tolist()
     return [
-        pb.Logprobs(index=place, sampled=sampled, token=tokens[:count], logprob=values[:count])
+        pb.Logprobs(index=place, sampled=sampled, token=tokens[:kept], logprob=values[:kept])
         for place, count, sampled, values, tokens in zip(
             wanted.tolist(), counts, *(tensor.tolist() for tensor in tensors), strict=True
         )
+        for kept in [sum(value != -math.inf for value in values[:count])]
     ]

@@ -68,22 +68,22 @@ class Rank:
         self._ended_epoch = 0
         """Iterations up to this epoch are ignored: a neighbour is lost, or a later epoch is about to be prepared."""
 
-    def decode(self, command: pb.RankCommand) -> Command:
-        """Decode a command on the reader thread, which posts receives early and frees threads that wait."""
+    def decode(self, command: pb.RankCommand) -> Command | None:
+        """Decode a command on the reader thread, which posts receives early, keeps masks and frees waiting threads."""
         stage = self._stage  # the main thread may set it to None meanwhile
         kind = command.WhichOneof("command")
         if kind == "prepare" and stage is not None:
             self._ended_epoch = command.prepare.epoch - 1
             self._replies.discard()
-            stage.abandon()
         if kind != "iteration" or stage is None:
+            if stage is not None:
+                stage.abandon(kind)
             return command
         iteration = pb.Iteration.FromString(command.iteration)
         try:
-            stage.expect(iteration)
+            return iteration if stage.expect(iteration) else None
         except NeighbourError as error:
             return error
-        return iteration
 
     def handle(self, command: Command) -> None:
         """Run one command; raise the error that ends this rank."""
@@ -266,8 +266,8 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
                 rank.answer(command)
             elif command.HasField("ping"):
                 rank.pong(command)
-            else:
-                commands.put(rank.decode(command))
+            elif (decoded := rank.decode(command)) is not None:
+                commands.put(decoded)
         code = 0
     except BaseException as error:
         rank.report(error)

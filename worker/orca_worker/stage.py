@@ -30,6 +30,7 @@ from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.sampling import sample
+from orca_worker.token_masks import TokenMasks
 from orca_worker.torch_import import complete_torch
 from orca_worker.warm_up import warm_up_iterations
 
@@ -85,10 +86,11 @@ class Stage:
             self._data_plane.close()
         self._data_plane = None
 
-    def abandon(self) -> None:
-        """End a wait of the main thread for another rank; from any thread."""
-        plane = self._data_plane  # the main thread may leave the group meanwhile
-        if plane is not None:
+    def abandon(self, command: str | None) -> None:
+        """End the waits of the main thread that a cold command makes pointless; from any thread."""
+        if command in ("prepare", "unload", "load"):
+            self.masks.end()
+        if command == "prepare" and (plane := self._data_plane) is not None:  # the main thread may leave the group
             plane.abandon()
 
     def form(self, request: pb.FormRequest, ask: Callable[[pb.RendezvousRequest], pb.RendezvousReply]) -> None:
@@ -160,14 +162,17 @@ class Stage:
         if self._request.deterministic:
             self._self_test(num_blocks)
 
-    def expect(self, iteration: pb.Iteration) -> None:
+    def expect(self, iteration: pb.Iteration) -> bool:
         """Post the receive of an iteration's activations while another iteration is computed.
 
-        Call in the order of `execute`, from any thread.
+        Returns False for masks, which are kept. Call in the order of `execute`, from any thread.
         """
+        if self.masks.keep(iteration):
+            return False
         plane = self._data_plane  # the main thread may leave the group meanwhile
         if not self._first and plane is not None and plane.posts_ahead:
             self._post(plane, iteration)
+        return True
 
     @torch.inference_mode()
     def execute(self, iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
@@ -215,6 +220,7 @@ class Stage:
         logits = self._model.logits(output)
         tokens, wanted = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device), []
         if self._group.rank == 0:  # only rank 0 has all columns
+            self.masks.apply(logits, iteration)
             tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
             wanted = logprob_tensors(logits, tokens, batch.sampling)
         on_host = self._host_copies.start(tokens, *wanted)
@@ -262,6 +268,7 @@ class Stage:
         self_test(run, self._config.vocabulary_size, self._max_model_len, num_blocks)
 
     def _reset_rows(self) -> None:
+        self.masks = TokenMasks(self._last and self._group.rank == 0)
         self._rows = RowTable(self._max_model_len, self._device)
         self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.engine_client import EngineStatus
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 
 MAX_FROM_MASTER_BYTES = 64 << 20
 """Maximum frame from the master: the metrics, or MAX_OUTPUTS outputs with their errors or log probabilities."""
@@ -20,11 +21,11 @@ MAX_UNREAD_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _TOKEN_BYTES = 5
 _BIAS_BYTES = _TOKEN_BYTES + 8
-_OTHER_BYTES = 64 << 10
+_OTHER_BYTES = (64 << 10) + MAX_GRAMMAR_BYTES
 
 
 def max_to_master_bytes(status: EngineStatus) -> int:
-    """Return the maximum frame to the master: a prompt as long as the context, with a bias for every token."""
+    """Return the maximum frame to the master: a prompt as long as the context, a bias for every token, a grammar."""
     return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
 
 

@@ -10,6 +10,7 @@ from orca_protos import engine_pb2
 
 from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.messages import Choices, Output, Submission
+from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
@@ -22,6 +23,13 @@ _REASONS = {
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
     FinishReason.FAULT: pb.FINISH_REASON_FAULT,
 }
+_GRAMMARS = {
+    GrammarKind.JSON: pb.GRAMMAR_KIND_JSON,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
+    GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
+}
+_GRAMMAR_OF_NUMBER: dict[int, GrammarKind] = {number: kind for kind, number in _GRAMMARS.items()}
 _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}
 
 
@@ -47,6 +55,9 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     except ValueError as error:
         raise ValueOutOfRangeError("stop_token_ids", "a token id does not fit into 64 bits") from error
     submission.sampling.fill(message.sampling)
+    if (grammar := submission.grammar) is not None:
+        message.grammar.kind = _GRAMMARS[grammar.kind]
+        message.grammar.text, message.grammar.field = text(grammar.text, len(grammar.text)), grammar.field
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -64,7 +75,14 @@ def submission_of(message: pb.Submission) -> Submission:
         priority=message.priority,
         choices=_choices_of(message.choices) if message.HasField("choices") else None,
         cache_salt=message.cache_salt,
+        grammar=_grammar_of(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _grammar_of(message: pb.Grammar) -> Grammar:
+    if message.kind not in _GRAMMAR_OF_NUMBER:
+        raise LinkError(f"unknown kind of grammar {message.kind}")
+    return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field)
 
 
 def _choices_of(message: pb.Choices) -> Choices:
@@ -133,6 +151,6 @@ def _copy(logprobs: engine_pb2.Logprobs) -> engine_pb2.Logprobs:
     return copy
 
 
-def text(message: str) -> str:
+def text(message: str, limit: int = MAX_TEXT) -> str:
     """Make a text valid for a string field: UTF-8 of limited length."""
-    return message[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+    return message[:limit].encode("utf-8", "backslashreplace").decode()

@@ -32,6 +32,8 @@ from orca_master.bodies.lengths import (
     check_text,
     within_context,
 )
+from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
+from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 MAX_COUNT = 10**9
@@ -143,6 +145,8 @@ class GenerationRequest(Body):
     stream_options: StreamOptions | None = None
     user: Name | None = None
     cache_salt: Name | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("stop")
     @classmethod
@@ -157,7 +161,13 @@ class GenerationRequest(Body):
             raise ValueError("best_of: other than n is not supported")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream: true")
+        grammar_of(self.response_format, self.structured_outputs)
         return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answers must match, None for any text."""
+        return grammar_of(self.response_format, self.structured_outputs)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -252,12 +262,6 @@ Messages = Annotated[
 ]
 
 
-class ResponseFormat(Body):
-    """`response_format`: only text is supported."""
-
-    type: Literal["text"]
-
-
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -268,7 +272,6 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
-    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatCompletionRequest:

@@ -140,6 +140,7 @@ class Generator:
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
         choices = []
+        grammar = body.grammar
         count = len(prompts) * body.n
         num_tokens = sum(map(len, prompts)) * body.n + count * max_tokens
         group = Choices(request_id, count, num_tokens) if count > 1 else None
@@ -159,6 +160,7 @@ class Generator:
                 body.priority,
                 choices=group,
                 cache_salt=salt,
+                grammar=grammar,
             )
             decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
             choices.append(Choice(index, submission, decoder))

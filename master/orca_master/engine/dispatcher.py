@@ -18,6 +18,7 @@ from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver
 from orca_master.engine.pipeline_set import PipelineSet
 from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.engine.token_masks import TokenMasks
 from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.scheduler import Scheduler
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Sends the iterations of `scheduler` to the serving pipelines of `pipelines`.
 
-    `expected_wait` and `observer` learn of each iteration, `losses` of the requests of one that could not be sent.
+    `expected_wait`, `masks` and `observer` learn of each iteration, `losses` of the requests of one that could not be
+    sent.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Dispatcher:
         pipelines: PipelineSet,
         expected_wait: ExpectedWait,
         losses: Losses,
+        masks: TokenMasks,
         observer: EngineObserver,
         config: EngineConfig,
     ) -> None:
@@ -44,6 +47,7 @@ class Dispatcher:
         self._pipelines = pipelines
         self._expected_wait = expected_wait
         self._losses = losses
+        self._masks = masks
         self._observer = observer
         # The rank that sampled a token reads it as input: only with one partition.
         self._looks_ahead = config.lookahead and scheduler.config.n_workers == 1
@@ -86,7 +90,10 @@ class Dispatcher:
                 batch, now = self._scheduler.dispatch(supervisor.id, proposal), time.monotonic()
                 _note_admissions(batch, now)
                 self._expected_wait.note_sent(batch, now)
-                self._observer.on_dispatch(supervisor.send(batch), batch)
+                sequence = supervisor.send(batch)
+                self._masks.note_sent(supervisor, sequence, batch)
+                self._masks.advance(supervisor)
+                self._observer.on_dispatch(sequence, batch)
             if proposal.preempted:
                 self._observer.on_preemption(len(proposal.preempted))
         except Exception as error:

@@ -41,6 +41,7 @@ from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.pipeline_set import NO_PIPELINES, PipelineSet
 from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.engine.token_masks import TokenMasks
 from orca_master.engine.workers import MakeWorkers
 from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.scheduling.batch import Batch
@@ -74,10 +75,10 @@ class EngineMaster:
         self.begin_drain = self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
-        self.demand = Demand(self._requests)
-        self._losses = Losses(self.scheduler, self._requests.fail_alone)
-        expected_wait = self._admission.expected_wait
-        self._dispatcher = Dispatcher(self.scheduler, self._pipelines, expected_wait, self._losses, observer, config)
+        self.demand, self._losses = Demand(self._requests), Losses(self.scheduler, self._requests.fail_alone)
+        self._masks = TokenMasks(self._requests.fail_constrained)
+        shared = self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, self._masks
+        self._dispatcher = Dispatcher(*shared, observer, config)
         self._num_iterations, self._progressed_at = 0, self.snapshot.progressed_at
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
@@ -221,6 +222,7 @@ class EngineMaster:
         self._num_iterations += 1
         self._progressed_at = time.monotonic()
         outputs = self._requests.commit(batch, result)
+        self._masks.advance(supervisor)
         self._dispatch()
         if outputs:
             self._deliver(outputs)
@@ -228,11 +230,12 @@ class EngineMaster:
     def on_lost(self, supervisor: PipelineSupervisor, reason: str) -> None:
         """Remove the pipeline from the scheduler; its requests return to the pool."""
         self._pipelines.remove_serving(supervisor)
+        self._masks.forget(supervisor.id)
         self._losses.note(supervisor.id, self.scheduler.computing(supervisor.id))
         self._admission.expected_wait.note_lost(supervisor.id)
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
-            # The lost pipeline may have been the largest. Requests that need it wait as long as it is expected back.
+            # The lost pipeline may have been the largest: requests that need it wait as long as it is expected back.
             self._refuse_misfits_now_and_later()
         elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"

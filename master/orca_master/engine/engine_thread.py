@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orca_contract.state import EngineState
 from orca_contract.topology import Topology
@@ -24,6 +25,8 @@ from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
 from orca_master.engine.progress import Progress
+from orca_master.scheduling.constraint import Grammar
+from orca_master.text.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class EngineThread(EngineClient):
         self.config = config
         self.draining = False
         self._metrics = metrics
+        self.grammars = GrammarCompiler(Path(topology.model.path), metrics.on_grammar)
         self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
@@ -120,7 +124,8 @@ class EngineThread(EngineClient):
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
         self._thread.start()
-        await self._on_engine(self.engine.start)
+        # Beside the loading of the weights, because it holds the interpreter lock.
+        await asyncio.gather(self._on_engine(self.engine.start), self.grammars.prepare())
 
     async def failure(self) -> str:
         """Wait until the engine has failed; return the reason."""
@@ -135,6 +140,7 @@ class EngineThread(EngineClient):
             await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:
             logger.error("the engine did not stop within %.0f s: its thread is abandoned", STOP_SECONDS)
+        await self.grammars.close()
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
         self._thread.join(timeout=JOIN_SECONDS)
 
@@ -170,6 +176,8 @@ class EngineThread(EngineClient):
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
+        if submission.grammar is not None:
+            return self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
         accepted: asyncio.Future[None] = self._own_loop.create_future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
         return accepted
@@ -190,6 +198,15 @@ class EngineThread(EngineClient):
     def _run(self) -> None:
         self._engine_loop.run_forever()
         self._engine_loop.run_until_complete(_cancel_others())
+
+    async def _submit_constrained(self, submission: Submission, grammar: Grammar) -> None:
+        """Submit a request when its grammar is compiled, unless the caller has released the request meanwhile."""
+        vocabulary_size = self.engine.snapshot.vocabulary_size
+        constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated or ())
+        if submission.request_id in self._streams:
+            accepted: asyncio.Future[None] = self._own_loop.create_future()
+            self._engine_loop.call_soon_threadsafe(self._submit, replace(submission, constraint=constraint), accepted)
+            await accepted
 
     def _submit(self, submission: Submission, accepted: asyncio.Future[None]) -> None:
         """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""

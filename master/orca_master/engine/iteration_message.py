@@ -23,6 +23,8 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.num_new_blocks.append(len(scheduled.new_blocks))
         iteration.new_block.extend(scheduled.new_blocks)
         iteration.sample.append(scheduled.samples)
+        if scheduled.samples and scheduled.request.constraint is not None:
+            iteration.masked_row.append(scheduled.row)
         if scheduled.admitted:
             request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
             _fill(admission, request)
@@ -48,5 +50,5 @@ def _fill(admission: pb.Admission, request: Request) -> None:
     """Fill the message with the parameters that workers need for an admitted request."""
     admission.prompt_length = len(request.prompt)
     request.sampling.fill(admission.sampling)
-    if request.sampling.min_tokens:
+    if request.sampling.min_tokens and request.constraint is None:  # else the masks ban them (token_masks.py)
         admission.banned_token.extend(request.stop_token_ids)

@@ -75,6 +75,7 @@ class LiveRequests:
             time.monotonic(),
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
+            constraint=submission.constraint,
         )
         check_encodes(request)
         self._check(request)
@@ -120,8 +121,10 @@ class LiveRequests:
                 self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
             reason = request.finish_reason
             num_cached = request.num_cached if is_first else 0
+            # The only other reasons are those of a complete answer.
+            error = request.constraint.error if reason is FinishReason.FAULT and request.constraint else None
             outputs.append(
-                Output(request.request_id, request.generated[-1], reason, None, logprobs.get(index), num_cached)
+                Output(request.request_id, request.generated[-1], reason, error, logprobs.get(index), num_cached)
             )
             if reason is not None:
                 self._admission.expected_wait.note_end(request)
@@ -140,6 +143,10 @@ class LiveRequests:
         """Fail a live request on which workers failed while nothing else was computed."""
         message = f"request {request.request_id}: workers failed on it again and again, at last alone: {cause}"
         self._fail([request], message, FinishReason.FAULT)
+
+    def fail_constrained(self, request: Request, error: str) -> None:
+        """Fail a live request whose grammar allows no next token."""
+        self._fail([request], error, FinishReason.FAULT)
 
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""

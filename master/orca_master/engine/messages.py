@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from orca_protos import engine_pb2 as pb
 
 from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.constraint import Constraint, Grammar
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
@@ -31,6 +32,7 @@ class Submission:
 
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
+    `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class Submission:
     generated: Sequence[int] | None = None
     choices: Choices | None = None
     cache_salt: str = ""
+    grammar: Grammar | None = None
+    constraint: Constraint | None = None
 
 
 class Output(NamedTuple):
@@ -84,6 +88,9 @@ class RequestMetrics(Protocol):
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
         """Record the end of a request."""
+
+    def on_grammar(self, result: str) -> None:
+        """Record a request with a grammar that was "compiled", "cached" (compiled before) or "refused"."""
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

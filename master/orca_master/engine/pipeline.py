@@ -203,6 +203,10 @@ class Pipeline:
         self._sequence = sequence
         return sequence
 
+    def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
+        """Queue the masks of an iteration that was sent before. Never blocks."""
+        self._outgoing.put_nowait(pb.Iteration(epoch=self.epoch, sequence=sequence, masks=masks))
+
     async def serve(self, receiver: PipelineReceiver) -> None:
         """Transfer iterations and results until a worker reports a fault or is lost (see `reported`).
 

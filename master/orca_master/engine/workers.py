@@ -46,6 +46,9 @@ class PipelineWorkers(Protocol):
     def send(self, batch: Batch) -> int:
         """See Pipeline.send."""
 
+    def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
+        """See Pipeline.send_masks."""
+
     async def serve(self, receiver: PipelineReceiver) -> None:
         """See Pipeline.serve."""
 

@@ -27,6 +27,9 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
 
 
+GRAMMAR_RESULTS = ("compiled", "cached", "refused")
+
+
 class Metrics:
     """One registry; an `EngineObserver`. Every metric has the label `model_name`."""
 
@@ -70,6 +73,14 @@ class Metrics:
         self._batch_size = self._histogram("iteration_batch_size", "Requests per iteration", BATCHES)
         self._batch_tokens = self._histogram("iteration_tokens_total", "Tokens per iteration", TOKENS)
         self._stages = StageMetrics(self.registry, model_name)
+        self._grammars = Counter(
+            "orca:grammars",
+            "Grammars of requests with structured output: compiled, found in the cache, or refused",
+            ["model_name", "result"],
+            registry=self.registry,
+        )
+        for result in GRAMMAR_RESULTS:
+            self._grammars.labels(model_name, result)
 
     def watch(self, engine: EngineMaster) -> None:
         """Add the gauges of `engine`."""
@@ -127,6 +138,10 @@ class Metrics:
         self._request_output.observe(generated)
         if generated > 1:
             self._per_token.observe(since_first_token / (generated - 1))
+
+    def on_grammar(self, result: str) -> None:
+        """See RequestMetrics."""
+        self._grammars.labels(self._model_name, result).inc()
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """See EngineObserver."""

@@ -46,6 +46,16 @@ class ScheduledRequest:
     admitted: bool
     samples: bool
 
+    @property
+    def is_stale(self) -> bool:
+        """True if the result will be ignored: the request was rewound or has ended."""
+        return self.incarnation != self.request.incarnation
+
+    @property
+    def is_known(self) -> bool:
+        """True if the master knows all input tokens, or does not need them any more."""
+        return self.is_stale or self.request.num_tokens >= self.context_length + self.num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -56,3 +66,8 @@ class Batch:
     cache_use: CacheUse = field(default_factory=CacheUse)
     is_full: bool = False
     """See Proposal."""
+
+    @property
+    def masked(self) -> tuple[ScheduledRequest, ...]:
+        """The requests that sample a token of a grammar."""
+        return tuple(entry for entry in self.requests if entry.samples and entry.request.constraint is not None)

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from orca_master.scheduling.constraint import Constraint
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 LOSSES_BEFORE_ALONE = 2
@@ -41,7 +42,8 @@ class Request:
     """One request, waiting or admitted.
 
     `arrival` is the position in the order of arrival, unique in a pool. `max_gen_tokens` is at least 1.
-    Generation ends at a token of `stop_token_ids` (kept as the last generated token) or after `max_gen_tokens`.
+    Generation ends at a token of `stop_token_ids` (kept as the last generated token), when the grammar is complete, or
+    after `max_gen_tokens`.
     """
 
     request_id: str
@@ -73,6 +75,8 @@ class Request:
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
+    constraint: Constraint | None = None
+    """The state of `generated` in the request's grammar, None without one."""
     block_keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
@@ -143,7 +147,13 @@ class Request:
         """Append a sampled token and set `finish_reason` if the token is the last."""
         self.generated.append(token)
         self.num_losses = 0
+        if self.constraint is not None:
+            self.constraint.accept(token)
         if token in self.stop_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.constraint is not None and self.constraint.error:
+            self.finish_reason = FinishReason.FAULT
+        elif self.constraint is not None and self.constraint.is_complete:
             self.finish_reason = FinishReason.STOP
         elif len(self.generated) == self.max_gen_tokens:
             self.finish_reason = FinishReason.LENGTH

@@ -19,7 +19,8 @@ from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, c
 from pydantic import BaseModel, ConfigDict, Field
 
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES, LENGTH_BYTES, encode_frame
+from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
+from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES
 
 if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
     from orca_master.bodies.openai_requests import ChatMessage

@@ -24,13 +24,14 @@ from typing import Any, BinaryIO
 import jinja2
 import jinja2.sandbox
 
+from orca_master.text.process_frames import encode_frame, read_content
+
 CPU_SECONDS = 2.0
 CPU_SECONDS_PER_MEBIBYTE = 0.5
 """Added to CPU_SECONDS per MiB of a frame, for long conversations."""
 MEMORY_BYTES = 512 << 20
 """Limit of the address space, which fits frames of the largest bodies and their rendered text."""
 FRAME_BYTES = 256 << 20
-LENGTH_BYTES = 4
 NOT_FOR_TEMPLATES = ("lipsum",)
 """Jinja globals that are removed, because exploits use the attributes of such functions."""
 
@@ -79,22 +80,11 @@ def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer |
 
 def read_frame(file: BinaryIO) -> dict[str, Any] | None:
     """Return the next frame, None at the end of the input."""
-    head = file.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
+    if (content := read_content(file)) is None:
         return None
-    size = int.from_bytes(head, "big")
-    content = file.read(size)
-    if len(content) < size:
-        return None
-    _limit_processor_time(CPU_SECONDS + CPU_SECONDS_PER_MEBIBYTE * size / (1 << 20))
+    _limit_processor_time(CPU_SECONDS + CPU_SECONDS_PER_MEBIBYTE * len(content) / (1 << 20))
     frame: dict[str, Any] = json.loads(content)
     return frame
-
-
-def encode_frame(value: dict[str, Any]) -> bytes:
-    """Return the bytes of a frame; lone surrogates stay escapes."""
-    content = json.dumps(value).encode("ascii")
-    return len(content).to_bytes(LENGTH_BYTES, "big") + content
 
 
 def _limit_processor_time(seconds: float) -> None:

@@ -55,7 +55,7 @@ class TextCodec:
             pass
         except FileError as error:
             raise ConfigurationError(str(error)) from error
-        self.stop_token_ids = _stop_token_ids(model_path)
+        self.stop_token_ids = stop_token_ids(model_path)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -143,7 +143,7 @@ def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str)
         raise
 
 
-def _stop_token_ids(model_path: Path) -> frozenset[int]:
+def stop_token_ids(model_path: Path) -> frozenset[int]:
     """Return the end-of-sequence ids of generation_config.json, else of config.json, as transformers does."""
     for name in ("generation_config.json", "config.json"):
         try:

@@ -1,0 +1,50 @@
+"""`Grammar`: what an answer must match, as the client sent it; `Constraint`: the state of one answer in its grammar."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Maximum length of a grammar's text in UTF-8."""
+
+
+class GrammarKind(enum.Enum):
+    """Language of a grammar's text."""
+
+    JSON = "json"
+    """A JSON schema."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A list of strings as JSON."""
+    GRAMMAR = "grammar"
+    """A context-free grammar in Lark's or GBNF's syntax."""
+
+    @property
+    def noun(self) -> str:
+        """The name in errors."""
+        return {"json": "schema", "regex": "regular expression", "choice": "list"}.get(self.value, "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar of at most MAX_GRAMMAR_BYTES. `field`: the field of the client's request, which errors name."""
+
+    kind: GrammarKind
+    text: str
+    field: str = field(default="structured_outputs", compare=False)
+
+
+class Constraint(Protocol):
+    """The tokens of one answer so far, in its grammar. Used on the engine's loop, and by TokenMasks on its thread."""
+
+    error: str
+    """Why the grammar allows no further token although it is not complete; "" if it allows some."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no token but an end of sequence may follow."""
+
+    def accept(self, token: int) -> None:
+        """Append a token that the mask allowed; set `error` if the grammar does not."""

@@ -1,0 +1,170 @@
+"""`GrammarCompiler`: from a client's grammar to the matcher of an answer, with bounded time, memory and cache.
+
+A new grammar is compiled twice: first in a process that can be killed (grammar_process.py), which refuses what is
+invalid, slow or large, and then on a thread of the master, where llguidance releases the interpreter lock. Copies of a
+compiled grammar cost microseconds, so all answers to it, also of later requests, begin with a copy from the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
+from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
+from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
+from orca_master.text.token_matcher import TokenMatcher
+
+MAX_CACHED = 64
+"""Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
+MAX_WAITING = 256
+"""Maximum number of requests that wait for the process."""
+WALL_SECONDS = 60.0
+"""Timeout of an exchange with the process, whose own limit is of processor time: reached only on a stalled machine."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokenizer of `model_path`. Used on one event loop, after `prepare`.
+
+    `note` is called with "compiled", "cached" or "refused" for each request.
+    """
+
+    def __init__(self, model_path: Path, note: Callable[[str], object]) -> None:
+        self._model_path = model_path
+        self._note = note
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._tokenizer: LLTokenizer | None = None
+        self._unusable = "the model is not loaded yet"
+        """Why there is no `_tokenizer`."""
+        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def prepare(self) -> None:
+        """Load the tokenizer, before requests are served: that holds the interpreter lock."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._tokenizer = await loop.run_in_executor(self._thread, load_tokenizer, self._model_path)
+        except Exception as error:  # only structured output needs this tokenizer, and a model's files are untrusted
+            self._unusable = str(error) or type(error).__name__
+
+    async def compile(self, grammar: Grammar, vocabulary_size: int, tokens: Sequence[int] = ()) -> TokenMatcher:
+        """Return a matcher to which `tokens` are appended.
+
+        Raises RequestError for a grammar that cannot be compiled, QueueFullError if too many requests wait, and
+        EngineUnavailableError if no process can be started.
+        """
+        if self._tokenizer is None:
+            raise RequestError(f"{grammar.field}: {self._unusable}", grammar.field)
+        if (size := self._tokenizer.vocab_size) != vocabulary_size:
+            message = f"{grammar.field}: the model has {vocabulary_size} tokens and its tokenizer {size}"
+            raise RequestError(message, grammar.field)
+        matcher = self._cache.get(grammar)
+        if matcher is None:
+            matcher = await self._compile_anew(grammar, self._tokenizer)
+        else:
+            self._note("cached")
+        self._cache[grammar] = matcher
+        self._cache.move_to_end(grammar)
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        copy = matcher.deep_copy()
+        if not tokens:
+            return TokenMatcher(copy)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, copy, tokens)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._end()
+        self._thread.shutdown(wait=False)
+
+    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+        if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
+            raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled, the limit is {MAX_WAITING}")
+        self._num_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._num_waiting -= 1
+        # Shielded: cancelling the exchange would leave its answer in the pipe for the next request.
+        compiling = asyncio.create_task(self._compile_in_turn(grammar, tokenizer))
+        compiling.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(compiling)
+
+    async def _compile_in_turn(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+        if (present := self._cache.get(grammar)) is not None:  # an equal grammar was in turn before
+            self._note("cached")
+            return present
+        answer = await self._exchange({"kind": grammar.kind.value, "text": grammar.text})
+        if "grammar" not in answer:
+            beyond = f"it needs more than {CPU_SECONDS:g} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
+            raise self._refusal(grammar, str(answer.get("error", beyond))[:1000])
+        loop = asyncio.get_running_loop()
+        matcher = await loop.run_in_executor(self._thread, compiled, tokenizer, answer["grammar"])
+        if matcher.is_error():  # the process had the same tokenizer and limits
+            raise self._refusal(grammar, matcher.get_error()[:1000])
+        self._note("compiled")
+        return matcher
+
+    def _refusal(self, grammar: Grammar, reason: str) -> RequestError:
+        self._note("refused")
+        return RequestError(f"{grammar.field}: the {grammar.kind.noun} cannot be compiled: {reason}", grammar.field)
+
+    async def _exchange(self, frame: dict[str, str]) -> dict[str, Any]:
+        """Return the answer to one frame; if the process does not answer, kill it and return {}."""
+        try:
+            process = await self._started()
+        except OSError as error:  # a limit of descriptors or processes is reached
+            message = f"the process that compiles grammars does not start: {error.strerror}"
+            raise EngineUnavailableError(message) from error
+        answer = None if process is None else await _ask(process, frame)
+        if answer is None:
+            await self._end()
+        return answer or {}
+
+    async def _started(self) -> asyncio.subprocess.Process | None:
+        """Return the process once it has loaded the tokenizer; None if that fails."""
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "orca_master.text.grammar_process", str(self._model_path)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self._process if await _ask(self._process, None) == {} else None
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _ask(process: asyncio.subprocess.Process, frame: dict[str, str] | None) -> dict[str, Any] | None:
+    """Return the answer to a frame, or with None the first one; None if the process ends or does not answer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WALL_SECONDS):
+            if frame is not None:
+                process.stdin.write(encode_frame(frame))
+                await process.stdin.drain()
+            size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+            answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
+            return answer
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        return None

@@ -1,0 +1,148 @@
+"""Process that compiles clients' grammars before the master does, with bounds of time and memory.
+
+    python -P -m orca_master.text.grammar_process MODEL
+
+llguidance has limits of its own (`LIMITS`), but some hostile grammars need seconds below them, and a thread cannot be
+ended. Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian,
+and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}. The
+first answer, {} or {"error"}, says whether the model's tokenizer can be used. A grammar that takes more than
+CPU_SECONDS of processor time, or more than MEMORY_BYTES, ends the process. The process ends with its parent, which
+closes the pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._lib import LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+from orca_protos.model_files import CONFIG_BYTES, TOKENIZER_BYTES, MissingFileError, read_file, read_object
+
+from orca_master.errors import RequestError
+from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text.process_frames import encode_frame, read_content
+from orca_master.text.schema_errors import locate
+from orca_master.text.tokenizer import stop_token_ids
+
+CPU_SECONDS = 0.5
+TRIED_TOKENS = 4
+"""Tokens of an answer that are tried: most grammars that are too complex for llguidance show it by then."""
+MEMORY_BYTES = 512 << 20
+"""Limit of the address space, added to that after the tokenizer is loaded."""
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_one_of": False, "lenient": False}
+"""Whitespace is bounded, because some models would write nothing else."""
+
+
+def limits() -> LLParserLimits:
+    """Return the limits of a grammar: compiling, and each mask, take well below a second (CPU_SECONDS bounds both)."""
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=10_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def load_tokenizer(model_path: Path) -> LLTokenizer:
+    """Return the model's tokenizer for llguidance; raise RequestError if there is none that llguidance can use.
+
+    Holds the interpreter lock, for seconds if the vocabulary is large.
+    """
+    try:
+        content = read_file(model_path, "tokenizer.json", TOKENIZER_BYTES).decode()
+    except MissingFileError as error:
+        raise RequestError("this model has no tokenizer.json, which structured output needs") from error
+    size = read_object(model_path, "config.json", CONFIG_BYTES).get("vocab_size")
+    vocabulary_size = size if isinstance(size, int) else None
+    stop = sorted(token for token in stop_token_ids(model_path) if vocabulary_size is None or token < vocabulary_size)
+    if not stop:  # llguidance would take another token for the end
+        raise RequestError("this model has no eos_token_id, which structured output needs")
+    try:
+        return LLTokenizer(content, n_vocab=vocabulary_size, eos_token=stop)
+    except Exception as error:
+        raise RequestError(f"structured output does not support this model's tokenizer: {str(error)[:300]}") from error
+
+
+def translate(kind: GrammarKind, text: str) -> str:
+    """Return llguidance's form of a grammar; raise ValueError."""
+    if kind is GrammarKind.JSON:
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
+    if kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(text)
+    if kind is GrammarKind.CHOICE:
+        # A terminal, because llguidance has a low limit for the alternatives of a rule.
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """Return the matcher of a grammar in llguidance's form, in its error state if it cannot be compiled."""
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+
+
+def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
+    """Compile a grammar and try the first tokens of an answer; return the answer to a frame."""
+    kind, text = GrammarKind(frame["kind"]), frame["text"]
+    try:
+        grammar = translate(kind, text)
+        matcher = compiled(tokenizer, grammar)
+        for _ in range(TRIED_TOKENS):
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            if mask:
+                matcher.consume_token((mask & -mask).bit_length() - 1)
+        if not matcher.is_error():
+            return {"grammar": grammar}
+        message = " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
+        if kind is GrammarKind.JSON:
+            return {"error": locate(json.loads(text), message, _error_of_schema)}
+        return {"error": message}
+    except (ValueError, RecursionError) as error:
+        return {"error": " ".join(str(error).split())}
+    except MemoryError:
+        return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
+
+
+def _error_of_schema(schema: Any) -> str:
+    """Return the first line of the error of a schema, "" if it is valid."""
+    try:
+        return LLMatcher.validate_grammar(translate(GrammarKind.JSON, json.dumps(schema)), None, limits=limits())
+    except ValueError as error:
+        return str(error)
+
+
+def main() -> int:
+    """Answer frames until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the end of the input ends this process
+        signal.signal(number, signal.SIG_IGN)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer, reply = None, {}
+    try:
+        tokenizer = load_tokenizer(Path(sys.argv[1]))
+    except Exception as error:  # a model's files are untrusted
+        reply = {"error": str(error) or type(error).__name__}
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sink.write(encode_frame(reply))
+        sink.flush()
+        if tokenizer is None or (content := read_content(source)) is None:
+            return 0
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        reply = answer(tokenizer, json.loads(content))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

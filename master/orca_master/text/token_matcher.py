@@ -1,0 +1,85 @@
+"""`TokenMatcher`: an answer's tokens in its grammar, by llguidance; `fill_masks`: the masks of several at once.
+
+A matcher's state follows from the tokens alone. A request that is rewound keeps its matcher, because it keeps its
+tokens; one that another master resumes gets a matcher to which all its tokens are appended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+
+from llguidance import LLExecutor, LLMatcher
+
+WORD_BITS = 32
+MAX_THREADS = 4
+"""Maximum number of threads that compute the masks of an iteration: masks are short work."""
+
+
+class TokenMatcher:
+    """The `Constraint` of a request. `error` is set when a limit of llguidance is exceeded, or a token is refused."""
+
+    def __init__(self, matcher: LLMatcher, tokens: Iterable[int] = ()) -> None:
+        self.matcher = matcher
+        self.error = ""
+        for token in tokens:
+            self.accept(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """See Constraint."""
+        return not self.error and self.matcher.is_stopped()
+
+    def accept(self, token: int) -> None:
+        """See Constraint."""
+        if not self.error and not self.matcher.consume_token(token):
+            self.note_error()
+
+    def note_error(self, is_stuck: bool = False) -> None:
+        """Set `error` if llguidance has given up, or if no token is allowed: the vocabulary may lack a character."""
+        if self.matcher.is_error():
+            reason = self.matcher.get_error().partition("\n")[0]
+            self.error = f"the grammar is too complex, or it allows no answer: {reason[:500]}"
+        elif is_stuck:
+            self.error = "the grammar allows no token of the model's vocabulary"
+
+
+class MaskMaker:
+    """Computes masks without the interpreter lock. Call from one thread at a time."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.row_bytes = -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
+        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+
+    def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[frozenset[int]]) -> bytes:
+        """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
+
+        Each mask lacks the tokens of its entry of `banned`, unless no other token would be left. None, and a matcher
+        with an error, allow every token.
+        """
+        width = self.row_bytes
+        masks = bytearray(b"\xff" * (width * len(matchers)))
+        live = [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]
+        if not live:
+            return bytes(masks)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
+        jobs = [(entry.matcher, place) for place, entry in live]
+        self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
+        for place, entry in live:
+            start = place * width
+            entry.note_error(is_stuck=masks[start : start + width] == bytes(width))
+            if entry.error:
+                masks[start : start + width] = b"\xff" * width
+            elif banned[place]:
+                masks[start : start + width] = _without(masks[start : start + width], banned[place])
+        return bytes(masks)
+
+
+def _without(mask: bytearray, tokens: frozenset[int]) -> bytearray:
+    """Return a mask without `tokens`, or the mask itself if it would be empty."""
+    rest = mask[:]
+    for token in tokens:
+        if 0 <= token < 8 * len(rest):
+            rest[token // 8] &= ~(1 << token % 8)
+    return rest if any(rest) else mask

@@ -1,0 +1,175 @@
+"""`GrammarCompiler`: every kind of grammar, refusals with their reasons, hostile grammars, and the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from orca_master.errors import QueueFullError, RequestError
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from orca_master.text import grammar_compiler
+from orca_master.text.grammar_compiler import GrammarCompiler
+from support.grammars import tokens_of, write_model
+from support.json_schemas import UNSUPPORTED, schemas
+
+VOCABULARY = 300
+JSON, REGEX, CHOICE, GRAMMAR = GrammarKind
+SLOW = Grammar(
+    JSON, json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}})
+)
+"""Needs seconds of processor time, below all limits of llguidance."""
+HOSTILE = [
+    SLOW,
+    Grammar(JSON, '{"type":"array","items":' * 4000 + "{}" + "}" * 4000),
+    Grammar(JSON, json.dumps({"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]})),
+    Grammar(REGEX, "((a{1000}){1000}){1000}"),
+    Grammar(REGEX, "(" * 20_000 + "a" + ")" * 20_000),
+    Grammar(GRAMMAR, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    Grammar(JSON, " " * MAX_GRAMMAR_BYTES + "{}"),
+]
+
+
+class Counting(GrammarCompiler):
+    """A compiler that counts its results."""
+
+    def __init__(self, model_path: Path) -> None:
+        self.results: Counter[str] = Counter()
+        super().__init__(model_path, lambda result: self.results.update([result]))
+
+
+def play(folder: Path, scene: Callable[[Counting], Awaitable[None]], prepare: bool = True) -> None:
+    async def run() -> None:
+        compiler = Counting(write_model(folder, VOCABULARY))
+        if prepare:
+            await compiler.prepare()
+        try:
+            await scene(compiler)
+        finally:
+            await compiler.close()
+
+    asyncio.run(run())
+
+
+ANSWERS = {
+    Grammar(JSON, '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}'): '{"a": 1}',
+    Grammar(REGEX, "[0-9]{3}-x"): "123-x",
+    Grammar(CHOICE, '["yes", "no \\"way\\"", "größer"]'): "größer",
+    Grammar(CHOICE, json.dumps([f"x{index}" for index in range(4000)])): "x3999",
+    Grammar(GRAMMAR, 'start: "a" B+ "!"\nB: /[0-9]/'): "a12!",
+    Grammar(GRAMMAR, 'root ::= "a" [0-9]+ "!"'): "a12!",
+}
+
+
+def test_every_kind_of_grammar_accepts_its_answer_and_no_other(tmp_path):
+    async def scene(compiler: Counting) -> None:
+        for grammar, answer in ANSWERS.items():
+            matcher = await compiler.compile(grammar, VOCABULARY, tokens_of(answer[:-1]))
+            assert (matcher.error, matcher.is_complete) == ("", False)
+            matcher.accept(tokens_of(answer[-1])[0])
+            assert (matcher.error, matcher.is_complete) == ("", True)
+            wrong = await compiler.compile(grammar, VOCABULARY, tokens_of(answer[:-1] + "~"))
+            assert wrong.error
+        count = len(ANSWERS)
+        assert compiler.results == {"compiled": count, "cached": count}
+        for schema in schemas(58):
+            await compiler.compile(Grammar(JSON, json.dumps(schema)), VOCABULARY)
+
+    play(tmp_path, scene)
+
+
+def test_a_refusal_names_field_place_and_reason(tmp_path):
+    async def scene(compiler: Counting) -> None:
+        for schema in UNSUPPORTED:
+            whole = {"type": "object", "properties": {"a": {"type": "array", "items": schema}}}
+            with pytest.raises(RequestError, match="the schema cannot be compiled") as caught:
+                await compiler.compile(Grammar(JSON, json.dumps(whole), "response_format"), VOCABULARY)
+            assert caught.value.field == "response_format"
+            assert str(caught.value).startswith(
+                "response_format: the schema cannot be compiled: #/properties/a/items: "
+            )
+        for grammar, reason in (
+            (Grammar(REGEX, "(a"), "regular expression cannot be compiled: .*unclosed group"),
+            (Grammar(GRAMMAR, "nonsense"), "the grammar cannot be compiled: "),
+            (Grammar(JSON, "[]"), "the schema cannot be compiled: "),
+            (Grammar(JSON, '{"type": "integer", "minimum": 5, "maximum": 3}'), "Unsatisfiable schema: minimum"),
+        ):
+            with pytest.raises(RequestError, match=reason):
+                await compiler.compile(grammar, VOCABULARY)
+        assert compiler.results == {"refused": len(UNSUPPORTED) + 4}
+
+    play(tmp_path, scene)
+
+
+def test_hostile_grammars_are_refused_and_others_compile_meanwhile(tmp_path):
+    cached = Grammar(REGEX, "a")
+
+    async def scene(compiler: Counting) -> None:
+        await compiler.compile(cached, VOCABULARY)
+        hostile = [asyncio.create_task(compiler.compile(grammar, VOCABULARY)) for grammar in HOSTILE]
+        await asyncio.sleep(0)
+        await compiler.compile(cached, VOCABULARY)
+        assert not any(task.done() for task in hostile[:-1]), "a compiled grammar does not wait"
+        for refusal in await asyncio.gather(*hostile, return_exceptions=True):
+            assert isinstance(refusal, RequestError)
+            assert "cannot be compiled" in str(refusal)
+            assert len(str(refusal)) < 1200
+        await compiler.compile(Grammar(REGEX, "b"), VOCABULARY)
+
+    play(tmp_path, scene)
+
+
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHED", 2)
+    first, second, third = (Grammar(REGEX, text) for text in "abc")
+
+    async def scene(compiler: Counting) -> None:
+        for grammar in (first, second, first, third, first, Grammar(REGEX, "a", "another field")):
+            await compiler.compile(grammar, VOCABULARY)
+        assert compiler.results == {"compiled": 3, "cached": 3}
+        await compiler.compile(second, VOCABULARY)
+        assert compiler.results["compiled"] == 4
+        await asyncio.gather(*(compiler.compile(Grammar(REGEX, "same"), VOCABULARY) for _ in range(5)))
+        assert compiler.results["compiled"] == 5, "equal grammars that come together are compiled once"
+
+    play(tmp_path, scene)
+
+
+def test_requests_that_wait_are_bounded_and_a_cancelled_one_leaves_the_process_usable(tmp_path, monkeypatch):
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 1)
+        tasks = [asyncio.create_task(compiler.compile(Grammar(REGEX, text), VOCABULARY)) for text in ("a+", "b+")]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="1 grammars wait to be compiled"):
+            await compiler.compile(Grammar(REGEX, "c+"), VOCABULARY)
+        tasks[0].cancel()
+        await tasks[1]
+        assert (await compiler.compile(Grammar(REGEX, "d"), VOCABULARY, tokens_of("d"))).is_complete
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "this model has no tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "does not support this model's tokenizer"),
+        (lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'), "this model has no eos_token_id"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"vocab_size": 301, "eos_token_id": 0}'),
+            "the model has 300 tokens and its tokenizer 301",
+        ),
+    ],
+    ids=["without", "unknown", "without an end", "another size"],
+)
+def test_a_model_without_a_usable_tokenizer_refuses_grammars(change, reason, tmp_path):
+    async def scene(compiler: Counting) -> None:
+        change(tmp_path)
+        await compiler.prepare()
+        with pytest.raises(RequestError, match=f"structured_outputs: .*{reason}"):
+            await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
+
+    play(tmp_path, scene, prepare=False)

@@ -1,0 +1,93 @@
+"""`TokenMatcher` and `MaskMaker`: the state of an answer in its grammar, and masks."""
+
+from __future__ import annotations
+
+import pytest
+from llguidance import LLTokenizer
+from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text.token_matcher import MaskMaker, TokenMatcher
+from support.grammars import END, byte_tokenizer, ll_tokenizer, matcher, tokens_of
+from tokenizers import models
+
+VOCABULARY = 300
+TOKENIZER = ll_tokenizer(VOCABULARY)
+NOTHING: frozenset[int] = frozenset()
+
+
+def made(text: str, after: str = "", kind: GrammarKind = GrammarKind.REGEX) -> TokenMatcher:
+    result = matcher(TOKENIZER, kind, text)
+    for token in tokens_of(after):
+        result.accept(token)
+    return result
+
+
+def allowed(mask: bytes) -> set[str]:
+    """Return the texts of a mask's tokens, `<end>` for the end of sequence."""
+    names = byte_tokenizer()
+    tokens = {token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1}
+    return {"<end>" if token == END else names.decode([token]) for token in tokens}
+
+
+@pytest.mark.parametrize(
+    ("after", "expected", "complete"),
+    [("", {"ab"}, False), ("ab", {"c", "<end>"}, False), ("abc", {"<end>"}, True)],
+)
+def test_an_end_is_allowed_only_where_the_grammar_may_end(after, expected, complete):
+    """Where the text is forced, its usual tokens are: `ab`, not `a`."""
+    entry = made("abc?", after)
+    (mask,) = [MaskMaker(VOCABULARY).masks([entry], [NOTHING])]
+    assert allowed(mask) == expected
+    assert (entry.is_complete, entry.error) == (complete, "")
+
+
+def test_masks_of_several_requests_are_concatenated_and_none_allows_all():
+    maker = MaskMaker(VOCABULARY)
+    masks = maker.masks([made("x"), None, made("y")], [NOTHING] * 3)
+    assert maker.row_bytes == 40
+    first, second, third = (masks[start : start + 40] for start in (0, 40, 80))
+    assert (allowed(first), allowed(third)) == ({"x"}, {"y"})
+    assert second == b"\xff" * 40
+
+
+def test_banned_tokens_are_left_out_unless_they_are_all():
+    maker, banned = MaskMaker(VOCABULARY), frozenset({END, *tokens_of("c"), VOCABULARY + 1000})
+    entries = [made("abc?", "ab"), made("ab[cd]?", "ab")]
+    masks = maker.masks(entries, [banned, banned])
+    assert allowed(masks[:40]) == {"c", "<end>"}, "nothing else is left"
+    assert allowed(masks[40:]) == {"d"}
+
+
+def test_an_end_of_sequence_completes_a_grammar_that_may_end():
+    entry = made("a*", "aa")
+    entry.accept(END)
+    assert entry.is_complete
+
+
+def test_a_token_that_the_grammar_does_not_allow_is_an_error_and_its_mask_allows_all():
+    entry = made("ab")
+    entry.accept(tokens_of("x")[0])
+    assert not entry.is_complete
+    assert entry.error.startswith("the grammar is too complex, or it allows no answer: ")
+    entry.accept(tokens_of("a")[0])
+    assert MaskMaker(VOCABULARY).masks([entry], [NOTHING]) == b"\xff" * 40
+
+
+def test_a_character_that_the_vocabulary_lacks_is_an_error_not_a_wrong_answer():
+    names = byte_tokenizer().get_vocab()
+    numbers = {name: number for number, name in enumerate(sorted(names.keys() - {"x"}))}
+    lacking = byte_tokenizer()
+    lacking.model = models.BPE(numbers, [("a", "b"), ("{", '"'), ('"', ":")])
+    tokenizer = LLTokenizer(lacking.to_str(), n_vocab=VOCABULARY, eos_token=numbers["<end>"])
+    entry = matcher(tokenizer, GrammarKind.REGEX, "axb")
+    mask = MaskMaker(VOCABULARY).masks([entry], [NOTHING])
+    entry.accept(int.from_bytes(mask, "little").bit_length() - 1)
+    assert entry.error
+    assert not entry.is_complete
+
+
+def test_the_state_follows_from_the_tokens_alone():
+    schema = '{"type": "object", "properties": {"k": {"enum": [1, 12]}}, "required": ["k"]}'
+    step_by_step = made(schema, '{"k":1', GrammarKind.JSON)
+    whole = TokenMatcher(made(schema, "", GrammarKind.JSON).matcher, tokens_of('{"k":1'))
+    maker = MaskMaker(VOCABULARY)
+    assert maker.masks([step_by_step], [NOTHING]) == maker.masks([whole], [NOTHING])

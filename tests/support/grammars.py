@@ -1,0 +1,47 @@
+"""Tokenizers and matchers for tests of structured output, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llguidance import LLTokenizer
+from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text.grammar_process import compiled, translate
+from orca_master.text.token_matcher import TokenMatcher
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+END = 0
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with a token for the end, one for each byte, and `ab`, `{"`, `":`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<end>", *alphabet, "ab", '{"', '":']
+    merges = [("a", "b"), ("{", '"'), ('"', ":")]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def write_model(folder: Path, vocabulary_size: int) -> Path:
+    """Write the files of a model that the master reads, without weights."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(f'{{"vocab_size": {vocabulary_size}, "eos_token_id": {END}}}')
+    return folder
+
+
+def ll_tokenizer(vocabulary_size: int) -> LLTokenizer:
+    """Return `byte_tokenizer` as llguidance's."""
+    return LLTokenizer(byte_tokenizer().to_str(), n_vocab=vocabulary_size, eos_token=END)
+
+
+def matcher(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> TokenMatcher:
+    """Return a new matcher."""
+    return TokenMatcher(compiled(tokenizer, translate(kind, text)))
+
+
+def tokens_of(text: str) -> list[int]:
+    """Return the tokens of a text."""
+    return byte_tokenizer().encode(text).ids
