@@ -163,10 +163,7 @@ class Stage:
             self._self_test(num_blocks)
 
     def expect(self, iteration: pb.Iteration) -> bool:
-        """Post the receive of an iteration's activations while another iteration is computed.
-
-        Returns False for masks, which are kept. Call in the order of `execute`, from any thread.
-        """
+        """Post the receive of an iteration's activations early, in the order of `execute`; keep masks, return False."""
         if self.masks.keep(iteration):
             return False
         plane = self._data_plane  # the main thread may leave the group meanwhile
