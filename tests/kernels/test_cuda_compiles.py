@@ -9,6 +9,7 @@ from importlib.metadata import files, version
 from pathlib import Path
 
 import pytest
+import torch
 from orca_kernels.cuda.modules import ELEMENTS, TENSOR_CORES, Kernel, attention_source, program
 from support.once import cache_folder, once
 
@@ -16,6 +17,11 @@ ROWS = [Kernel("rows.cu", "orca_layer_norm", dtype) for dtype in ELEMENTS]
 SHAPES = [(dtype, head_dim) for dtype in ELEMENTS for head_dim in (32, 64, 80, 128, 256)]
 ATTENTION = [Kernel(attention_source(*shape) or "", "orca_attention", *shape) for shape in SHAPES]
 MERGE = [Kernel("merge.cu", "orca_merge", *shape) for shape in SHAPES]
+SAMPLING = [  # the models' logits are float32
+    pytest.param(Kernel("sampling.cu", "orca_sample", dtype), marks=() if dtype == torch.float32 else pytest.mark.long)
+    for dtype in ELEMENTS
+]
+KERNELS = [*ROWS, *ATTENTION, *MERGE, *SAMPLING]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def compile_to_cubin(nvrtc: ctypes.CDLL, text: str, options: list[str]) -> tuple
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kernel", [*ROWS, *ATTENTION, *MERGE], ids=lambda it: it.source + "".join(it.macros))
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda it: it.source + "".join(it.macros))
 def test_a_cubin_comes_out(nvrtc, kernel, architecture):
     options = ["--std=c++17", f"--gpu-architecture={architecture}", "--ptxas-options=-v", *kernel.macros]
     cubin, log = compiled(nvrtc, program(kernel.source), options)

@@ -23,6 +23,7 @@
 #define __global__
 #define __device__
 #define __shared__ static
+#define __launch_bounds__(...)
 
 struct Place {
   int x, y, z;
@@ -55,7 +56,8 @@ static ucontext_t unused;
 static jmp_buf scheduler;
 static std::function<void()> body;
 static int current, threads;
-static float exchanged[1024];
+static uint64_t exchanged[2][1024];
+static unsigned char parity[1024];  // of the exchanges of a fiber, whose arrays alternate: one barrier each is enough
 
 static sigjmp_buf before_launch;
 static pthread_t launching;
@@ -112,7 +114,7 @@ inline void resume() {
   fiber.begun = true;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.data();
-  fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_stack.ss_size = kStack - current % 61 * 64;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, enter, 0);
   swapcontext(&unused, &fiber.context);
@@ -132,6 +134,7 @@ inline void run_block(int count) {
   threads = count;
   if (fibers.size() < static_cast<size_t>(count)) fibers.resize(count);
   std::fill(states, states + count, State());
+  std::fill(parity, parity + count, 0);
   static std::mt19937 generator;
   static std::vector<int> order;
   order.resize(count);
@@ -188,12 +191,42 @@ inline void __syncthreads() {
   emulation::barrier(0, emulation::threads);
 }
 inline void __syncwarp() { emulation::barrier(emulation::warp_begin(), emulation::warp_end()); }
-inline float __shfl_xor_sync(unsigned, float value, int mask) {
-  emulation::exchanged[emulation::current] = value;
+namespace emulation {
+
+// Returns the value that lane `from` of the warp passes, to a lane outside of the warp its own.
+template <typename Value>
+Value exchange(Value value, int from) {
+  uint64_t *values = exchanged[parity[current] ^= 1];
+  std::memcpy(values + current, &value, sizeof value);
   __syncwarp();
-  const float found = emulation::exchanged[emulation::warp_begin() + ((emulation::current % 32) ^ mask)];
-  __syncwarp();
-  return found;
+  if (from >= 0 && from < kWarp) std::memcpy(&value, values + warp_begin() + from, sizeof value);
+  return value;
+}
+
+}  // namespace emulation
+
+template <typename Value>
+Value __shfl_xor_sync(unsigned, Value value, int mask) {
+  return emulation::exchange(value, (emulation::current % 32) ^ mask);
+}
+template <typename Value>
+Value __shfl_up_sync(unsigned, Value value, int delta) {
+  return emulation::exchange(value, emulation::current % 32 - delta);
+}
+template <typename Value>
+Value __shfl_sync(unsigned, Value value, int lane) {
+  return emulation::exchange(value, lane);
+}
+
+// Fibers switch at barriers only, so every operation is atomic.
+inline unsigned atomicAdd(unsigned *place, unsigned value) { return std::exchange(*place, *place + value); }
+inline unsigned atomicOr(unsigned *place, unsigned value) { return std::exchange(*place, *place | value); }
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 
 // Tensor-core product by a warp, c [16, 8] += a [16, 16] b [16, 8]. Each lane has its part as defined by the PTX ISA

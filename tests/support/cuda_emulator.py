@@ -19,13 +19,14 @@ KERNELS = {
     "attention.cu": ("attention",),
     "tensor_core_attention.cu": ("attention", "store"),
     "merge.cu": ("merge",),
+    "sampling.cu": ("note", "sample"),
 }
 COMMAND = (
-    "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-DORCA_EMULATED",
+    "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-DORCA_EMULATED", "-ffp-contract=off",
     "-fsanitize=undefined", "-fno-sanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
 """Undefined behaviour executes a trap instruction, which the emulation reports. A fortified longjmp would abort,
-because fibers change stacks."""
+because fibers change stacks. Products and sums are joined only where the sources call fmaf."""
 
 
 class EmulationError(Exception):

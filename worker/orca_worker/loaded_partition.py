@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import Kernels
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
@@ -16,10 +17,12 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.errors import ModelError
+from orca_worker.fused_sampler import FusedSampler
 from orca_worker.load_request import kv_cache_dtype, quantization
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
+from orca_worker.sampler import Sampler, TorchSampler
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 from orca_worker.torch_import import complete_torch
 
@@ -64,6 +67,12 @@ class LoadedPartition:
         if isinstance(self.kernels, CpuKernels) and self.group.size == 1:  # sums over ranks cannot be recorded
             return self.kernels.calls, CPU_SIZES
         return None
+
+    def sampler(self) -> Sampler:
+        """Return a new sampler."""
+        if isinstance(self.kernels, CudaKernels):
+            return FusedSampler(self.kernels.sampling, self.config.vocabulary_size, self.device)
+        return TorchSampler(self.config.vocabulary_size, self.device)
 
 
 def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> LoadedPartition:

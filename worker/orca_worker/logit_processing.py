@@ -44,7 +44,7 @@ class LogitProcessors:
         """Record the admissions of an iteration and its input tokens [S]."""
         for admission in iteration.admission:
             self._rows.pop(admission.row, None)
-            if _needs_processing(admission):
+            if needs_processing(admission):
                 self._rows[admission.row] = self._begin(admission)
                 self._note(self._rows[admission.row], self._tokens(admission.computed_token), 0)
         if not self._rows:
@@ -115,7 +115,8 @@ class LogitProcessors:
         )
 
 
-def _needs_processing(admission: pb.Admission) -> bool:
+def needs_processing(admission: pb.Admission) -> bool:
+    """Return True if a row's logits are changed before sampling."""
     sampling = admission.sampling
     return bool(
         sampling.presence_penalty

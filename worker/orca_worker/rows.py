@@ -6,6 +6,7 @@ iterations, and so has the same table. The block ids of all rows are also on a G
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,8 @@ from orca_worker.device_copies import to_device
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 
 INITIAL_ROWS = 64
+Parameters = Callable[[pb.Iteration, SamplingRows], Sequence[np.ndarray]]
+"""Returns int64 arrays that the sampler of an iteration needs on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class IterationBatch:
     sampling: SamplingRows
     rows: torch.Tensor
     """[K] int64 rows that sample."""
+    parameters: Sequence[torch.Tensor] = ()
+    """The sampler's arrays on the device."""
 
 
 class RowTable:
@@ -64,8 +69,8 @@ class RowTable:
         """Keep the sampled tokens [K] of a batch: a later batch may need them before the master knows them."""
         self._sampled[batch.rows] = tokens
 
-    def batch(self, iteration: pb.Iteration) -> IterationBatch:
-        """Apply an iteration's admissions and new blocks; return its batch.
+    def batch(self, iteration: pb.Iteration, parameters: Parameters = lambda iteration, rows: ()) -> IterationBatch:
+        """Apply an iteration's admissions and new blocks; return its batch, with the arrays of `parameters`.
 
         Each PENDING_TOKEN, which the master did not know yet, is replaced by the last token sampled in its row.
         """
@@ -84,7 +89,9 @@ class RowTable:
         samples = np.fromiter(iteration.sample, np.bool_)
         known = np.fromiter(iteration.token, np.int64)
         pending = np.flatnonzero(known == PENDING_TOKEN)
-        tokens, positions, slots, sampled, pending_places, pending_rows, *of_blocks = to_device(
+        sampling = sampling_rows(self._rows["sampling"][row[samples]], (context + num_tokens)[samples])
+        for_sampler = parameters(iteration, sampling)
+        tokens, positions, slots, sampled, pending_places, pending_rows, *others = to_device(
             self._device,
             known,
             position,
@@ -92,8 +99,10 @@ class RowTable:
             row[samples],
             pending,
             row[request[pending]],
+            *for_sampler,
             *((self._rows["blocks"][row, :longest],) if len(self._blocks) == 0 else (row, *granted)),
         )
+        of_sampler, of_blocks = others[: len(for_sampler)], others[len(for_sampler) :]
         if len(pending):
             tokens[pending_places] = self._sampled[pending_rows]
         ragged = RaggedBatch(
@@ -107,8 +116,9 @@ class RowTable:
             tokens=tokens,
             ragged=ragged,
             last=self._last(ragged, end - 1, context + num_tokens - 1, samples),
-            sampling=sampling_rows(self._rows["sampling"][row[samples]], (context + num_tokens)[samples]),
+            sampling=sampling,
             rows=sampled,
+            parameters=of_sampler,
         )
 
     def _last(

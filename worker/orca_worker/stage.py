@@ -24,12 +24,9 @@ from orca_worker.exactness import LENGTH, check_conditions, self_test
 from orca_worker.kv_pools import KvPools
 from orca_worker.load_request import kv_cache_dtype
 from orca_worker.loaded_partition import load_partition
-from orca_worker.logit_processing import LogitProcessors
-from orca_worker.logprobs import logprob_messages, logprob_tensors
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
-from orca_worker.sampling import sample
 from orca_worker.token_masks import TokenMasks
 from orca_worker.torch_import import complete_torch
 from orca_worker.warm_up import warm_up_iterations
@@ -177,9 +174,12 @@ class Stage:
 
         The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
-        batch, epoch = self._rows.batch(iteration), self._epoch
-        if self._last and self._group.rank == 0:
-            self._processors.observe(iteration, batch.tokens)
+        epoch = self._epoch
+        if self._last and self._group.rank == 0:  # only rank 0 has all columns of the logits
+            batch = self._rows.batch(iteration, self._sampler.parameters)
+            self._sampler.observe(iteration, batch)
+        else:
+            batch = self._rows.batch(iteration)
         hidden = None
         if not self._first:
             plane = self._plane()
@@ -215,22 +215,19 @@ class Stage:
     ) -> Callable[[pb.IterationResult], None]:
         """Sample a token for each row of `output` [K, H]; return a function that waits and writes them to a result."""
         logits = self._model.logits(output)
-        tokens, wanted = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device), []
-        if self._group.rank == 0:  # only rank 0 has all columns
-            self.masks.apply(logits, iteration)
-            tokens = sample(self._processors.apply(logits, iteration), batch.sampling)
-            wanted = logprob_tensors(logits, tokens, batch.sampling)
-        on_host = self._host_copies.start(tokens, *wanted)
-        if self._first:  # the next iteration may have been sent already, without these tokens
+        if self._group.rank != 0:  # only rank 0 has all columns
+            self._keep_sampled(batch, torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device))
+            return lambda _: None
+        self.masks.apply(logits, iteration)
+        sampled = self._sampler.sample(logits, iteration, batch)
+        on_host = self._host_copies.start(*sampled.results)
+        self._keep_sampled(batch, sampled.tokens)
+        return lambda result: sampled.write(on_host(), result)
+
+    def _keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
+        """Keep the tokens [K] of rank 0: the next iteration may have been sent already, without these tokens."""
+        if self._first:
             self._rows.keep_sampled(batch, self._group.from_first(tokens))
-
-        def fill_in(result: pb.IterationResult) -> None:
-            if self._group.rank == 0:
-                sampled, *logprobs = on_host()
-                result.token.extend(sampled.tolist())
-                result.logprobs.extend(logprob_messages(logprobs, batch.sampling))
-
-        return fill_in
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
@@ -267,7 +264,7 @@ class Stage:
     def _reset_rows(self) -> None:
         self.masks = TokenMasks(self._last and self._group.rank == 0)
         self._rows = RowTable(self._max_model_len, self._device)
-        self._processors = LogitProcessors(self._config.vocabulary_size, self._device)
+        self._sampler = self._loaded.sampler()
 
     def _post(self, plane: DataPlane, iteration: pb.Iteration) -> None:
         shape = (len(iteration.token), self._config.hidden_size)
@@ -285,11 +282,14 @@ class Stage:
             num_blocks = max(iteration.new_block) + 1
             if self._pools.num_blocks < num_blocks:
                 self._pools.allocate(num_blocks)
-            batch = RowTable(self._max_model_len, self._device).batch(iteration)
+            sampler = self._loaded.sampler()
+            batch = RowTable(self._max_model_len, self._device).batch(iteration, sampler.parameters)
             output = self.run_layers(batch, self._no_activations(len(batch.tokens)))
             if self._last:
                 logits = self._model.logits(output)
-                sample(logits, batch.sampling)
+                if self._group.rank == 0:
+                    sampler.observe(iteration, batch)
+                    sampler.sample(logits, iteration, batch)
 
     def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
         """Return zeros in place of the activations of the previous partition; None on the first."""

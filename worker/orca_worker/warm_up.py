@@ -10,6 +10,9 @@ from orca_protos import engine_pb2 as pb
 CPU_TOKENS = 64
 """On the CPU a warm-up only initialises libraries; the memory of an iteration is estimated."""
 
+SAMPLING = pb.Sampling(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=1)
+"""Parameters that use all kernels of a sampler."""
+
 
 def warm_up_iterations(max_tokens: int, max_model_len: int, on_cpu: bool) -> list[pb.Iteration]:
     """Return iterations of one request each: a prompt of `max_tokens` tokens, or of as many as a request can have.
@@ -35,5 +38,5 @@ def _iteration(context: int, num_tokens: int) -> pb.Iteration:
         num_new_blocks=[len(blocks)],
         new_block=blocks,
         sample=[True],
-        admission=[pb.Admission(row=0)],
+        admission=[pb.Admission(row=0, sampling=SAMPLING)],
     )

@@ -14,6 +14,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
+from orca_kernels.cuda.sampling import CudaSampling
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
@@ -122,6 +123,8 @@ class CudaKernels(ReferenceKernels):
 
     def __init__(self, launcher: Launcher, name: str = "CUDA") -> None:
         self.name = name
+        self.sampling = CudaSampling(launcher)
+        """Sampling of tokens, which is no operation of a layer."""
         self._launcher = launcher
         self._of_batch: WeakKeyDictionary[RaggedBatch, _Requests] = WeakKeyDictionary()
 
