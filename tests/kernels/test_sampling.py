@@ -70,11 +70,11 @@ def test_a_token_that_a_cut_drops_is_never_drawn(sampling):
     assert set(sampling.sample(logits, words(parameters), -1)[0].tolist()) == {2, 3, 4}, "equal ones are all kept"
 
 
-@pytest.mark.parametrize("vocabulary", [5, 700, 40_000])
-def test_log_probabilities(sampling, vocabulary):
-    """Within the rounding of float32; the lower ids first among equal ones."""
+@pytest.mark.parametrize(("vocabulary", "offset"), [(5, 0), (700, 4096), (40_000, 0)])
+def test_log_probabilities(sampling, vocabulary, offset):
+    """Within the rounding of float32, also of large logits; the lower ids first among equal ones."""
     generator = torch.Generator().manual_seed(vocabulary)
-    logits = torch.randn(3, vocabulary, generator=generator).mul(3).round(decimals=2)
+    logits = torch.randn(3, vocabulary, generator=generator).mul(24).round().div(8) + offset
     asked = [20, 0, -1]
     results = sampling.sample(logits, words(rows(3, logprobs=asked)), 20).numpy()
     expected = torch.log_softmax(logits.double(), dim=-1)
