@@ -56,7 +56,7 @@ def waits_of(sampler: Sampler, samplings: Sequence[pb.Sampling]) -> list[str]:
             if step == 0:
                 for row in rows:
                     iteration.admission.add(
-                        row=row, sampling=samplings[row], prompt_length=6, banned_token=[1, 2], computed_token=[3, 4] * 2
+                        row=row, sampling=samplings[row], prompt_length=6, banned_token=[1, 2], computed_token=[3, 4]
                     )  # fmt: skip
             batch = table.batch(iteration, sampler.parameters)
             sampler.observe(iteration, batch)
