@@ -176,6 +176,14 @@ def test_vocabularies_of_any_size(launcher, vocabulary):
     Both(launcher, vocabulary)(any_rows(8, generator), logits)
 
 
+def test_many_unlikely_tokens_beside_a_likely_one(launcher):
+    """The search of top-p adds so many small numbers that halves of its sums overflow."""
+    count, vocabulary = 12, 100_001
+    logits = torch.cat((torch.tensor([float(np.log(100_000))]), torch.linspace(0, -0.5, vocabulary - 1)))
+    samplings = [pb.Sampling(temperature=1.0, top_p=0.75, seed=seed) for seed in range(count)]
+    Both(launcher, vocabulary)(new_rows(samplings, [5] * count), logits.expand(count, vocabulary))
+
+
 def test_a_row_is_the_same_beside_any_others(launcher):
     """Bit for bit, log probabilities too."""
     generator = np.random.default_rng(4)
