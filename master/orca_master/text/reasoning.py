@@ -1,0 +1,56 @@
+"""`ReasoningParser`: separates the reasoning in a generated answer from its text, while the answer is generated.
+
+Models write their reasoning between <think> and </think>. Formats, under vLLM's names of its parsers
+(`--reasoning-parser`), differ in the answer's beginning: after the chat template of `deepseek_r1` (also QwQ) an answer
+begins within the reasoning, with or without <think>; an answer of `qwen3` has reasoning if it begins with <think>.
+"""
+
+from __future__ import annotations
+
+from orca_master.text.tool_calls import WHITESPACE, may_become, overlap
+
+BEGIN, END = "<think>", "</think>"
+REASONING_FORMATS = ("deepseek_r1", "qwen3")
+
+
+class ReasoningParser:
+    """State of one answer in one of REASONING_FORMATS."""
+
+    def __init__(self, form: str) -> None:
+        self._begins_within = form == "deepseek_r1"
+        self._text = ""
+        """Text that has not been passed on."""
+        self._has_begun = False
+        self._within = False
+        self._drops_space = False
+        """True after a tag, where white space is no part of the answer."""
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, str]:
+        """Return the new reasoning and the new text; with `last`, also what was held back."""
+        self._text += text
+        if not self._has_begun:
+            begun = self._text.lstrip(WHITESPACE)
+            if not last and may_become(begun, BEGIN):
+                return "", ""
+            self._has_begun, self._drops_space = True, begun.startswith(BEGIN)
+            self._within = self._begins_within or self._drops_space
+            if self._drops_space:
+                self._text = begun.removeprefix(BEGIN)
+        reasoning = ""
+        if self._within:
+            end = self._text.find(END)
+            count = end if end >= 0 else len(self._text) - (0 if last else overlap(self._text, END))
+            reasoning = self._take(count)
+            if end < 0:
+                return reasoning, ""
+            self._text = self._text.removeprefix(END)
+            self._within, self._drops_space = False, True
+        return reasoning, self._take(len(self._text))
+
+    def _take(self, count: int) -> str:
+        """Remove the first characters of the text, and return them without the space after a tag."""
+        taken, self._text = self._text[:count], self._text[count:]
+        if self._drops_space:
+            taken = taken.lstrip(WHITESPACE)
+            self._drops_space = not taken
+        return taken

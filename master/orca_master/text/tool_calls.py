@@ -1,0 +1,232 @@
+"""`ToolCallParser`: separates the tool calls in a generated answer from its text, while the answer is generated.
+
+Formats, under vLLM's names of its parsers (`--tool-call-parser`); the models' chat templates define them:
+
+- hermes (Hermes 2 and 3, Qwen 2.5 and 3): <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number, among text
+- llama3_json (Llama 3.1 and later): the whole answer is {"name": …, "parameters": {…}}, several separated by `;`
+- mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}}, or name{…}, or name[ARGS]{…}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Generator
+from dataclasses import dataclass, field
+
+from orca_master.text.call_scanner import WHITESPACE, CallScanner
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """How a family of models writes tool calls."""
+
+    name: str
+    marker: str
+    """Begins calls. A special token of this text is part of the answer."""
+    closing: str = ""
+    """Ends a call, after which text can follow; "" if nothing but calls follows the first call."""
+    separators: str = WHITESPACE
+    """Characters around calls."""
+    whole_answer: bool = False
+    """True if calls need no marker: an answer that begins like a call consists of calls."""
+    bare_names: bool = False
+    """True if a call can also be a name and the object of its arguments."""
+    id_characters: int = 24
+
+    def call_id(self, request_id: str, choice: int, call: int) -> str:
+        """Return the id of a call, the same whenever the response is built."""
+        digest = hashlib.sha256(f"{request_id} {choice} {call}".encode()).hexdigest()[: self.id_characters]
+        return digest if self.id_characters < 24 else f"call_{digest}"
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        ToolCallFormat("hermes", "<tool_call>", closing="</tool_call>"),
+        ToolCallFormat("llama3_json", "<|python_tag|>", separators=f"{WHITESPACE};", whole_answer=True),
+        # Mistral's templates refuse ids of another length.
+        ToolCallFormat("mistral", "[TOOL_CALLS]", separators=f"{WHITESPACE}[],", bare_names=True, id_characters=9),
+    )
+}
+BEFORE_ARGUMENTS = "[ARGS]"
+MAX_NAME = 256
+"""Maximum characters of a name before its arguments."""
+
+
+def format_of_template(source: str | None) -> ToolCallFormat | None:
+    """Return the format that a chat template teaches its model, None if it is none of these."""
+    if source is None or "<function=" in source:  # Qwen3-Coder's own format
+        return None
+    return next((form for form in FORMATS.values() if form.marker in source), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """New characters of a call's arguments; the first of a call has its name."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What the new text of an answer consists of."""
+
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+Steps = Generator[None, None, None]
+"""Ends its turn with `yield` when the text so far does not decide how to go on."""
+
+
+class ToolCallParser:
+    """State of one answer. `names`: of the functions; `parallel`: False to drop all calls but the first.
+
+    What looks like a call and is none, because it is no JSON or its function does not exist, is text.
+    """
+
+    def __init__(self, form: ToolCallFormat, names: Collection[str], parallel: bool = True) -> None:
+        self._form = form
+        self._names = names
+        self._parallel = parallel
+        self._text = ""
+        """Text that has not been passed on."""
+        self._last = False
+        self._parsed = Parsed()
+        self._steps = self._answer()
+        self.num_calls = 0
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """Return what the next characters are; with `last`, also text that was held back."""
+        self._text += text
+        self._last = last
+        self._parsed = Parsed()
+        next(self._steps)
+        return self._parsed
+
+    def _answer(self) -> Steps:
+        if self._form.whole_answer and not (yield from self._begins_with_a_call()):
+            yield from self._only_text()
+        while True:
+            if not self._form.whole_answer:
+                yield from self._text_before_a_call()
+            yield from self._calls()
+
+    def _begins_with_a_call(self) -> Generator[None, None, bool]:
+        while True:
+            begun = self._text.lstrip(WHITESPACE)
+            if self._last or not may_become(begun, self._form.marker):
+                return begun.startswith(("{", self._form.marker))
+            yield
+
+    def _only_text(self) -> Steps:
+        while True:
+            self._pass_on(len(self._text))
+            yield
+
+    def _text_before_a_call(self) -> Steps:
+        """Pass text on up to the next marker. White space around calls is no text."""
+        marker, between = self._form.marker, True
+        while (position := self._text.find(marker)) < 0:
+            keep = 0 if self._last else overlap(self._text, marker)
+            between = between and not self._text[: len(self._text) - keep].strip(WHITESPACE)
+            if not between or (self._last and not self.num_calls):
+                self._pass_on(len(self._text) - keep)
+            yield
+        if between and not self._text[:position].strip(WHITESPACE):
+            self._text = self._text[position:]
+        else:
+            self._pass_on(position)
+
+    def _calls(self) -> Steps:
+        """Read one call, or all to the end of the answer if no text can follow a call."""
+        while True:
+            begin = yield from self._next_call()
+            is_call = yield from self._call(begin)
+            if not is_call:
+                break
+            if not self._parallel:
+                yield from self._nothing_more()
+            if self._form.closing:
+                yield from self._end_of_call()
+                return
+        if self._form.closing:
+            self._pass_on(min(len(self._text), len(self._form.marker)))
+        elif self.num_calls and not self._text.strip(self._form.separators):
+            yield from self._nothing_more()
+        else:
+            yield from self._only_text()
+
+    def _next_call(self) -> Generator[None, None, int]:
+        """Return the position of the first character that is neither of a marker nor a separator."""
+        position, marker = 0, self._form.marker
+        while True:
+            rest = self._text[position:]
+            if rest.startswith(marker):
+                position += len(marker)
+            elif rest and rest[0] in self._form.separators and not may_become(rest, marker):
+                position += 1
+            elif self._last or not may_become(rest, marker):
+                return position
+            else:
+                yield
+
+    def _call(self, position: int) -> Generator[None, None, bool]:
+        """Pass the call at a position on; return False, and leave the text, if there is none."""
+        scanner = CallScanner()
+        if self._form.bare_names and not self._text.startswith("{", position):
+            while (brace := self._text.find("{", position)) < 0:
+                if self._last or len(self._text) - position > MAX_NAME:
+                    return False
+                yield
+            scanner = CallScanner(self._text[position:brace].strip().removesuffix(BEFORE_ARGUMENTS).strip())
+            position = brace
+        begun = False
+        while True:
+            position += scanner.feed(self._text[position:])
+            name = None
+            if scanner.name is not None and not begun:
+                if scanner.name not in self._names:
+                    return False
+                name, begun = scanner.name, True
+                self.num_calls += 1
+            if begun:
+                self._text, position = self._text[position:], 0
+                arguments = scanner.take_arguments()
+                if name is not None or arguments:
+                    self._parsed.calls.append(CallDelta(self.num_calls - 1, name, arguments))
+            if scanner.ended or scanner.broken or self._last:
+                return begun
+            yield
+
+    def _end_of_call(self) -> Steps:
+        """Drop the closing."""
+        while True:
+            rest = self._text.lstrip(WHITESPACE)
+            if rest.startswith(self._form.closing):
+                self._text = rest.removeprefix(self._form.closing)
+            elif not self._last and may_become(rest, self._form.closing):
+                yield
+                continue
+            return
+
+    def _nothing_more(self) -> Steps:
+        while True:
+            self._text = ""
+            yield
+
+    def _pass_on(self, count: int) -> None:
+        self._parsed.content += self._text[:count]
+        self._text = self._text[count:]
+
+
+def may_become(text: str, whole: str) -> bool:
+    """Return True if `text` is the beginning of `whole`, but not all of it."""
+    return len(text) < len(whole) and whole.startswith(text)
+
+
+def overlap(text: str, marker: str) -> int:
+    """Return the length of the longest end of `text` that may become the marker."""
+    return next((size for size in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:size])), 0)

@@ -1,0 +1,42 @@
+"""ReasoningParser: the reasoning and the text of an answer, in pieces of any length."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orca_master.text.reasoning import ReasoningParser
+
+CASES = [
+    ("deepseek_r1", "<think>\nIs it 5?</think>\n\nIt is 5.\n", "Is it 5?", "It is 5.\n"),
+    ("deepseek_r1", "Is it < 5?</think>It is.", "Is it < 5?", "It is."),
+    ("deepseek_r1", "Is it </thin", "Is it </thin", ""),
+    ("deepseek_r1", "</think>5", "", "5"),
+    ("qwen3", "<think>a</think> b </think>", "a", "b </think>"),
+    ("qwen3", "\n<think>", "", ""),
+    ("qwen3", "It is 5 </think>", "", "It is 5 </think>"),
+    ("qwen3", " <thin", "", " <thin"),
+    ("qwen3", "", "", ""),
+]
+
+
+def parse(form: str, pieces: list[str]) -> tuple[str, str]:
+    parser = ReasoningParser(form)
+    parts = [parser.feed(piece, last=place == len(pieces) - 1) for place, piece in enumerate(pieces)]
+    return "".join(reasoning for reasoning, _ in parts), "".join(content for _, content in parts)
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "reasoning", "content"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
+)
+def test_an_answer_at_once_and_by_characters(form, answer, reasoning, content):
+    assert parse(form, [answer]) == (reasoning, content)
+    assert parse(form, [*answer, ""]) == (reasoning, content)
+
+
+@given(case=st.sampled_from(CASES), cuts=st.lists(st.integers(0, 40)))
+def test_pieces_of_any_length(case, cuts):
+    form, answer, reasoning, content = case
+    ends = sorted({min(cut, len(answer)) for cut in cuts})
+    pieces = [answer[begin:end] for begin, end in zip([0, *ends], [*ends, len(answer)], strict=True)]
+    assert parse(form, pieces) == (reasoning, content)
