@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.endpoint.answer_parts import AnswerFormat
 from orca_master.endpoint.chat import ChatFormat
 from orca_master.endpoint.choice_run import Choice, Piece
 from orca_master.endpoint.completions import CompletionFormat
@@ -33,7 +34,7 @@ def formats(tmp_path, **fields: Any) -> list[Format]:
         chat_fields["logprobs"] = True
     return [
         CompletionFormat(CompletionRequest.model_validate({"prompt": [1], "n": 2, **fields}), '"m\0"', codec),
-        ChatFormat(ChatCompletionRequest.model_validate({"n": 2, **chat_fields}), "text", codec),
+        ChatFormat(ChatCompletionRequest.model_validate({"n": 2, **chat_fields}), "text", codec, AnswerFormat()),
     ]
 
 

@@ -179,6 +179,8 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.vllm_metrics = config.vllm_metrics
     message.num_processes = config.num_processes
     message.log_format = config.log_format
+    message.tool_call_parser = config.tool_call_parser
+    message.reasoning_parser = config.reasoning_parser
     message.log_level = config.log_level
     message.allowed_hosts.extend(config.allowed_hosts)
     for field in _HTTP_LIMITS:
@@ -198,6 +200,8 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         log_requests=message.log_requests,
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
+        tool_call_parser=message.tool_call_parser,
+        reasoning_parser=message.reasoning_parser,
         log_format=message.log_format,
         log_level=message.log_level,
         allowed_hosts=tuple(message.allowed_hosts),

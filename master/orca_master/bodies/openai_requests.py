@@ -11,9 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -24,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import (
     Lengths,
     at_most,
@@ -33,6 +32,7 @@ from orca_master.bodies.lengths import (
     within_context,
 )
 from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
+from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
 from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
@@ -51,10 +51,6 @@ MAX_BIASES = 4096
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Maximum parts of one message."""
-MAX_NAME = 4096
-"""Maximum characters of a text that is neither prompt nor message."""
-# pydantic's own max_length would refuse a text with a lone surrogate, which is harmless outside prompts.
-Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
 StopString = Annotated[
     str,
     Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}),
@@ -64,29 +60,6 @@ Text = Annotated[str, check_text]
 # Most tokenizers return no token for an empty text. The schema's minLength keeps fuzzers from trying only that error.
 PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
-
-
-class Body(BaseModel):
-    """A JSON object. `null` for a field with a default means the default."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_and_not_null(cls, data: Any) -> Any:
-        """Drop optional fields that are null, and all unknown fields except the first, which the error names.
-
-        Some clients send null for fields that they do not use.
-        """
-        if not isinstance(data, dict):
-            return data
-        known = {
-            name: data[name]
-            for name, field in cls.model_fields.items()
-            if name in data and (data[name] is not None or field.is_required())
-        }
-        unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
-        return known | {unknown: data[unknown]} if unknown in data else known
 
 
 BiasToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
@@ -170,6 +143,11 @@ class GenerationRequest(Body):
         return grammar_of(self.response_format, self.structured_outputs)
 
     @property
+    def tool_names(self) -> set[str]:
+        """Names of the functions that the answer can call."""
+        return set()
+
+    @property
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -240,6 +218,9 @@ class ChatMessage(Body):
         None
     )
     name: Name | None = None
+    tool_calls: ToolCalls = []
+    tool_call_id: Name | None = None
+    reasoning_content: str | None = None
 
     @property
     def text(self) -> str:
@@ -248,9 +229,15 @@ class ChatMessage(Body):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def num_characters(self) -> int:
+        """Characters of all texts."""
+        arguments = sum(len(call.function.arguments) for call in self.tool_calls)
+        return len(self.text) + len(self.reasoning_content or "") + arguments
+
 
 def _check_texts(messages: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
-    Lengths.of(info).check_characters(sum(len(message.text) for message in messages))
+    Lengths.of(info).check_characters(sum(message.num_characters for message in messages))
     return messages
 
 
@@ -272,9 +259,21 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
+    tools: ToolList = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> ChatCompletionRequest:
+    def _chat_fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
+        if not self.tools and self.tool_choice not in (None, "none"):
+            raise ValueError("tool_choice: needs tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names:
+            raise ValueError(f"tool_choice: tools has no function {self.tool_choice.function.name!r}")
         return self
+
+    @property
+    def tool_names(self) -> set[str]:
+        """Names of the functions that the answer can call."""
+        return set() if self.tool_choice == "none" else {tool.function.name for tool in self.tools}

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import within_context
-from orca_master.bodies.openai_requests import Body, Messages, Name, Text, TokenId
+from orca_master.bodies.openai_requests import Messages, Text, TokenId
+from orca_master.bodies.tools import ToolList
 
 
 class TokenizeTextRequest(Body):
@@ -24,6 +26,7 @@ class TokenizeChatRequest(Body):
     messages: Messages
     model: Name | None = None
     add_generation_prompt: bool = True
+    tools: ToolList = []
 
 
 TAGS = ("[with prompt]", "[with messages]")

@@ -17,6 +17,8 @@ from orca_contract.model_choices import (
 
 from orca_master.commands.argument_types import positive
 from orca_master.errors import ConfigurationError
+from orca_master.text.reasoning import REASONING_FORMATS
+from orca_master.text.tool_calls import FORMATS
 
 if TYPE_CHECKING:  # imports pydantic, which takes a tenth of a second
     from orca_contract.topology import ModelSpec
@@ -62,6 +64,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks of each worker, one process each (1)",
     )
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
+    parser.add_argument(
+        "--tool-call-parser",
+        choices=("auto", *FORMATS, "none"),
+        default="auto",
+        help="format in which the model calls functions; auto: that of its chat template (auto)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        choices=(*REASONING_FORMATS, "none"),
+        default="none",
+        help="format in which the model reasons before it answers; reasoning becomes reasoning_content (none)",
+    )
 
 
 def check_model_options(arguments: argparse.Namespace, backend: Backend) -> None:

@@ -273,6 +273,8 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
     return EndpointConfig(
         model_names=tuple(arguments.served_model_name or [model_name]),
         chat_template=arguments.chat_template,
+        tool_call_parser=arguments.tool_call_parser,
+        reasoning_parser=arguments.reasoning_parser,
         request_timeout=arguments.request_timeout,
         api_keys=keys,
         api_key_file=key_file,

@@ -147,7 +147,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         """Convert text or messages to token ids."""
         endpoint.check(body.model)
         if isinstance(body, TokenizeChatRequest):
-            text = await endpoint.template.render(body.messages, body.add_generation_prompt, {})
+            text = await endpoint.template.render(body.messages, body.add_generation_prompt, {}, body.tools)
             tokens = await endpoint.encode(text, "messages", add_special_tokens=False)
         else:
             tokens = await endpoint.encode(body.prompt, "prompt", body.add_special_tokens)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
@@ -18,7 +20,9 @@ from orca_master.endpoint.openai_answers import (
     ChatCompletion,
     ChatLogprobs,
     ChatTokenLogprob,
+    FunctionCall,
     TokenLogprob,
+    ToolCall,
     Usage,
 )
 from orca_master.endpoint.request_deadline import requested_timeout
@@ -31,10 +35,13 @@ from orca_master.text.tokenizer import TextCodec
 class ChatFormat:
     """`Format` of chat completions."""
 
-    def __init__(self, body: ChatCompletionRequest, model_name: str, codec: TextCodec) -> None:
+    def __init__(self, body: ChatCompletionRequest, model_name: str, codec: TextCodec, answers: AnswerFormat) -> None:
         self._body = body
         self._model_name = model_name
         self._codec = codec
+        self._answers = answers
+        self._parsers: dict[int, AnswerParser] = {}
+        """Of the choices of a stream."""
 
     def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
         """Yield the role, once for each choice."""
@@ -45,15 +52,31 @@ class ChatFormat:
     @property
     def only_text_varies(self) -> bool:
         """See Format."""
-        return not self._body.logprobs and not self._body.return_token_ids
+        is_plain = self._answers.parser(self._body).is_plain
+        return is_plain and not self._body.logprobs and not self._body.return_token_ids
 
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
-        delta = AssistantMessage(content=piece.text)
+        parser = self._parsers.setdefault(piece.index, self._answers.parser(self._body))
+        parts = parser.feed(piece.text, last=piece.finish_reason is not None)
+        calls = [
+            ToolCall(
+                index=delta.index,
+                id=self._call_id(generation, piece.index, delta.index) if delta.name is not None else None,
+                type="function" if delta.name is not None else None,
+                function=FunctionCall(name=delta.name, arguments=delta.arguments),
+            )
+            for delta in parts.calls
+        ]
+        delta = AssistantMessage(
+            content=parts.content or (None if parts.reasoning or calls else ""),
+            reasoning_content=parts.reasoning or None,
+            tool_calls=calls or None,
+        )
         choice = ChatChoice(
             index=piece.index,
             delta=delta,
-            finish_reason=piece.finish_reason,
+            finish_reason=_finish_reason(parser, piece),
             logprobs=self._logprobs([piece]),
             token_ids=[piece.token] if self._body.return_token_ids else None,
         )
@@ -62,10 +85,30 @@ class ChatFormat:
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
         """See Format."""
         wants_ids = self._body.return_token_ids
+        parser = self._answers.parser(self._body)
+        parts = parser.feed("".join(piece.text for piece in pieces), last=pieces[-1].finish_reason is not None)
+        arguments: dict[int, str] = {}
+        for delta in parts.calls:
+            arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+        calls = [
+            ToolCall(
+                id=self._call_id(generation, index, delta.index),
+                type="function",
+                function=FunctionCall(name=delta.name, arguments=arguments[delta.index]),
+            )
+            for delta in parts.calls
+            if delta.name is not None
+        ]
+        message = AssistantMessage(
+            role="assistant",
+            content=parts.content or (None if calls else ""),
+            reasoning_content=parts.reasoning or None,
+            tool_calls=calls or None,
+        )
         return ChatChoice(
             index=index,
-            message=AssistantMessage(role="assistant", content="".join(piece.text for piece in pieces)),
-            finish_reason=pieces[-1].finish_reason,
+            message=message,
+            finish_reason=_finish_reason(parser, pieces[-1]),
             logprobs=self._logprobs(pieces),
             token_ids=[piece.token for piece in pieces] if wants_ids else None,
             prompt_token_ids=list(generation.prompt_of(index)) if wants_ids else None,
@@ -78,6 +121,11 @@ class ChatFormat:
     def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""
         return self._completion("chat.completion.chunk", generation, [], usage)
+
+    def _call_id(self, generation: Generation, choice: int, call: int) -> str:
+        """Return the id of a call, the same whenever the response is built."""
+        assert self._answers.tool_calls is not None
+        return self._answers.tool_calls.call_id(generation.request_id, choice, call)
 
     def _chunk(self, generation: Generation, choice: ChatChoice) -> ChatCompletion:
         return self._completion("chat.completion.chunk", generation, [choice], None)
@@ -110,6 +158,10 @@ class ChatFormat:
         return TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
 
 
+def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "length", "tool_calls"] | None:
+    return "tool_calls" if parser.has_calls and piece.finish_reason == "stop" else piece.finish_reason
+
+
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the route."""
 
@@ -117,7 +169,11 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the assistant's message of a conversation."""
         endpoint.check(body.model)
-        text = await endpoint.template.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        endpoint.answers.check(body)
+        tools = body.tools if body.tool_names else ()
+        text = await endpoint.template.render(
+            body.messages, body.add_generation_prompt, body.chat_template_kwargs, tools
+        )
         # The template already contains the special tokens.
         prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
         max_tokens = body.max_completion_tokens or body.max_tokens
@@ -136,6 +192,6 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
         generation = endpoint.generator.prepare(
             "chatcmpl", body, [prompt], max_tokens, logprobs, timeout, owner_of(request)
         )
-        style = ChatFormat(body, endpoint.model_name, endpoint.codec)
+        style = ChatFormat(body, endpoint.model_name, endpoint.codec, endpoint.answers)
         recorder = endpoint.recorder(CHAT, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

@@ -24,13 +24,16 @@ def default_hosts(listen_host: str) -> tuple[str, ...]:
 class EndpointConfig:
     """Options of the endpoint. `model_names`: responses contain the first. Times in seconds.
 
-    `api_keys`: hexadecimal SHA-256 digests; `api_key_file` adds more, initially `api_key_file_digests`. Without any
-    digest no key is needed. `num_processes`: API processes, 0 to serve in the master's process. `allowed_origins`: ()
-    for no CORS. `allowed_hosts`: () for any. `http`: limits of the API port in each process.
+    `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
+    `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
+    API processes, 0 to serve in the master's process. `allowed_origins`: () for no CORS. `allowed_hosts`: () for any.
+    `http`: limits of the API port in each process.
     """
 
     model_names: tuple[str, ...]
     chat_template: Path | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "none"
     request_timeout: float | None = None
     api_keys: frozenset[str] = frozenset()
     api_key_file: Path | None = None

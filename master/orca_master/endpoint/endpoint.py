@@ -12,6 +12,7 @@ from fastapi import Request
 from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.answer_parts import AnswerFormat
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.middleware import owner_of
@@ -35,6 +36,7 @@ class Endpoint:
     codec: TextCodec
     template: ChatTemplate
     generator: Generator = field(init=False)
+    answers: AnswerFormat = field(init=False)
     _encoder: Encoder = field(init=False)
     bodies: BodyChecker = field(default_factory=BodyChecker)
     resumable: ResumableRequests | None = None
@@ -43,8 +45,13 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.codec)
+        self.answers = AnswerFormat.of(self.config.tool_call_parser, self.config.reasoning_parser, self.template.source)
         self.generator = Generator(
-            self.engine, self.codec, self.config.request_timeout, self.config.http.max_unread_bytes
+            self.engine,
+            self.codec,
+            self.config.request_timeout,
+            self.config.http.max_unread_bytes,
+            () if self.answers.tool_calls is None else self.answers.tool_calls.tokens,
         )
 
     @property

@@ -67,10 +67,19 @@ class Generation:
 class Generator:
     """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
-    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure).
+    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `tool_tokens`: texts of
+    tokens that answers with tools show, even if they are special tokens.
     """
 
-    def __init__(self, engine: EngineClient, codec: TextCodec, timeout: float | None, max_unread_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        codec: TextCodec,
+        timeout: float | None,
+        max_unread_bytes: int,
+        tool_tokens: tuple[str, ...] = (),
+    ) -> None:
+        self._tool_tokens = tool_tokens
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
@@ -162,7 +171,12 @@ class Generator:
                 cache_salt=salt,
                 grammar=grammar,
             )
-            decoder = self._codec.decoder(body.stop_strings, body.include_stop_str_in_output, body.skip_special_tokens)
+            decoder = self._codec.decoder(
+                body.stop_strings,
+                body.include_stop_str_in_output,
+                body.skip_special_tokens,
+                self._tool_tokens if body.tool_names else (),
+            )
             choices.append(Choice(index, submission, decoder))
         return Generation(request_id, created, shared, choices, deadline)
 

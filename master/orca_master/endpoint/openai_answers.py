@@ -50,11 +50,29 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class FunctionCall(BaseModel):
+    """Name and arguments (JSON as text) of a call; in a stream only the new characters of the arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a function; `index` only in a stream, where the first chunk of a call has its id, type and name."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
     """The assistant's message; in a stream `delta` with only the new fields."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -63,7 +81,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage | None = None
     delta: AssistantMessage | None = None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None

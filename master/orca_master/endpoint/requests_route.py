@@ -55,7 +55,7 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
 
 def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
     if isinstance(body, ChatCompletionRequest):
-        return ChatFormat(body, endpoint.model_name, endpoint.codec)
+        return ChatFormat(body, endpoint.model_name, endpoint.codec, endpoint.answers)
     assert isinstance(body, CompletionRequest)
     return CompletionFormat(body, endpoint.model_name, endpoint.codec)
 

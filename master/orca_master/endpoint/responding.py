@@ -147,8 +147,16 @@ def _dump_choice(choice: dict[str, Any]) -> dict[str, Any]:
         if choice.get(name, 0) is None:
             del choice[name]
     if "delta" in choice:
-        choice["delta"] = {name: value for name, value in choice["delta"].items() if value is not None}
+        choice["delta"] = _without_nulls(choice["delta"])
+    elif "message" in choice:
+        choice["message"] = _without_nulls(choice["message"]) | {"content": choice["message"]["content"]}
     return choice
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:

@@ -23,7 +23,10 @@ from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES
 
 if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
+    from collections.abc import Sequence
+
     from orca_master.bodies.openai_requests import ChatMessage
+    from orca_master.bodies.tools import Tool
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
@@ -38,7 +41,7 @@ WALL_SECONDS = 60.0
 RESERVED = frozenset(
     {
         *SPECIAL_TOKENS,
-        *("messages", "add_generation_prompt", "raise_exception", "strftime_now", "chat_template", "tokenize"),
+        *("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "chat_template", "tokenize"),
         *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "context", "loop", "caller"),
     }
 )
@@ -91,8 +94,14 @@ class ChatTemplate:
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
-    async def render(self, messages: list[ChatMessage], add_generation_prompt: bool, options: dict[str, Any]) -> str:
-        """Render messages to a prompt.
+    async def render(
+        self,
+        messages: list[ChatMessage],
+        add_generation_prompt: bool,
+        options: dict[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> str:
+        """Render messages, and the functions that the answer can call, to a prompt.
 
         Raises RequestError without a template, or for messages or options that the template refuses;
         QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
@@ -108,9 +117,14 @@ class ChatTemplate:
                     f"chat_template_kwargs: {name[:80]!a} is reserved or not a valid name",
                     "chat_template_kwargs",
                 )
-        wire = [{**message.model_dump(exclude_none=True), "content": message.text} for message in messages]
-        variables = {**options, "messages": wire, "add_generation_prompt": add_generation_prompt}
-        size = sum(len(message["content"]) for message in wire) + len(json.dumps(options))
+        variables = {
+            **options,
+            "messages": [_wire(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": [tool.model_dump(exclude_none=True, exclude_unset=True) for tool in tools] or None,
+        }
+        texts = sum(message.num_characters for message in messages)
+        size = texts + len(json.dumps([options, variables["tools"]]))
         frame = encode_frame({"variables": variables, "limit": max(MIN_LIMIT, GROWTH * size)})
         if self._num_waiting >= MAX_WAITING:
             waiting = f"{self._num_waiting} requests are waiting for the chat template"
@@ -186,6 +200,20 @@ class ChatTemplate:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _wire(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as templates expect it: one text, and the arguments of calls as objects."""
+    wire = {**message.model_dump(exclude_none=True, exclude={"tool_calls"}), "content": message.text}
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            {
+                **call.model_dump(exclude={"index"}),
+                "function": {"name": call.function.name, "arguments": call.function.values},
+            }
+            for call in message.tool_calls
+        ]
+    return wire
 
 
 def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:

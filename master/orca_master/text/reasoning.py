@@ -7,7 +7,8 @@ begins within the reasoning, with or without <think>; an answer of `qwen3` has r
 
 from __future__ import annotations
 
-from orca_master.text.tool_calls import WHITESPACE, may_become, overlap
+from orca_master.text.call_scanner import WHITESPACE
+from orca_master.text.tool_calls import may_become, overlap
 
 BEGIN, END = "<think>", "</think>"
 REASONING_FORMATS = ("deepseek_r1", "qwen3")

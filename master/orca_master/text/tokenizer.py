@@ -7,7 +7,7 @@ weights) serves prompts of token ids, and its responses contain token ids but no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -84,11 +84,20 @@ class TextCodec:
         with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-    def decoder(self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool) -> IncrementalDecoder:
-        """Return the detokenizer of one choice; raise RequestError for stop strings without a tokenizer."""
+    def decoder(
+        self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool, shown: Iterable[str] = ()
+    ) -> IncrementalDecoder:
+        """Return the detokenizer of one choice; raise RequestError for stop strings without a tokenizer.
+
+        `shown`: texts of special tokens that are not skipped.
+        """
         if self._tokenizer is None and stop_strings:
             raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
-        return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens)
+        tokens: dict[int, str] = {}
+        if self._tokenizer is not None and skip_special_tokens:
+            ids = {text: self._tokenizer.token_to_id(text) for text in shown}
+            tokens = {token: text for text, token in ids.items() if token is not None}
+        return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens, tokens)
 
 
 class IncrementalDecoder:
@@ -98,9 +107,16 @@ class IncrementalDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer | None,
+        stop_strings: list[str],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        shown: Mapping[int, str],
     ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
+        """Texts of tokens that the stream would skip."""
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._search = StopSearch(stop_strings)
         self._include_stop = include_stop
@@ -116,7 +132,7 @@ class IncrementalDecoder:
         if self._tokenizer is None:
             return ""
         try:
-            new = self._stream.step(self._tokenizer, token) or ""
+            new = self._shown.get(token) or self._stream.step(self._tokenizer, token) or ""
         except BaseException:  # no context around each step: entering one takes as long as the step
             with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
                 raise

@@ -22,7 +22,7 @@ class ToolCallFormat:
 
     name: str
     marker: str
-    """Begins calls. A special token of this text is part of the answer."""
+    """Begins calls."""
     closing: str = ""
     """Ends a call, after which text can follow; "" if nothing but calls follows the first call."""
     separators: str = WHITESPACE
@@ -32,6 +32,12 @@ class ToolCallFormat:
     bare_names: bool = False
     """True if a call can also be a name and the object of its arguments."""
     id_characters: int = 24
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Texts that some tokenizers have as special tokens, which are part of an answer nevertheless."""
+        texts = (self.marker, self.closing, BEFORE_ARGUMENTS if self.bare_names else "")
+        return tuple(text for text in texts if text)
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
         """Return the id of a call, the same whenever the response is built."""
@@ -58,6 +64,11 @@ def format_of_template(source: str | None) -> ToolCallFormat | None:
     if source is None or "<function=" in source:  # Qwen3-Coder's own format
         return None
     return next((form for form in FORMATS.values() if form.marker in source), None)
+
+
+def format_named(name: str, template: str | None) -> ToolCallFormat | None:
+    """Return the format of a value of `--tool-call-parser`: its name, `none`, or `auto` for that of the template."""
+    return format_of_template(template) if name == "auto" else FORMATS.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,37 @@
+"""`Body`: the base of all JSON objects that clients send, and texts that are neither prompt nor message."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from orca_master.bodies.lengths import at_most_characters
+
+MAX_NAME = 4096
+"""Maximum characters of a text that is neither prompt nor message."""
+# pydantic's own max_length would refuse a text with a lone surrogate, which is harmless outside prompts.
+Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
+
+
+class Body(BaseModel):
+    """A JSON object. `null` for a field with a default means the default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_not_null(cls, data: Any) -> Any:
+        """Drop optional fields that are null, and all unknown fields except the first, which the error names.
+
+        Some clients send null for fields that they do not use.
+        """
+        if not isinstance(data, dict):
+            return data
+        known = {
+            name: data[name]
+            for name, field in cls.model_fields.items()
+            if name in data and (data[name] is not None or field.is_required())
+        }
+        unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
+        return known | {unknown: data[unknown]} if unknown in data else known

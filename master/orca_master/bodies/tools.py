@@ -1,0 +1,95 @@
+"""Request bodies of tools: the functions that a model can call, and its calls in earlier messages.
+
+Source: OpenAI API reference, "Chat", `tools` and `tool_choice`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from orca_master.bodies.body import Body, Name
+from orca_master.bodies.lengths import at_most, check_options
+
+MAX_TOOLS = 128
+"""OpenAI's."""
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./:-]{1,256}$")]
+
+
+class Function(Body):
+    """A function with the JSON schema of its parameters."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], check_options] = {}
+    strict: bool = False
+
+
+class Tool(Body):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionReference(Body):
+    """The function of `NamedTool`."""
+
+    name: FunctionName
+
+
+class NamedTool(Body):
+    """A `tool_choice` of one function."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+class FunctionCall(Body):
+    """Name and arguments of a call; the arguments are a JSON object as text."""
+
+    name: Name
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, text: str) -> str:
+        try:
+            value = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise PydanticCustomError("no_object", "the text must be a JSON object")
+        return text
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name."""
+        values: dict[str, Any] = json.loads(self.arguments or "{}")
+        return values
+
+
+class ToolCall(Body):
+    """A call of an earlier answer. `index`: some clients repeat it from a stream."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+def _unique(tools: list[Tool]) -> list[Tool]:
+    names = [tool.function.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PydanticCustomError("twice", "the function {name} is given twice", {"name": repr(twice)})
+    return tools
+
+
+ToolList = Annotated[
+    list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS), AfterValidator(_unique)
+]
+ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)]

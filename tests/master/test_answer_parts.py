@@ -1,0 +1,181 @@
+"""Tool calls and reasoning in the chat API, through the official client, over an engine with prepared answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+from orca_master.scheduling.request import FinishReason
+from support.scripted_engine import END, MODEL, Scripted, make_model
+
+TEMPLATES = {
+    "hermes": "{% if tools %}{{ tools | tojson }} in <tool_call>{% endif %}{{ messages | tojson }}",
+    "llama3_json": "{% if tools %}{{ tools | tojson }} after <|python_tag|>{% endif %}{{ messages | tojson }}",
+    "mistral": "{% if tools %}{{ tools | tojson }} after [TOOL_CALLS]{% endif %}{{ messages | tojson }}",
+    "unknown": "{{ messages | tojson }}",
+}
+MARKERS = ("<|python_tag|>", "[TOOL_CALLS]")
+ANSWERS = {
+    "hermes": 'Yes. <tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "llama3_json": '<|python_tag|>{"name": "add", "parameters": {"x": 1}}; {"name": "now", "parameters": {}}',
+    "mistral": 'Yes. [TOOL_CALLS][{"name": "add", "arguments": {"x": 1}}, {"name": "now", "arguments": {}}]',
+}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add one.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+QUESTION: list[Any] = [{"role": "user", "content": "1 + 1?"}]
+
+
+def play(scripted: Scripted, scene: Callable[[Any], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with scripted as client:
+            await scene(client.chat.completions)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.fixture(params=sorted(ANSWERS))
+def form(request) -> str:
+    return request.param
+
+
+def test_calls_of_an_answer_and_of_a_stream(tmp_path, form):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), f"{ANSWERS[form]}{END}")
+
+    async def scene(completions: Any) -> None:
+        answer = await completions.create(model=MODEL, messages=QUESTION, tools=[ADD, NOW])
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == (None if form == "llama3_json" else "Yes. ")
+        calls = choice.message.tool_calls
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+            ("add", {"x": 1}),
+            ("now", {}),
+        ]
+        assert len({call.id for call in calls}) == 2
+        assert '"description": "Add one."' in scripted.prompt
+        content, names, arguments, reason = "", [], ["", ""], None
+        async for chunk in await completions.create(model=MODEL, messages=QUESTION, tools=[ADD, NOW], stream=True):
+            delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
+            content += delta.content or ""
+            for call in delta.tool_calls or []:
+                arguments[call.index] += call.function.arguments
+                if call.id is not None:
+                    assert call.type == "function"
+                    names.append(call.function.name)
+        assert (content or None, names, reason) == (choice.message.content, ["add", "now"], "tool_calls")
+        assert [json.loads(text) for text in arguments] == [{"x": 1}, {}]
+
+    play(scripted, scene)
+
+
+def test_a_conversation_with_a_result(tmp_path):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"It is 2.{END}")
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+
+    async def scene(completions: Any) -> None:
+        messages = [
+            *QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+        ]
+        answer = await completions.create(model=MODEL, messages=messages, tools=[ADD])
+        assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("It is 2.", None)
+        assert answer.choices[0].finish_reason == "stop"
+        assert '"function": {"name": "add", "arguments": {"x": 1}}' in scripted.prompt
+        assert '{"role": "tool", "content": "2", "tool_call_id": "call_1"}' in scripted.prompt
+
+    play(scripted, scene)
+
+
+def test_no_tools_no_parallel_calls_and_a_cut_answer(tmp_path, form):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), ANSWERS[form], FinishReason.LENGTH)
+
+    async def scene(completions: Any) -> None:
+        for options in ({}, {"tools": [ADD, NOW], "tool_choice": "none"}):
+            answer = await completions.create(model=MODEL, messages=QUESTION, **options)
+            assert answer.choices[0].message.tool_calls is None
+            assert '"arguments": {}' in answer.choices[0].message.content.replace("parameters", "arguments")
+            assert "description" not in scripted.prompt
+        answer = await completions.create(
+            model=MODEL, messages=QUESTION, tools=[ADD, NOW], parallel_tool_calls=False, n=2
+        )
+        for choice in answer.choices:
+            assert [call.function.name for call in choice.message.tool_calls] == ["add"]
+            assert choice.finish_reason == "length"
+
+    play(scripted, scene)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [ADD, ADD]}, "tools: the function 'add' is given twice"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name: "),
+        ({"tool_choice": "auto"}, "tool_choice: needs tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "no"}}}, "has no function 'no'"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "[]"}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments: the text must be a JSON object",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_refused(tmp_path, options, message):
+    async def scene(completions: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match=message):
+            await completions.create(**({"model": MODEL, "messages": QUESTION} | options))
+
+    play(Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), END), scene)
+
+
+def test_a_model_whose_format_is_unknown(tmp_path):
+    model = make_model(tmp_path, TEMPLATES["unknown"], MARKERS)
+
+    async def refused(completions: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match="start the server with --tool-call-parser"):
+            await completions.create(model=MODEL, messages=QUESTION, tools=[NOW])
+
+    async def accepted(completions: Any) -> None:
+        answer = await completions.create(model=MODEL, messages=QUESTION, tools=[NOW])
+        assert answer.choices[0].message.tool_calls[0].function.name == "now"
+
+    play(Scripted(model, END), refused)
+    play(Scripted(model, END, tool_call_parser="none"), refused)
+    play(Scripted(model, '<tool_call>{"name": "now"}</tool_call>', tool_call_parser="hermes"), accepted)
+
+
+def test_reasoning_before_a_call(tmp_path):
+    text = f'<think>\nHm.\n</think>\n\nWell. <tool_call>{{"name": "now"}}</tool_call>{END}'
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), text, reasoning_parser="qwen3")
+
+    async def scene(completions: Any) -> None:
+        message = (await completions.create(model=MODEL, messages=QUESTION, tools=[NOW])).choices[0].message
+        assert (message.reasoning_content, message.content) == ("Hm.\n", "Well. ")
+        assert message.tool_calls[0].function.arguments == "{}"
+        reasoning = content = ""
+        async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
+            delta = chunk.choices[0].delta
+            reasoning += getattr(delta, "reasoning_content", None) or ""
+            content += delta.content or ""
+        assert (reasoning, content) == ("Hm.\n", 'Well. <tool_call>{"name": "now"}</tool_call>')
+
+    play(scripted, scene)

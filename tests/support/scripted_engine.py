@@ -1,0 +1,96 @@
+"""An engine that answers every request with given tokens, behind ORCA's HTTP application, for tests of answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from orca_contract.state import EngineState
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.engine.progress import Progress
+from orca_master.engine.recovery import Recovery
+from orca_master.scheduling.request import FinishReason
+from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.tokenizer import TextCodec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+END = "<|end|>"
+MODEL = "scripted"
+
+
+def make_model(folder: Path, template: str, special_tokens: Sequence[str] = ()) -> Path:
+    """Write a tokenizer with one token per byte and these special tokens, the first of which ends answers."""
+    tokenizer = Tokenizer(
+        models.BPE(
+            {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
+        )
+    )
+    tokenizer.add_special_tokens([END, *special_tokens])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {tokenizer.token_to_id(END)}}}')
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+class ScriptedEngine(EngineClient):
+    """Answers each request with the tokens of `answer`, and notes the submissions."""
+
+    def __init__(self, codec: TextCodec, answer: str, reason: FinishReason = FinishReason.STOP) -> None:
+        self.tokens = codec.encode(answer)
+        self.reason = reason
+        self.submissions: list[Submission] = []
+
+    @property
+    def status(self) -> EngineStatus:
+        return EngineStatus(EngineState.SERVING, "", False, 1000, 10_000, 10_000, Progress(), 100, 10**6, Recovery())
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        self.submissions.append(submission)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        last = len(self.tokens) - 1
+        for place, token in enumerate(self.tokens):
+            output = Output(submission.request_id, token=token, finish_reason=self.reason if place == last else None)
+            asyncio.get_running_loop().call_soon(receive, output)
+        return answer
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        pass
+
+    async def metrics(self) -> bytes:
+        return b""
+
+
+class Scripted:
+    """The application over a model folder and an engine that gives one answer, and official clients of it."""
+
+    def __init__(self, model: Path, answer: str, reason: FinishReason = FinishReason.STOP, **options: Any) -> None:
+        codec = TextCodec(model)
+        self.engine = ScriptedEngine(codec, answer, reason)
+        self.template = ChatTemplate(model)
+        self.endpoint = Endpoint(EndpointConfig((MODEL,), **options), self.engine, codec, self.template)
+        self.codec = codec
+
+    async def __aenter__(self) -> openai.AsyncOpenAI:
+        await self.template.__aenter__()
+        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(self.endpoint)))
+        return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", max_retries=0, http_client=self._http)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+        await self.template.__aexit__(None, None, None)
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt as text."""
+        return self.codec.decode(list(self.engine.submissions[-1].prompt))
