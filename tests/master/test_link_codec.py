@@ -103,6 +103,8 @@ http_limits = build(
 configs = build(
     EndpointConfig,
     model_names=st.lists(texts, max_size=3).map(tuple),
+    tool_call_parser=texts,
+    reasoning_parser=texts,
     chat_template=st.none() | paths,
     request_timeout=st.none() | floats,
     api_keys=st.frozensets(texts, max_size=3),
