@@ -69,7 +69,7 @@ def test_a_cubin_comes_out(nvrtc, kernel, architecture):
     options = ["--std=c++17", f"--gpu-architecture={architecture}", "--ptxas-options=-v", *kernel.macros]
     cubin, log = compiled(nvrtc, program(kernel.source), options)
     assert cubin.startswith(b"\x7fELF")
-    names = re.findall(r"__global__ void (\w+)", program(kernel.source))
+    names = re.findall(r"void (?:__launch_bounds__\(.*\)\s+)?(orca_\w+)", program(kernel.source))
     assert kernel.name in names
     assert all(name.encode() in cubin for name in names)
     if kernel.source == TENSOR_CORES:

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -23,12 +24,13 @@
 #define __global__
 #define __device__
 #define __shared__ static
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 
 struct Place {
   int x, y, z;
 };
-static Place threadIdx, blockIdx;
+static Place threadIdx, blockIdx, gridDim;
 
 namespace emulation {
 
@@ -58,6 +60,15 @@ static std::function<void()> body;
 static int current, threads;
 static uint64_t exchanged[2][1024];
 static unsigned char parity[1024];  // of the exchanges of a fiber, whose arrays alternate: one barrier each is enough
+
+// Asynchronous copies of a thread: of the group that is open, and of groups that it has not waited for.
+struct Copy {
+  void *to;
+  const void *from;
+  size_t size;
+};
+static std::vector<Copy> open_copies[1024];
+static std::deque<std::vector<Copy>> copy_groups[1024];
 
 static sigjmp_buf before_launch;
 static pthread_t launching;
@@ -100,6 +111,10 @@ inline void leave() {
 inline void enter() {
   for (;;) {
     body();
+    for (const auto &group : copy_groups[current]) {
+      if (!group.empty()) fail("asynchronous copies that nobody waited for");
+    }
+    if (!open_copies[current].empty()) fail("asynchronous copies without a group");
     states[current].done = true;
     open(warp_begin(), warp_end());
     open(0, threads);
@@ -135,6 +150,10 @@ inline void run_block(int count) {
   if (fibers.size() < static_cast<size_t>(count)) fibers.resize(count);
   std::fill(states, states + count, State());
   std::fill(parity, parity + count, 0);
+  for (int i = 0; i < count; ++i) {
+    open_copies[i].clear();
+    copy_groups[i].clear();
+  }
   static std::mt19937 generator;
   static std::vector<int> order;
   order.resize(count);
@@ -168,6 +187,7 @@ const char *launch(void (*kernel)(Arguments...), int x, int y, int z, int count,
   struct sigaction action = {};
   action.sa_handler = on_signal;
   launching = pthread_self();
+  gridDim = {x, y, z};
   fault[0] = 0;
   for (int i = 0; i < 4; ++i) sigaction(signals[i], &action, &before[i]);
   if (!sigsetjmp(before_launch, 1)) {
@@ -227,6 +247,27 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
+// Asynchronous copies (PTX ISA, "cp.async"), 16 bytes each. From its start until its thread waits for its group, a copy may
+// write at any time. So the destination is filled with bytes that are NaN at once, and has the source's content of the time
+// of the wait after it, not earlier. Other threads see that after a barrier, as they see any other write.
+inline void emulated_copy_async(void *to, const void *from, size_t size) {
+  if (reinterpret_cast<uintptr_t>(to) % size || reinterpret_cast<uintptr_t>(from) % size) {
+    emulation::fail("misaligned asynchronous copy");
+  }
+  std::memset(to, 0xff, size);
+  emulation::open_copies[emulation::current].push_back({to, from, size});
+}
+inline void emulated_commit_copies() {
+  emulation::copy_groups[emulation::current].push_back(std::move(emulation::open_copies[emulation::current]));
+  emulation::open_copies[emulation::current].clear();
+}
+inline void emulated_await_copies(size_t pending) {
+  auto &groups = emulation::copy_groups[emulation::current];
+  for (; groups.size() > pending; groups.pop_front()) {
+    for (const emulation::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.size);
+  }
 }
 
 // Tensor-core product by a warp, c [16, 8] += a [16, 16] b [16, 8]. Each lane has its part as defined by the PTX ISA

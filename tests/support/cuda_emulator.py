@@ -20,9 +20,11 @@ KERNELS = {
     "tensor_core_attention.cu": ("attention", "store"),
     "merge.cu": ("merge",),
     "sampling.cu": ("note", "sample"),
+    "plan.cu": ("plan",),
 }
 COMMAND = (
-    "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-DORCA_EMULATED", "-ffp-contract=off",
+    "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-DORCA_EMULATED",
+    "-ffp-contract=off",
     "-fsanitize=undefined", "-fno-sanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
 """Undefined behaviour executes a trap instruction, which the emulation reports. A fortified longjmp would abort,
@@ -35,6 +37,9 @@ class EmulationError(Exception):
 
 class EmulatedLauncher:
     """Compiles each source for the CPU on first use; `folder` caches the libraries."""
+
+    multiprocessors = 1
+    """So few that a thread block has several entries of a work list."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder() / "emulated-kernels"

@@ -25,6 +25,11 @@ class LaunchRecorder(OperationRecorder):
         self.sizes.append(len(output))
         return output, replay
 
+    @property
+    def multiprocessors(self) -> int:
+        """See Launcher."""
+        return self._launcher.multiprocessors
+
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """See Launcher."""
         step = partial(self._launcher.launch, kernel, grid, threads, arguments)

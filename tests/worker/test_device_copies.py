@@ -161,6 +161,8 @@ def test_waits_are_found(work, found):
 class NoLauncher:
     """Launches nothing: the tensors on the device have no data."""
 
+    multiprocessors = 1
+
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         pass
 

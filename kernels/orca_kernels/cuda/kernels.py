@@ -6,15 +6,13 @@ The reference computes forms of attention that the sources do not support (other
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+import math
 
-import numpy as np
 import torch
-from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.modules import TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
 from orca_kernels.cuda.sampling import CudaSampling
+from orca_kernels.cuda.work import Shape, WorkLists
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
@@ -22,24 +20,11 @@ ATTENTION_OPTIONS = frozenset({"window"})
 """Options of `AttentionForm` that the CUDA sources support."""
 ROW_THREADS = 256
 ATTENTION_THREADS = 128
-WARP = 32
-SPLIT_SLOTS, MOST_SPLITS = 256, 16
-"""Slots per split of a long context, and maximum number of splits; longer contexts have more slots per split."""
+MERGE_THREADS = 128
+LOG2_E = 1 / math.log(2)
+"""The attention kernels compute powers of two."""
 
-Index, Real = ctypes.c_longlong, ctypes.c_float
-
-
-class _Requests(NamedTuple):
-    """A batch on the device, divided into tiles for the attention kernels."""
-
-    tiles: torch.Tensor
-    """[tiles, 2] int32: request and first row of each tile."""
-    starts: torch.Tensor
-    """[R + 1] int64: the batch's query_start."""
-    contexts: torch.Tensor
-    """[R] int64: the batch's context_length."""
-    increments: bool
-    """True if a request has a single token (increment phase); the contexts of such requests are split."""
+Index, Int, Real = ctypes.c_longlong, ctypes.c_int, ctypes.c_float
 
 
 class CudaLinear(ReferenceLinear):
@@ -55,12 +40,10 @@ class CudaLinear(ReferenceLinear):
 class CudaAttention:
     """Implements `orca_kernels.interface.Attention` with the attention kernels of `source`."""
 
-    def __init__(
-        self, launcher: Launcher, of_batch: WeakKeyDictionary[RaggedBatch, _Requests], source: str, form: AttentionForm
-    ) -> None:
-        """`of_batch`: cache of each batch's tiles, shared by all layers, which have the same heads."""
+    def __init__(self, launcher: Launcher, work_lists: WorkLists, source: str, form: AttentionForm) -> None:
+        """`work_lists`: shared by all layers."""
         self._launcher = launcher
-        self._of_batch = of_batch
+        self._work_lists = work_lists
         self._source = source
         self._form = form
 
@@ -70,9 +53,8 @@ class CudaAttention:
         strides = (Index(key.stride(0)), Index(value.stride(0)))
         if self._source == TENSOR_CORES:
             kernel = Kernel(TENSOR_CORES, "orca_store", key.dtype, dim)
-            self._launcher.launch(
-                kernel, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, Index(heads), *strides)
-            )
+            numbers = (Int(heads), Int(key.stride(0)), Int(value.stride(0)))
+            self._launcher.launch(kernel, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, *numbers))
         else:
             arguments = (key, value, *pools, slots, Index(heads), Index(dim), *strides)
             launch_rows(self._launcher, "store", key, rows, arguments)
@@ -80,42 +62,23 @@ class CudaAttention:
     def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one launch for all requests, and one to merge the splits of contexts."""
         num_tokens, heads, dim = query.shape
-        kv_heads, table_width = pools.keys.shape[1], batch.block_table.shape[1]
-        requests = self._requests_of(batch, heads // kv_heads, rows_of_tile(self._source, dim))
-        starts, contexts = requests.starts, requests.contexts
-        most_splits = min(-(-table_width * BLOCK_SIZE // SPLIT_SLOTS), MOST_SPLITS) if requests.increments else 1
+        kv_heads, window = pools.keys.shape[1], self._form.window or 0
+        shape = Shape(heads // kv_heads, kv_heads, rows_of_tile(self._source, dim), window)
+        work = self._work_lists.of(batch, shape, self)
         output = torch.empty((num_tokens, heads, dim), dtype=query.dtype, device=query.device)
-        size = len(contexts) * heads * most_splits * (dim + 2) if most_splits > 1 else 0
-        parts = torch.empty(size, dtype=torch.float32, device=query.device)
+        parts = torch.empty((work.part_rows, kv_heads, dim + 2), dtype=torch.float32, device=query.device)
         arguments = (
-            query, *pools, starts, contexts, batch.block_table, requests.tiles, output, parts,
-            Index(heads), Index(kv_heads), Index(table_width), Index(query.stride(0)), Index(self._form.window or 0),
-            Index(SPLIT_SLOTS), Index(most_splits), Real(self._form.scale),
+            query, *pools, work.starts, work.contexts, batch.block_table, work.works, work.counts, output, parts,
+            Int(shape.heads), Int(kv_heads), Int(batch.block_table.shape[1]), Int(query.stride(0)), Int(window),
+            Real(self._form.scale * LOG2_E),
         )  # fmt: skip
-        grid = (len(requests.tiles), kv_heads, most_splits)
         kernel = Kernel(self._source, "orca_attention", query.dtype, dim)
-        self._launcher.launch(kernel, grid, ATTENTION_THREADS, arguments)
-        if most_splits > 1:
-            numbers = (Index(heads), Index(self._form.window or 0), Index(SPLIT_SLOTS), Index(most_splits))
+        self._launcher.launch(kernel, (work.blocks, kv_heads, 1), ATTENTION_THREADS, arguments)
+        if len(work.merges):
             merge = Kernel("merge.cu", "orca_merge", query.dtype, dim)
-            self._launcher.launch(merge, (len(contexts), heads, 1), WARP, (parts, starts, contexts, output, *numbers))
+            of_merge = (parts, work.starts, work.merges, work.counts, output, Int(shape.heads), Int(kv_heads))
+            self._launcher.launch(merge, (len(work.merges), kv_heads, work.merge_rows), MERGE_THREADS, of_merge)
         return output
-
-    def _requests_of(self, batch: RaggedBatch, heads: int, rows: int) -> _Requests:
-        """Divide the batch into tiles of `rows`; cached as long as the batch exists."""
-        if batch not in self._of_batch:
-            counts = np.diff(batch.query_start.numpy())
-            numbers = -(-counts * heads // rows)
-            request = np.repeat(np.arange(len(numbers)), numbers)
-            place = np.arange(len(request)) - np.repeat(numbers.cumsum() - numbers, numbers)
-            order = np.argsort(-place, kind="stable")  # longest first: no long tile starts last
-            table = torch.from_numpy(np.stack((request, place * rows), axis=1)[order].astype(np.int32))
-            tiles, starts, contexts = (
-                tensor.to(batch.slots.device, non_blocking=True)
-                for tensor in (table, batch.query_start, batch.context_length)
-            )
-            self._of_batch[batch] = _Requests(tiles, starts, contexts, bool((counts == 1).any()))
-        return self._of_batch[batch]
 
 
 class CudaKernels(ReferenceKernels):
@@ -126,7 +89,7 @@ class CudaKernels(ReferenceKernels):
         self.sampling = CudaSampling(launcher)
         """Sampling of tokens, which is no operation of a layer."""
         self._launcher = launcher
-        self._of_batch: WeakKeyDictionary[RaggedBatch, _Requests] = WeakKeyDictionary()
+        self._work_lists = WorkLists(launcher)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
@@ -165,7 +128,7 @@ class CudaKernels(ReferenceKernels):
         source = attention_source(dtype, form.head_dim)
         if source is None or not form.options() <= ATTENTION_OPTIONS:
             return super().attention(form, dtype)
-        return CudaAttention(self._launcher, self._of_batch, source, form)
+        return CudaAttention(self._launcher, self._work_lists, source, form)
 
     def _rows(self, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1) -> None:
         """See `launch_rows`."""

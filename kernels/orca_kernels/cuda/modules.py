@@ -44,6 +44,10 @@ class Kernel:
 class Launcher(Protocol):
     """Runs kernels on a device."""
 
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the device."""
+
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """Launch thread blocks of `threads` threads; arguments are tensors and ctypes values."""
 
@@ -77,6 +81,11 @@ class CupyLauncher:
         self._cupy = cupy
         self._functions: dict[Kernel, Any] = {}
 
+    @property
+    def multiprocessors(self) -> int:
+        """See Launcher."""
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """See Launcher."""
         if kernel not in self._functions:
@@ -93,4 +102,6 @@ def _argument(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return np.uintp(value.data_ptr())
+    if isinstance(value, ctypes.c_int):
+        return np.int32(value.value)
     return np.float32(value.value) if isinstance(value, ctypes.c_float) else np.int64(value.value)

@@ -1,233 +1,274 @@
-// Attention of every request of an iteration in one launch for 16-bit elements, on tensor cores (for the launch, and
-// for float32, see attention.cu). A thread block has up to 64 rows of a request, 16 per warp; a row is a token and a
-// query head that shares the key/value head. An increment usually has at most 16 rows; then each of the four warps
-// computes every fourth block of the context, and the partial results are merged at the end.
+// Attention of every request of an iteration in one launch for 16-bit elements, on tensor cores (for the work list see
+// plan.cu, for float32 attention.cu). A thread block takes entries of the work list for one key/value head. Of a tile
+// with at most 16 rows, such as most increments, each of the four warps computes every fourth block of the context, and
+// their results are added at the end; of a larger tile each warp has 16 rows, and all warps read the same blocks.
 //
-// A head's block of the pools has the order in which the lanes of a warp hold the second factor of a 16 x 16 by 16 x 8
-// product (PTX ISA, "Matrix fragments for mma.m16n8k16"), so that a lane loads its part of 16 slots directly into
-// registers, 8 bytes at a time. Keys are D / 16 such factors per 8 slots, values one per 8 elements. ORCA_HEAD_DIM is
-// D, a multiple of 16. Loops over registers are unrolled: an array with an index that is known only at run time would
-// be in local memory.
-#include "attention.cuh"
+// Keys and values come through a ring of kStages stages in shared memory: while one is multiplied, the others are
+// copied. The warps of a small tile do not wait for each other, because each lane reads only its own copies.
+// ORCA_HEAD_DIM is D, a multiple of 16.
+#include "tensor_core.cuh"
 
-constexpr int kSteps = kDim / 16;              // products along D for a score
-constexpr int kAcross = kDim / 8;              // products across D for an output
-constexpr int kFragments = kBlock * kDim / 4;  // fragments of a head's block
 constexpr int kWarps = 4;
 constexpr int kWarpRows = 16;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kPieces = kDim > 128 ? 2 : 1;               // parts of a head's block that are copied one after another
+constexpr int kPiece = (kSteps + kPieces - 1) / kPieces;  // words per lane of such a part
+constexpr int kPieceWords = kPiece * kWarp;
+constexpr int kStageWords = kWarps * kPieceWords;
+constexpr int kRingWords = (48 << 10) / sizeof(Words);  // static shared memory of every device
+constexpr int kStages = kRingWords / kStageWords < 4 ? kRingWords / kStageWords : 4;
+constexpr int kResident = kDim > 128 ? 2 : 3;  // thread blocks per multiprocessor for which there are enough registers
 constexpr int kStoreThreads = 256;
-constexpr float kLog2e = 1.442695041f;
+static_assert(kStages >= 3, "one stage is multiplied while two are copied");
 
-// A lane's part of a second factor.
-struct alignas(8) Fragment {
-  unsigned word[2];
+// The blocks of a context that a warp copies, each `stride` slots after the one before.
+struct Blocks {
+  const Index *table;
+  int slot, end;
+  int block_words;         // of a block of the pools: all heads
+  int next = 0, block = 0;  // ids of the next block, read early to hide its latency, and of the current one; -1: none
+
+  __device__ inline void look_up() { next = slot < end ? static_cast<int>(table[slot / kBlock]) : -1; }
+  __device__ inline void advance(int stride) {
+    block = next;
+    slot += stride;
+    look_up();
+  }
 };
 
-// c [16, 8] += a [16, 16] b [16, 8] by a warp.
-__device__ inline void multiply(float (&c)[4], const unsigned (&a)[4], const Fragment &b) {
-#ifdef ORCA_EMULATED
-  emulated_multiply(c, a, b.word, [](uint16_t bits) { return widen(Element{bits}); });
-#elif ORCA_ELEMENT == 160
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.word[0]), "r"(b.word[1]));
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.word[0]), "r"(b.word[1]));
-#endif
-}
-
-// Index of element (k, n) of a second factor [16, 8] among its 128 elements.
-__device__ inline Index place_in_factor(Index k, Index n) {
-  const Index lane = n * 4 + k % 8 / 2;
-  return (lane * 2 + k / 8) * 2 + k % 2;
-}
-
-// Reductions over the four lanes that hold parts of the same row.
-__device__ inline float row_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-
-__device__ inline float row_sum(float value) {
-  value += __shfl_xor_sync(kAllLanes, value, 1);
-  return value + __shfl_xor_sync(kAllLanes, value, 2);
-}
-
-extern "C" __global__ void orca_attention(const Element *query, const Fragment *key_pool, const Fragment *value_pool,
-                                          const Index *starts, const Index *contexts, const Index *block_table,
-                                          const int *tiles, Element *output, float *parts, Index num_heads,
-                                          Index num_kv_heads, Index table_width, Index query_stride, Index window,
-                                          Index split_size, Index most_splits, float scale) {
-  __shared__ float merged[kWarpRows * (kDim + 2)];  // a row's output, top and total
-  const int request = tiles[2 * blockIdx.x], warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int group = lane / 4, member = lane % 4;  // this lane has rows `group` and `group + 8`, columns from 2 `member`
-  const int heads = static_cast<int>(num_heads) / static_cast<int>(num_kv_heads), kv_head = blockIdx.y;
-  const Index start = starts[request];
-  const int context = static_cast<int>(contexts[request]), reach = static_cast<int>(window);
-  const Index *table = block_table + request * table_width;
-  int first = tiles[2 * blockIdx.x + 1], left = static_cast<int>(starts[request + 1] - start) * heads - first;
-  const bool together = left <= kWarpRows;  // all warps compute the same rows
-  if (!together) {
-    first += warp * kWarpRows;
-    left -= warp * kWarpRows;
+// Copies part `piece` of a head's block, if there is one, to this warp's place in a stage.
+__device__ inline void copy_piece(Words *to, const Words *pool, const Blocks &blocks, int piece) {
+  if (blocks.block < 0) return;
+  const Words *from = pool + static_cast<Index>(blocks.block) * blocks.block_words;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    const int word = piece * kPieceWords + i * kWarp;
+    if (kSteps % kPiece == 0 || word < kHeadWords) copy_async(to + i * kWarp, from + word);
   }
-  if (left <= 0) return;  // a warp without rows: `first` would be beyond the request's last row
-  const int num_rows = left < kWarpRows ? left : kWarpRows;
+}
 
-  unsigned queries[kSteps][4] = {};
-  int position[2] = {-1, -1};  // rows that do not exist attend to nothing
+__device__ inline int next_stage(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
+
+// Computes a small tile: this warp's blocks are every fourth. A stage has a piece of the keys, or of the values, of a
+// block per warp.
+__device__ __forceinline__ void attend_together(Rows &rows, Words *ring, Blocks blocks, const Words *keys,
+                                                const Words *values, int begin, int end, int window, float scale) {
+  constexpr int kPhases = 2 * kPieces;  // stages per block: keys, then values
+  const int warp = threadIdx.x / kWarp;
+  ring += warp * kPieceWords + threadIdx.x % kWarp;
+  int full = 0, free = 0;  // the next stage to read, and to copy to
+  const auto copy = [&](int phase) {
+    if (phase == 0) blocks.advance(kWarps * kBlock);
+    copy_piece(ring + free * kStageWords, phase < kPieces ? keys : values, blocks, phase % kPieces);
+    commit_copies();
+    free = next_stage(free);
+  };
+  const auto next = [&](int phase) {
+    await_copies<kStages - 2>();
+    __syncwarp();
+    copy((phase + kStages - 1) % kPhases);  // to the stage that was read last
+    const Words *held = ring + full * kStageWords;
+    full = next_stage(full);
+    return held;
+  };
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first + group + 8 * half;
-    if (group + 8 * half >= num_rows) continue;
-    position[half] = context + row / heads;
-    const Element *from = query + (start + row / heads) * query_stride + (kv_head * heads + row % heads) * kDim;
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(stage % kPhases);
+  for (int slot = begin + warp * kBlock; slot < end; slot += kWarps * kBlock) {
+    float scores[1][2][4] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const Element *low = from + step * 16 + member * 2, *high = low + 8;
-      queries[step][half] = pair(low[0], low[1]);
-      queries[step][half + 2] = pair(high[0], high[1]);
+    for (int piece = 0; piece < kPieces; ++piece) add_scores<kPiece>(scores[0], rows, next(piece), piece * kPiece);
+    unsigned weights[1][4];
+    softmax(weights, scores, rows, slot, window, scale);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      add_values<kPiece>(rows, weights[0], next(kPieces + piece), piece * kPiece, slot);
     }
   }
+}
 
-  const int last_position = context + (first + num_rows - 1) / heads;
-  const bool increment = starts[request + 1] - start == 1;  // a prompt has enough thread blocks without splits
-  const Splits splits =
-      splits_of(context + first / heads, last_position, reach, increment ? most_splits : 1, split_size);
-  if (blockIdx.z >= splits.count) return;
-  const int begin = splits.begin + blockIdx.z * splits.size + (together ? warp * kBlock : 0);
-  int end = splits.begin + (blockIdx.z + 1) * splits.size;
-  if (end > splits.end) end = splits.end;
-  float accumulated[kAcross][4] = {}, top[2] = {kLowest, kLowest}, total[2] = {};
-  const int stride = together ? kWarps * kBlock : kBlock;
-  Index next = begin < end ? table[begin / kBlock] : 0;
-  for (int slot = begin; slot < end; slot += stride) {
-    const Index block = (next * num_kv_heads + kv_head) * kFragments + lane;
-    if (slot + stride < end) next = table[(slot + stride) / kBlock];  // early, to hide its latency
-    const Fragment *keys = key_pool + block, *values = value_pool + block;
-    float scores[2][4] = {}, most[2] = {top[0], top[1]};
+// Computes 16 rows of a larger tile by each warp. A stage has the keys and the values of kOwn blocks: the first half of
+// the warps copies the keys, the second half the values.
+__device__ __forceinline__ void attend_apart(Rows &rows, Words *ring, Blocks blocks, const Words *pool, int begin,
+                                             int end, int window, float scale) {
+  constexpr int kOwn = kWarps / 2 / kPieces;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  int full = 0, free = 0;
+  const auto copy = [&] {
+    blocks.advance(kOwn * kBlock);
+    copy_piece(ring + free * kStageWords + warp * kPieceWords + lane, pool, blocks, warp % kPieces);
+    commit_copies();
+    free = next_stage(free);
+  };
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int stage = 0; stage < kStages - 1; ++stage) copy();
+  for (int slot = begin; slot < end; slot += kOwn * kBlock) {
+    await_copies<kStages - 2>();
+    __syncthreads();
+    copy();
+    const Words *keys = ring + full * kStageWords + lane, *values = keys + kStageWords / 2;
+    full = next_stage(full);
+    if (slot > rows.last) continue;
+    float scores[kOwn][2][4] = {};
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) multiply(scores[half], queries[step], keys[(half * kSteps + step) * kWarp]);
+    for (int own = 0; own < kOwn; ++own) add_scores<kSteps>(scores[own], rows, keys + own * kHeadWords, 0);
+    unsigned weights[kOwn][4];
+    softmax(weights, scores, rows, slot, window, scale);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int distance = position[i / 2] - (slot + half * 8 + member * 2 + i % 2);
-        const bool seen = distance >= 0 && (!reach || distance < reach);
-        scores[half][i] = seen ? scores[half][i] * (scale * kLog2e) : kLowest;
-        most[i / 2] = fmaxf(most[i / 2], scores[half][i]);
-      }
+    for (int own = 0; own < kOwn; ++own) {
+      add_values<kSteps>(rows, weights[own], values + own * kHeadWords, 0, slot + own * kBlock);
     }
+  }
+}
+
+// Adds the four warps' results for the same rows, from the last warp to the first, which has the sum.
+__device__ __forceinline__ void add_warps(Rows &rows, float *merged) {
+  const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
+  for (int turn = kWarps - 1; turn >= 0; --turn) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      most[row] = row_max(most[row]);
-      const float shrink = exp2f(top[row] - most[row]);
-      top[row] = most[row];
-      total[row] *= shrink;
-#pragma unroll
-      for (int n = 0; n < kAcross; ++n) {
-        accumulated[n][2 * row] *= shrink;
-        accumulated[n][2 * row + 1] *= shrink;
+      if (warp != turn) break;
+      float *mine = merged + (group + 8 * row) * (kDim + 2);
+      float keep = 1, add = 0;
+      if (turn < kWarps - 1) {
+        const float most = fmaxf(rows.top[row], mine[kDim]);
+        keep = exp2f(rows.top[row] - most);
+        add = exp2f(mine[kDim] - most);
+        rows.top[row] = most;
+        rows.total[row] = rows.total[row] * keep + mine[kDim + 1] * add;
       }
-    }
-    unsigned weights[4];  // softmax weights, in the layout of the first factor of the product with the values
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float weight[2];
+      for (int n = 0; n < 2 * kSteps; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float score = scores[half][2 * row + i];
-          weight[i] = score == kLowest ? 0 : exp2f(score - top[row]);
-          total[row] += weight[i];  // of this lane's columns
+          float &part = mine[n * 8 + member * 2 + i], &own = rows.accumulated[n][2 * row + i];
+          if (add != 0) own = own * keep + part * add;
+          part = own;
         }
-        weights[2 * half + row] = narrow_pair(weight[0], weight[1]);
       }
+      __syncwarp();  // until all four lanes of a row have read its top and total
+      mine[kDim] = rows.top[row];
+      mine[kDim + 1] = rows.total[row];
     }
-    unsigned filled[2];  // mask of slots with a token: other slots may contain NaN, and 0 x NaN is NaN
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int here = slot + half * 8 + member * 2;
-      filled[half] = (here <= last_position ? 0xffffu : 0) | (here + 1 <= last_position ? 0xffff0000u : 0);
-    }
-#pragma unroll
-    for (int n = 0; n < kAcross; ++n) {
-      const Fragment own = values[n * kWarp];
-      multiply(accumulated[n], weights, {own.word[0] & filled[0], own.word[1] & filled[1]});
-    }
+    __syncthreads();
   }
-#pragma unroll
-  for (int row = 0; row < 2; ++row) total[row] = row_sum(total[row]);
+}
 
-  if (together) {  // merge from the last warp to the first
-    for (int turn = kWarps - 1; turn >= 0; --turn) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        if (warp != turn) break;
-        float *mine = merged + (group + 8 * row) * (kDim + 2);
-        float keep = 1, add = 0;
-        if (turn < kWarps - 1) {
-          const float most = fmaxf(top[row], mine[kDim]);
-          keep = exp2f(top[row] - most);
-          add = exp2f(mine[kDim] - most);
-          top[row] = most;
-          total[row] = total[row] * keep + mine[kDim + 1] * add;
-        }
-#pragma unroll
-        for (int n = 0; n < kAcross; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float &part = mine[n * 8 + member * 2 + i], &own = accumulated[n][2 * row + i];
-            if (add != 0) own = own * keep + part * add;
-            part = own;
-          }
-        }
-        __syncwarp();  // until all four lanes of a row have read its top and total
-        mine[kDim] = top[row];
-        mine[kDim + 1] = total[row];
-      }
-      __syncthreads();
-    }
-    if (warp) return;
-  }
+// The rows of this warp in an entry of the work list.
+struct RowRange {
+  Index start;  // index of the request's first token
+  int first, num_rows;  // first row among the request's; the number is not positive in a warp without rows
+  bool together;  // all warps compute the same rows
+};
+
+__device__ inline RowRange range_of(const Work &work, const Index *starts, int heads) {
+  const Index start = starts[work.request];
+  const int left = static_cast<int>(starts[work.request + 1] - start) * heads - work.first;
+  const bool together = left <= kWarpRows;
+  const int before = together ? 0 : threadIdx.x / kWarp * kWarpRows;
+  return {start, work.first + before, left - before < kWarpRows ? left - before : kWarpRows, together};
+}
+
+// Computes an entry for one key/value head. The result of a tile with at most 16 rows is in the first warp.
+__device__ __forceinline__ void compute(Rows &rows, Words *ring, const Work &work, const RowRange &range,
+                                        const Element *query, const Words *keys, const Words *values, int context,
+                                        const Index *table, int block_words, int heads, int query_stride, int window,
+                                        float scale) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
+  rows = {{}, {-1, -1}, -1, {}, {kLowest, kLowest}, {}};
+  if (range.num_rows > 0) rows.last = context + (range.first + range.num_rows - 1) / heads;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = first + group + 8 * half;
-    if (group + 8 * half >= num_rows) continue;
-    const Index place = (start + row / heads) * num_heads + kv_head * heads + row % heads;
-    const float share = 1 / total[half];
-    float *mine = parts + ((request * num_heads + kv_head * heads + row % heads) * most_splits + blockIdx.z) * (kDim + 2);
+    const int row = range.first + group + 8 * half;
+    if (group + 8 * half >= range.num_rows) continue;
+    rows.position[half] = context + row / heads;
+    const Element *from = query + (range.start + row / heads) * query_stride + row % heads * kDim;
+    const unsigned *pairs = reinterpret_cast<const unsigned *>(from) + member;
 #pragma unroll
-    for (int n = 0; n < kAcross; ++n) {
+    for (int step = 0; step < kSteps; ++step) {
+      rows.queries[step][half] = pairs[step * 8];
+      rows.queries[step][half + 2] = pairs[step * 8 + 4];
+    }
+  }
+  const int own = range.together ? kWarps : kWarps / 2 / kPieces;  // blocks that the warps copy at a time
+  Blocks blocks = {table, work.begin + warp % own * kBlock, work.end, block_words};
+  blocks.look_up();
+  if (range.together) {
+    attend_together(rows, ring, blocks, keys + lane, values + lane, work.begin, work.end, window, scale);
+  } else {
+    const Words *pool = warp < kWarps / 2 ? keys : values;
+    attend_apart(rows, ring, blocks, pool + lane, work.begin, work.end, window, scale);
+  }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int d = n * 8 + member * 2 + i;
-        const float own = accumulated[n][2 * half + i];
-        if (splits.count == 1) {
-          output[place * kDim + d] = narrow(own * share);
-        } else {
-          mine[d] = own;
-        }
+  for (int row = 0; row < 2; ++row) rows.total[row] = row_sum(rows.total[row]);
+  __syncthreads();  // no warp reads the ring any more
+  if (range.together) add_warps(rows, reinterpret_cast<float *>(ring));
+}
+
+// Writes a warp's rows to the output, or to the partial results of a split.
+__device__ __forceinline__ void write(const Rows &rows, const Work &work, const RowRange &range, Element *output,
+                                      float *parts, int heads, int num_kv_heads) {
+  const int group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (group + 8 * half >= range.num_rows) continue;
+    const int row = range.first + group + 8 * half;
+    if (work.part < 0) {
+      const float share = 1 / rows.total[half];
+      const Index token = range.start + row / heads;
+      Element *to = output + ((token * num_kv_heads + blockIdx.y) * heads + row % heads) * kDim + member * 2;
+#pragma unroll
+      for (int n = 0; n < 2 * kSteps; ++n) {
+        const float *own = &rows.accumulated[n][2 * half];
+        *reinterpret_cast<unsigned *>(to + n * 8) = narrow_pair(own[0] * share, own[1] * share);
+      }
+    } else {
+      float *to = parts + (static_cast<Index>(work.part + row - work.first) * num_kv_heads + blockIdx.y) * (kDim + 2);
+#pragma unroll
+      for (int n = 0; n < 2 * kSteps; ++n) {
+        to[n * 8 + member * 2] = rows.accumulated[n][2 * half];
+        to[n * 8 + member * 2 + 1] = rows.accumulated[n][2 * half + 1];
+      }
+      if (member == 0) {
+        to[kDim] = rows.top[half];
+        to[kDim + 1] = rows.total[half];
       }
     }
-    if (splits.count > 1 && member == 0) {
-      mine[kDim] = top[half] / kLog2e;  // orca_merge uses base e
-      mine[kDim + 1] = total[half];
-    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResident)
+    orca_attention(const Element *query, const Words *key_pool, const Words *value_pool, const Index *starts,
+                   const Index *contexts, const Index *block_table, const Work *works, const Counts *counts,
+                   Element *output, float *parts, int heads, int num_kv_heads, int table_width, int query_stride,
+                   int window, float scale) {  // the scale is for powers of two
+  __shared__ Words ring[kStages * kStageWords];
+  const int kv_head = blockIdx.y;
+  for (int index = blockIdx.x; index < counts->works; index += gridDim.x) {
+    Rows rows;
+    Work work = works[index];
+    RowRange range = range_of(work, starts, heads);
+    compute(rows, ring, work, range, query + kv_head * heads * kDim, key_pool + kv_head * kHeadWords,
+            value_pool + kv_head * kHeadWords, static_cast<int>(contexts[work.request]),
+            block_table + static_cast<Index>(work.request) * table_width, num_kv_heads * kHeadWords, heads,
+            query_stride, window, scale);
+    if (range.together && threadIdx.x >= kWarp) continue;
+    work = works[index];  // again, rather than in registers all the time
+    range = range_of(work, starts, heads);
+    write(rows, work, range, output, parts, heads, num_kv_heads);
   }
 }
 
 // Writes keys and values [S, G, D], with row strides, to their slots of the pools.
 extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
-                                      const Index *slots, Index heads, Index key_stride, Index value_stride) {
-  const Index block = slots[blockIdx.x] / kBlock, slot = slots[blockIdx.x] % kBlock;
-  for (Index i = threadIdx.x; i < heads * kDim; i += kStoreThreads) {
-    const Index begin = (block * heads + i / kDim) * kBlock * kDim, d = i % kDim;
-    key_pool[begin + (slot / 8 * kSteps + d / 16) * 128 + place_in_factor(d % 16, slot % 8)] =
-        key[blockIdx.x * key_stride + i];
-    value_pool[begin + d / 8 * 128 + place_in_factor(slot, d % 8)] = value[blockIdx.x * value_stride + i];
+                                      const Index *slots, int heads, int key_stride, int value_stride) {
+  const Index block = slots[blockIdx.x] / kBlock;
+  const int slot = static_cast<int>(slots[blockIdx.x] % kBlock);
+  key += blockIdx.x * static_cast<Index>(key_stride);
+  value += blockIdx.x * static_cast<Index>(value_stride);
+  for (int i = threadIdx.x; i < heads * kDim; i += kStoreThreads) {
+    const Index begin = (block * heads + i / kDim) * kBlock * kDim;
+    const int d = i % kDim;
+    key_pool[begin + place_in_pair(d / 16, slot / 8, d % 16, slot % 8)] = key[i];
+    value_pool[begin + place_in_pair(d / 16, d / 8 % 2, slot, d % 8)] = value[i];
   }
 }
