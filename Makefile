@@ -39,10 +39,11 @@ mutations: $(VENV)/dev-installed
 docs: $(VENV)/docs-installed
 	$(BIN)/mkdocs build --strict
 
-# Writes docs/reference/options.md and metrics.md anew from the commands' parsers and the registry of metrics; a test
-# compares them.
+# Writes docs/reference/options.md and metrics.md anew from the commands' parsers and the registry of metrics, and
+# cuda-kernels.md from the compiled kernels; tests compare them.
 reference: $(VENV)/dev-installed
 	$(BIN)/python tools/reference_pages.py
+	$(BIN)/python tools/cuda_resources.py
 
 # Coverage-guided fuzzing of every decoder of strangers' bytes, then schemathesis on every route: SECONDS each (60).
 # `make fuzz SECONDS=1800` for half an hour each.

@@ -307,6 +307,7 @@ inline unsigned __float_as_uint(float value) {
   std::memcpy(&bits, &value, 4);
   return bits;
 }
+inline float __fdividef(float dividend, float divisor) { return dividend / divisor; }
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
 inline float emulated_half_to_float(uint16_t bits) {
   _Float16 half;

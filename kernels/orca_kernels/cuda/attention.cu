@@ -47,15 +47,18 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
       queries[i] = query[(start + row / heads) * query_stride + head * kDim + i % kDim] * scale;
     }
     float accumulated[kOwn][kPart] = {}, top[kOwn], total[kOwn] = {};
+#pragma unroll
     for (int own = 0; own < kOwn; ++own) top[own] = kLowest;
     for (int tile = work.begin; tile < end; tile += kTile) {
       const int slots = end - tile < kTile ? end - tile : kTile;
       hold(held, key_pool, table + tile / kBlock, slots, num_kv_heads, kv_head);
+#pragma unroll
       for (int own = 0; own < kOwn; ++own) {
         const int row = warp * kOwn + own;
         if (row >= num_rows) break;
         const int here = context + (first + row) / heads;
         float row_scores[kTile / kWarp], most = kLowest;
+#pragma unroll
         for (int half = 0; half < kTile / kWarp; ++half) {
           const int slot = half * kWarp + lane;
           const int distance = here - (tile + slot);
@@ -70,6 +73,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
         }
         most = fmaxf(warp_max(most), top[own]);
         float sum = 0;
+#pragma unroll
         for (int half = 0; half < kTile / kWarp; ++half) {
           const float weight = row_scores[half] == kLowest ? 0 : exp2f(row_scores[half] - most);
           scores[row * kTile + half * kWarp + lane] = weight;
@@ -78,15 +82,18 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
         const float shrink = exp2f(top[own] - most);
         total[own] = total[own] * shrink + warp_sum(sum);
         top[own] = most;
+#pragma unroll
         for (int part = 0; part < kPart; ++part) accumulated[own][part] *= shrink;
       }
       hold(held, value_pool, table + tile / kBlock, slots, num_kv_heads, kv_head);
+#pragma unroll
       for (int own = 0; own < kOwn; ++own) {
         const int row = warp * kOwn + own;
         if (row >= num_rows) break;
         for (int slot = 0; slot < slots; ++slot) {
           const float weight = scores[row * kTile + slot];
           if (weight == 0) continue;  // includes slots that were never written
+#pragma unroll
           for (int part = 0; part < kPart; ++part) {
             const int d = part * kWarp + lane;
             if (d < kDim) accumulated[own][part] += weight * held[slot * kDim + d];
@@ -94,6 +101,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
         }
       }
     }
+#pragma unroll
     for (int own = 0; own < kOwn; ++own) {
       const int row = warp * kOwn + own;
       if (row >= num_rows) break;
@@ -101,6 +109,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
       const Index place = (start + (first + row) / heads) * num_heads + head;
       const Index partial = static_cast<Index>(work.part + row) * num_kv_heads + kv_head;
       float *mine = work.part < 0 ? nullptr : parts + partial * (kDim + 2);
+#pragma unroll
       for (int part = 0; part < kPart; ++part) {
         const int d = part * kWarp + lane;
         if (d >= kDim) break;

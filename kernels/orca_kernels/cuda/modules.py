@@ -18,6 +18,8 @@ import torch
 SOURCES = Path(__file__).parent
 ELEMENTS = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 160}
 """Values of the macro ORCA_ELEMENT in element.cuh."""
+OPTIONS = ("--std=c++17",)
+"""Options of the compiler, besides a kernel's macros."""
 TENSOR_CORES = "tensor_core_attention.cu"
 """Source of attention for 16-bit elements, which has its own order of keys and values in a block."""
 
@@ -89,7 +91,7 @@ class CupyLauncher:
     def launch(self, kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Any]) -> None:
         """See Launcher."""
         if kernel not in self._functions:
-            module = self._cupy.RawModule(code=program(kernel.source), options=("--std=c++17", *kernel.macros))
+            module = self._cupy.RawModule(code=program(kernel.source), options=(*OPTIONS, *kernel.macros))
             self._functions[kernel] = module.get_function(kernel.name)
         stream = self._cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
         with stream:

@@ -213,7 +213,7 @@ __device__ __forceinline__ void write(const Rows &rows, const Work &work, const 
     if (group + 8 * half >= range.num_rows) continue;
     const int row = range.first + group + 8 * half;
     if (work.part < 0) {
-      const float share = 1 / rows.total[half];
+      const float share = __fdividef(1, rows.total[half]);  // the exact quotient is a function call
       const Index token = range.start + row / heads;
       Element *to = output + ((token * num_kv_heads + blockIdx.y) * heads + row % heads) * kDim + member * 2;
 #pragma unroll
