@@ -31,6 +31,9 @@ COMMAND = (
 because fibers change stacks. Products and sums are joined only where the sources call fmaf."""
 
 
+HEADER = Path(__file__).with_name("cuda_emulation.h")
+
+
 class EmulationError(Exception):
     """A kernel faulted; the message has the kernel, the fault, the thread and the thread block."""
 
@@ -63,8 +66,7 @@ class EmulatedLauncher:
 
     def _build(self, stem: str, kernel: Kernel) -> ctypes.CDLL:
         wrappers = "\n".join(f"ORCA_EMULATE(orca_{name})" for name in KERNELS[kernel.source])
-        header = Path(__file__).with_name("cuda_emulation.h").read_text()
-        text = f"{header}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", "")
+        text = f"{HEADER.read_text()}\n{program(kernel.source)}\n{wrappers}\n".replace("#pragma once", "")
         command = [*COMMAND, *kernel.macros, "-x", "c++", "-", "-o"]
 
         def compile_to(path: Path) -> None:
