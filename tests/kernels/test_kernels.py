@@ -404,3 +404,29 @@ def test_rotation_turns_each_pair_by_its_angle(kernels, dtype):
     beside = rows[:, 3:].clone()
     close(kernels.rotate(x, both.cos(), both.sin()), expected, dtype)
     assert torch.equal(rows[:, 3:], beside)
+
+
+def test_rows_that_do_not_begin_at_multiples_of_16_bytes(kernels, dtype):
+    """A view of wider rows of an odd length, or from an odd place on."""
+
+    def moved(rows: torch.Tensor) -> torch.Tensor:
+        wide = torch.zeros(len(rows), rows[0].numel() + 1, dtype=rows.dtype)
+        wide[:, 1:] = rows.flatten(1)
+        return wide[:, 1:].unflatten(1, rows.shape[1:])
+
+    batch = ragged([40, 0], [1, 20], 8, torch.Generator().manual_seed(5))
+    attend = kernels.attention(AttentionForm(32, 0.3), dtype)
+    query, key, value = (torch.randn(21, 2, 32).to(dtype) for _ in range(3))
+    outputs = []
+    for change in (torch.clone, moved):
+        pools = Pools(*(pool.fill_(0.5) for pool in Pools.zeros(8, 2, 32, dtype, CPU)))
+        attend.store(change(key), change(value), pools, batch.slots)
+        outputs.append(attend(change(query), pools, batch))
+    close(outputs[0], outputs[1].double(), dtype)
+    weight, angle = torch.randn(97).to(dtype)[1:], torch.rand(21, 32)
+    x = torch.randn(21, 3, 32).to(dtype)
+    close(
+        kernels.rotate(moved(x), angle.cos(), angle.sin()), kernels.rotate(x, angle.cos(), angle.sin()).double(), dtype
+    )
+    rows = torch.randn(21, 96).to(dtype)
+    close(kernels.rms_norm(rows, weight, 1e-6), kernels.rms_norm(rows, weight.clone(), 1e-6).double(), dtype)

@@ -1,4 +1,4 @@
-"""The machine code of attention on tensor cores: copies are in flight during products, and nothing spills.
+"""The machine code: attention copies during products without spilling, and rows are read 16 bytes at a time.
 
 Disassembled with nvdisasm from PyPI, without a GPU.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.cuda.modules import TENSOR_CORES, Kernel
+from orca_kernels.cuda.modules import ROWS, TENSOR_CORES, Kernel
 from support.cubins import instructions
 from support.variants import one_short
 
@@ -28,3 +28,11 @@ def test_copies_of_16_bytes_are_in_flight_before_the_first_product(head_dim, arc
     whole = architecture != "sm_100"  # where the compiler keeps an address of the outer loop in local memory
     inner = code if whole else code[code.index(COPY) : last]
     assert not [name for name in inner if name.startswith(("LDL", "STL"))], "no register is spilled"
+
+
+@pytest.mark.parametrize("architecture", one_short(["sm_90", "sm_80", "sm_100"]))
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "silu_and_multiply", "rotate"])
+def test_rows_are_read_and_written_16_bytes_at_a_time(name, architecture):
+    code = instructions(Kernel(ROWS, f"orca_{name}", torch.bfloat16), architecture)
+    assert any(each.startswith("LDG.E.128") for each in code)
+    assert "STG.E.128" in code

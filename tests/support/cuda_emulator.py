@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from orca_kernels.cuda.arguments import pack
 from orca_kernels.cuda.modules import Grid, Kernel, program
 
 from support.once import cache_folder, once
@@ -53,14 +53,10 @@ class EmulatedLauncher:
         stem = "".join([kernel.source, *kernel.macros])
         if stem not in self._libraries:
             self._libraries[stem] = self._build(stem, kernel)
-        values = [
-            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
-            for argument in arguments
-        ]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        packed = pack(arguments)
         emulate = getattr(self._libraries[stem], f"emulate_{kernel.name}")
         emulate.restype = ctypes.c_char_p
-        fault = emulate(*grid, threads, pointers)
+        fault = emulate(*grid, threads, ctypes.c_void_p(packed.address))
         if fault is not None:
             raise EmulationError(f"{kernel.name}: {fault.decode()}")
 

@@ -258,17 +258,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident)
   }
 }
 
-// Writes keys and values [S, G, D], with row strides, to their slots of the pools.
+// Writes keys and values [S, G, D], with row strides, to their slots of the pools: 8 elements of D per thread at a time,
+// of keys as pairs, which are adjacent in the pool.
 extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
                                       const Index *slots, int heads, int key_stride, int value_stride) {
   const Index block = slots[blockIdx.x] / kBlock;
   const int slot = static_cast<int>(slots[blockIdx.x] % kBlock);
   key += blockIdx.x * static_cast<Index>(key_stride);
   value += blockIdx.x * static_cast<Index>(value_stride);
-  for (int i = threadIdx.x; i < heads * kDim; i += kStoreThreads) {
+  for (int i = threadIdx.x * 8; i < heads * kDim; i += kStoreThreads * 8) {
     const Index begin = (block * heads + i / kDim) * kBlock * kDim;
     const int d = i % kDim;
-    key_pool[begin + place_in_pair(d / 16, slot / 8, d % 16, slot % 8)] = key[i];
-    value_pool[begin + place_in_pair(d / 16, d / 8 % 2, slot, d % 8)] = value[i];
+    const Words keys = *reinterpret_cast<const Words *>(key + i), values = *reinterpret_cast<const Words *>(value + i);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      Element *to = key_pool + begin + place_in_pair(d / 16, slot / 8, d % 16 + 2 * n, slot % 8);
+      *reinterpret_cast<unsigned *>(to) = keys.word[n];
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const unsigned short bits = static_cast<unsigned short>(values.word[n] >> 16 * odd);
+        value_pool[begin + place_in_pair(d / 16, d / 8 % 2, slot, 2 * n + odd)] = {bits};
+      }
+    }
   }
 }

@@ -7,7 +7,6 @@ device, so the device lists them: once per run of the model and window, and all 
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
+from orca_kernels.cuda.arguments import integers
 from orca_kernels.cuda.modules import Kernel, Launcher
 from orca_kernels.interface import RaggedBatch
 
@@ -132,12 +132,12 @@ class WorkLists:
         )
 
     def _list(self, work: WorkList, shape: Shape) -> None:
-        numbers = (
+        numbers = integers(
             len(work.tiles), shape.tile_rows, shape.heads, shape.window,
             shape.least_slots, MOST_SPLITS, shape.most_works,
         )  # fmt: skip
         tensors = (work.tiles, work.starts, work.contexts, work.works, work.merges, work.counts)
-        self._launcher.launch(PLAN, (1, 1, 1), PLAN_THREADS, (*tensors, *map(ctypes.c_int, numbers)))
+        self._launcher.launch(PLAN, (1, 1, 1), PLAN_THREADS, (*tensors, *numbers))
 
 
 def on_host(batch: RaggedBatch) -> bool:
