@@ -5,8 +5,9 @@
 
 Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks, on a CPU also of a K/V cache of
 integers, which is compared with the cache of the activations' type. Linear layers, on a CPU: those of
-a model with hidden size 768, several copies one after another, like the layers of a model. Reported: microseconds per
-call, the minimum of several interleaved passes.
+a model with hidden size 768, several copies one after another, like the layers of a model. Operations on single rows:
+repeated on the same data. Reported: microseconds per call, the minimum of several interleaved passes, and the rates
+that follow from the bytes and FLOPs of orca_bench/estimates.py.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from functools import partial
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
+import numpy as np
 import torch
+from orca_bench import estimates
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
 from orca_kernels.cpu.library import load
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, LinearMap, Pools, RaggedBatch
+from orca_kernels.cuda.work import Shape, splits_of, tiles_of
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, Kernels, LinearMap, Pools, RaggedBatch
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
@@ -100,14 +104,24 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
             of_integers = fused.attention(replace(form, kv_cache_dtype="int8"), dtype)
             works.append(partial(over, of_integers, [random_integers(num_blocks, heads, head_dim) for _ in layers]))
         fused_us, torch_us, *int8_us = (value / len(layers) for value in least(works, device))
-        read = sum(context + count for context, count in parts) * heads * head_dim * 2 * dtype.itemsize
-        flops = sum(4 * count * (context + (count + 1) / 2) for context, count in parts) * heads * head_dim
+        estimate = estimates.attention(parts, heads, heads, head_dim, dtype.itemsize)
+        rates = estimate.beside(fused_us)
+        if device.type == "cuda":
+            rates += partial_results(parts, heads, head_dim)
         print(
-            f"attention, {name}: {fused_us:.0f} us ({read / fused_us / 1e3:.1f} GB/s, "
-            f"{flops / fused_us / 1e3:.0f} GFLOP/s), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x"
+            f"attention, {name}: {fused_us:.0f} us ({rates}), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x"
             + "".join(f", int8 cache {us:.0f} us, {us / fused_us:.2f} x" for us in int8_us),
             flush=True,
         )
+
+
+def partial_results(parts: Sequence[tuple[int, int]], heads: int, head_dim: int) -> str:
+    """Return the bytes of the partial results of split contexts, which attention on a GPU writes and reads."""
+    shape, (contexts, counts) = Shape(1, heads, 64, 0), np.array(parts).T
+    tiles, tile_rows = tiles_of(counts, shape)
+    splits = splits_of(tiles, tile_rows, counts, contexts, shape)
+    estimate = estimates.partial_results(list(zip(splits, tile_rows, strict=True)), heads, head_dim)
+    return f", besides {estimate.bytes / 1e6:.2f} MB of partial results" if estimate.bytes else ""
 
 
 @torch.inference_mode()
@@ -134,10 +148,54 @@ def linear(dtype: torch.dtype) -> None:
             works = [lambda maps=maps, x=x: [each(x) for each in maps] for maps in (panels, *others.values())]
             fused_us, *other_us = (value / copies for value in least(works, torch.device("cpu")))
             compared = [f"{name} {us:.0f} us, {us / fused_us:.2f} x" for name, us in zip(others, other_us, strict=True)]
+            estimate = estimates.linear(rows, inputs, outputs, dtype.itemsize)
             print(
-                f"linear {inputs} x {outputs}, {rows} rows: {fused_us:.0f} us "
-                f"({weights[0].nbytes / fused_us / 1e3:.1f} GB/s, "
-                f"{2 * rows * inputs * outputs / fused_us / 1e3:.0f} GFLOP/s), {', '.join(compared)}",
+                f"linear {inputs} x {outputs}, {rows} rows: {fused_us:.0f} us ({estimate.beside(fused_us)}), "
+                f"{', '.join(compared)}",
+                flush=True,
+            )
+
+
+@torch.inference_mode()
+def rows(dtype: torch.dtype, device: torch.device) -> None:
+    """Print a row for each operation on single rows and number of rows, with the sizes of Llama 3 8B on a GPU."""
+    hidden, inner, heads, head_dim = (768, 3072, 12, 64) if device.type == "cpu" else (4096, 14_336, 32, 128)
+    fused, plain = kernels_for(device, dtype), ReferenceKernels()
+    for count in ROWS:
+        x, gate_up = (torch.randn(count, size).to(device, dtype) for size in (hidden, 2 * inner))
+        weight, bias = (torch.randn(hidden).to(device, dtype) for _ in range(2))
+        query, angle = torch.randn(count, heads, head_dim).to(device, dtype), torch.rand(count, head_dim).to(device)
+        width = dtype.itemsize
+        form, pools = AttentionForm(head_dim, 0.1), Pools.zeros(count // BLOCK_SIZE + 1, heads, head_dim, dtype, device)
+        attentions = {kernels: kernels.attention(form, dtype) for kernels in (fused, plain)}
+        slots = torch.arange(count, device=device)
+        operations: dict[str, tuple[estimates.Estimate, Callable[[Kernels], object]]] = {
+            "layer norm": (
+                estimates.norm(count, hidden, width, 2),
+                lambda kernels: kernels.layer_norm(x, weight, bias, 1e-5),  # noqa: B023
+            ),
+            "root mean square norm": (
+                estimates.norm(count, hidden, width),
+                lambda kernels: kernels.rms_norm(x, weight, 1e-6),  # noqa: B023
+            ),
+            "gated activation": (
+                estimates.gated_activation(count, inner, width),
+                lambda kernels: kernels.silu_and_multiply(gate_up),  # noqa: B023
+            ),
+            "rotation": (
+                estimates.rotation(count, heads, head_dim, width),
+                lambda kernels: kernels.rotate(query, angle, angle),  # noqa: B023
+            ),
+            "store of keys and values": (
+                estimates.store(count, heads, head_dim, width),
+                lambda kernels: attentions[kernels].store(query, query, pools, slots),  # noqa: B023
+            ),
+        }
+        for name, (estimate, work) in operations.items():
+            fused_us, torch_us = least([partial(work, fused), partial(work, plain)], device)
+            print(
+                f"{name}, {count} rows: {fused_us:.0f} us ({estimate.beside(fused_us)}), torch {torch_us:.0f} us, "
+                f"{torch_us / fused_us:.1f} x",
                 flush=True,
             )
 
@@ -151,6 +209,7 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         print(f"-- {dtype}")
         attention(dtype, device)
+        rows(dtype, device)
         if device.type == "cpu":
             linear(dtype)
 

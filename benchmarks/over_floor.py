@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from orca_bench.circumstances import circumstances, line
+from orca_bench.estimates import increments, parameters, prompt
 from orca_bench.floors import rates
 from orca_protos import engine_pb2 as pb
 from orca_worker.model_config import read_model_config
-from orca_worker.models.family import ModelConfig
 from orca_worker.stage import Stage
 from profile_iteration import iteration
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel
@@ -44,14 +44,6 @@ MODELS: dict[str, PretrainedConfig] = {
 INCREMENTS = 30
 
 
-def parameters(config: ModelConfig) -> tuple[int, int]:
-    """Return the number of parameters of the layers, without norms and biases, and of the head."""
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
-    matrices = 2 if config.rope is None else 3  # GPT-2's, or gate, up and down
-    layer = heads + matrices * config.hidden_size * config.intermediate_size
-    return config.num_layers * layer, config.vocabulary_size * config.hidden_size
-
-
 def timed(stage: Stage, work: pb.Iteration) -> float:
     """Return the seconds of one iteration, including reading its result."""
     begin = time.perf_counter()
@@ -62,9 +54,9 @@ def timed(stage: Stage, work: pb.Iteration) -> float:
 def measure(path: Path, arguments: argparse.Namespace) -> None:
     """Print both tables of one model."""
     config, width = read_model_config(path), getattr(torch, arguments.dtype).itemsize
-    layers, head = parameters(config)
     bandwidth, rate = rates(arguments.dtype, arguments.device)
-    print(f"{bandwidth / 1e9:.0f} GB/s, {rate / 1e12:.2f} TFLOP/s, {(layers + head) * width / 1e9:.2f} GB of weights")
+    weights = sum(parameters(config)) * width
+    print(f"{bandwidth / 1e9:.0f} GB/s, {rate / 1e12:.2f} TFLOP/s, {weights / 1e9:.2f} GB of weights")
     request = pb.LoadRequest(
         model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype,
         device=arguments.device, workers_on_host=1, enforce_eager=arguments.enforce_eager,
@@ -79,8 +71,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
         times = [timed(stage, iteration(2 + n, size, arguments.context + n, 1, 0)) for n in range(INCREMENTS)]
         if stage.graphs_refused:
             raise SystemExit(f"error: these would be times without decode graphs: {stage.graphs_refused}")
-        cached = size * arguments.context * config.num_layers * 2 * config.num_kv_heads * config.head_dim
-        floor = (layers + head + cached) * width / bandwidth
+        floor = increments(config, size, arguments.context, width).bytes / bandwidth
         median = statistics.median(times[3:])
         print(
             f"increment of {size:>3}: {median * 1e3:8.2f} ms, {median / floor:5.2f} x its floor of {floor * 1e3:.2f} ms"
@@ -89,8 +80,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     for sequence in range(4):
         stage.prepare(1)
         times.append(timed(stage, iteration(sequence, 1, 0, arguments.prompt, of_prompt)))
-    speed = arguments.prompt / min(times)
-    print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {speed * 2 * layers / rate:.0%} of the peak FLOP rate")
+    speed, flops = arguments.prompt / min(times), prompt(config, arguments.prompt, width).flops
+    print(f"prompt of {arguments.prompt}: {speed:.0f} tokens/s, {flops / min(times) / rate:.0%} of the peak FLOP rate")
 
 
 def main() -> None:
