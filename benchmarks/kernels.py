@@ -28,6 +28,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
 from orca_kernels.cpu.library import load
+from orca_kernels.cuda.modules import resident_blocks
 from orca_kernels.cuda.work import Shape, splits_of, tiles_of
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, Kernels, LinearMap, Pools, RaggedBatch
 from orca_kernels.quantization import BITS, quantize
@@ -117,7 +118,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 
 def partial_results(parts: Sequence[tuple[int, int]], heads: int, head_dim: int) -> str:
     """Return the bytes of the partial results of split contexts, which attention on a GPU writes and reads."""
-    shape, (contexts, counts) = Shape(1, heads, 64, 0), np.array(parts).T
+    shape, (contexts, counts) = Shape(1, heads, 64, 0, resident_blocks(head_dim)), np.array(parts).T
     tiles, tile_rows = tiles_of(counts, shape)
     splits = splits_of(tiles, tile_rows, counts, contexts, shape)
     estimate = estimates.partial_results(list(zip(splits, tile_rows, strict=True)), heads, head_dim)

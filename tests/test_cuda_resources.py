@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cuda_resources import PAGE, SHARED, Resources, blocks_per_multiprocessor, cubin, page, resources
-from orca_kernels.cuda.modules import Kernel
+from cuda_resources import PAGE, SHARED, Resources, blocks_per_multiprocessor, cubin, launches, page, resources
+from orca_kernels.cuda.modules import Kernel, resident_blocks
 from orca_kernels.cuda.work import PLAN
 from support.cubins import cubin_bytes
+from support.variants import one_short
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,14 @@ def test_needs_are_read_from_a_cubin(architecture):
 def test_an_error_of_the_compiler_is_reported():
     with pytest.raises(RuntimeError, match="ORCA_HEAD_DIM"):
         cubin(Kernel("merge.cu", "orca_merge", PLAN.dtype), "sm_90")
+
+
+@pytest.mark.parametrize("architecture", one_short(SHARED))
+def test_a_multiprocessor_holds_the_thread_blocks_that_a_decode_graph_launches(architecture):
+    for kernel, threads in launches():
+        if kernel.name == "orca_attention" and kernel.head_dim is not None:
+            needs = resources(cubin_bytes(kernel, architecture), architecture)[kernel.name]
+            assert blocks_per_multiprocessor(needs, threads, architecture) >= resident_blocks(kernel.head_dim)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ SHAPES = st.builds(
     kv_heads=st.sampled_from([1, 2, 8, 40]),
     tile_rows=st.sampled_from([8, 64]),
     window=st.sampled_from([0, 1, 100, 4096]),
+    resident=st.just(3),
 )
 
 
@@ -47,7 +48,7 @@ def entries(work: WorkList) -> tuple[list[list[int]], list[list[int]]]:
 
 @settings(max_examples=settings.default.max_examples * 3 // 10)
 @given(requests=REQUESTS, shape=SHAPES)
-@example(requests=[(0, 1)] * 600, shape=Shape(4, 8, 64, 0))  # more tiles than the plan's threads
+@example(requests=[(0, 1)] * 600, shape=Shape(4, 8, 64, 0, 3))  # more tiles than the plan's threads
 def test_the_entries_cover_each_context_once_and_the_host_counts_them(launcher, requests, shape):
     batch = batch_of(requests)
     work = WorkLists(launcher).of(batch, shape, None)
@@ -94,14 +95,19 @@ def test_a_request_has_the_same_splits_in_any_batch(launcher, requests, shape):
 @pytest.mark.parametrize(
     ("context", "tokens", "shape", "expected"),
     [
-        (4095, 1, Shape(8, 1, 64, 0), 64),  # one key/value head of a rank: 64 slots each
-        (32_767, 1, Shape(8, 1, 64, 0), MOST_SPLITS),
-        (32_767, 1, Shape(4, 8, 64, 0), 64),
-        (4095, 1, Shape(1, 32, 64, 0), 16),
-        (255, 1, Shape(4, 8, 64, 0), 1),
-        (32_000, 16, Shape(4, 8, 64, 0), 63),  # a short chunk over a long context: 501 or 502 slots, and 64 whole times
-        (0, 4096, Shape(4, 8, 64, 0), 256),  # a prompt: every tile is one entry
-        (32_767, 1, Shape(4, 8, 64, 4096), 16),
+        (4095, 1, Shape(8, 1, 64, 0, 3), 64),  # one key/value head of a rank: 64 slots each
+        (32_767, 1, Shape(8, 1, 64, 0, 3), MOST_SPLITS),
+        (32_767, 1, Shape(4, 8, 64, 0, 3), 64),
+        (4095, 1, Shape(1, 32, 64, 0, 3), 16),
+        (255, 1, Shape(4, 8, 64, 0, 3), 1),
+        (
+            32_000,
+            16,
+            Shape(4, 8, 64, 0, 3),
+            63,
+        ),  # a short chunk over a long context: 501 or 502 slots, and 64 whole times
+        (0, 4096, Shape(4, 8, 64, 0, 3), 256),  # a prompt: every tile is one entry
+        (32_767, 1, Shape(4, 8, 64, 4096, 3), 16),
     ],
 )
 def test_splits_by_length_and_heads(launcher, context, tokens, shape, expected):
@@ -112,7 +118,7 @@ def test_splits_by_length_and_heads(launcher, context, tokens, shape, expected):
 def test_the_first_layer_of_a_run_lists_the_work_anew(launcher):
     """A decode graph changes the contexts on the device between the runs, and its kernels replay on the same memory."""
     recorder = LaunchRecorder(launcher)
-    lists, shapes = WorkLists(recorder), (Shape(4, 2, 64, 0), Shape(4, 2, 64, 128))
+    lists, shapes = WorkLists(recorder), (Shape(4, 2, 64, 0, 3), Shape(4, 2, 64, 128, 3))
     batch = batch_of([(2000, 1), (64, 1)])
     layers = [object() for _ in range(4)]
 
@@ -134,4 +140,4 @@ def test_the_first_layer_of_a_run_lists_the_work_anew(launcher):
 
 def test_a_launch_has_no_more_blocks_than_the_device_holds_if_the_host_does_not_know_the_contexts(launcher):
     batch = batch_of([(4000, 1)] * 20)
-    assert WorkLists(launcher).of(batch, Shape(4, 2, 64, 0), None).blocks * 2 == 4 * launcher.multiprocessors
+    assert WorkLists(launcher).of(batch, Shape(4, 1, 64, 0, 3), None).blocks == 3 * launcher.multiprocessors

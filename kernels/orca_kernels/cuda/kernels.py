@@ -11,7 +11,15 @@ import math
 import torch
 
 from orca_kernels.cuda.arguments import integers
-from orca_kernels.cuda.modules import ROWS, TENSOR_CORES, Kernel, Launcher, attention_source, rows_of_tile
+from orca_kernels.cuda.modules import (
+    ROWS,
+    TENSOR_CORES,
+    Kernel,
+    Launcher,
+    attention_source,
+    resident_blocks,
+    rows_of_tile,
+)
 from orca_kernels.cuda.sampling import CudaSampling
 from orca_kernels.cuda.work import Shape, WorkLists
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
@@ -52,6 +60,7 @@ class CudaAttention:
         self._work_lists = work_lists
         self._tile_rows = rows_of_tile(source, form.head_dim)
         self._window = form.window or 0
+        self._resident = resident_blocks(form.head_dim)
         self._scale = Real(form.scale * LOG2_E)
         self._attention = Kernel(source, "orca_attention", dtype, form.head_dim)
         self._merge = Kernel("merge.cu", "orca_merge", dtype, form.head_dim)
@@ -73,7 +82,7 @@ class CudaAttention:
         num_tokens, heads, dim = query.shape
         query = aligned(query)
         kv_heads = pools.keys.shape[1]
-        shape = Shape(heads // kv_heads, kv_heads, self._tile_rows, self._window)
+        shape = Shape(heads // kv_heads, kv_heads, self._tile_rows, self._window, self._resident)
         work = self._work_lists.of(batch, shape, self)
         output = torch.empty((num_tokens, heads, dim), dtype=query.dtype, device=query.device)
         parts = torch.empty((work.part_rows, kv_heads, dim + 2), dtype=torch.float32, device=query.device)

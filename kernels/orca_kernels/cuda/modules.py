@@ -80,6 +80,11 @@ def rows_of_tile(source: str, head_dim: int) -> int:
     return 8 if head_dim > 128 else 16
 
 
+def resident_blocks(head_dim: int) -> int:
+    """Return the thread blocks of attention that a multiprocessor holds: kResident in tensor_core_attention.cu."""
+    return 2 if head_dim > 128 else 3
+
+
 class CupyLauncher:
     """A `Launcher` for the current CUDA device. Raises ImportError without CuPy."""
 

@@ -29,8 +29,6 @@ MOST_SPLITS = 128
 MOST_WORKS = 512
 """Thread blocks that the splits of one request may give, over all of its tiles and key/value heads: they fill any GPU,
 and more of them would only write and merge more partial results."""
-RESIDENT_BLOCKS = 4
-"""Thread blocks per multiprocessor of a launch whose number of entries the host does not know."""
 
 
 class Shape(NamedTuple):
@@ -42,6 +40,9 @@ class Shape(NamedTuple):
     tile_rows: int
     window: int
     """0 without a window."""
+    resident: int
+    """Thread blocks that a multiprocessor holds: a launch has no more if the host does not know the number of entries,
+    because their entries are dealt out beforehand."""
 
     @property
     def least_slots(self) -> int:
@@ -118,7 +119,7 @@ class WorkLists:
             for tensor in (torch.from_numpy(tiles), batch.query_start, batch.context_length)
         )
         num_works = int(splits.sum())
-        resident = -(-self._launcher.multiprocessors * RESIDENT_BLOCKS // shape.kv_heads)
+        resident = -(-self._launcher.multiprocessors * shape.resident // shape.kv_heads)
         return WorkList(
             starts=starts,
             contexts=contexts,
