@@ -171,12 +171,13 @@ class Device:
 
         return reply
 
-    def expect(self, iteration: pb.Iteration) -> None:
-        pass
+    def expect(self, iteration: pb.Iteration) -> bool:
+        return True
 
-    def abandon(self) -> None:
-        self.abandoned.set()
-        self.complete.set()
+    def abandon(self, command: str | None) -> None:
+        if command == "prepare":
+            self.abandoned.set()
+            self.complete.set()
 
     def prepare(self, epoch: int) -> None:
         assert self.abandoned.is_set()
