@@ -13,7 +13,7 @@ KERNELS = Path(__file__).parents[2] / "kernels" / "orca_kernels"
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("cuda/attention.cuh", f"constexpr int kBlock = {BLOCK_SIZE};"),
+        ("cuda/work.cuh", f"constexpr int kBlock = {BLOCK_SIZE};"),
         ("cpu/lanes.h", f"constexpr int kLanes = {BLOCK_SIZE};"),
         ("cpu/attention.h", "constexpr int kBlock = kLanes;"),
     ],

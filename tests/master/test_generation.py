@@ -249,7 +249,7 @@ def test_a_client_that_does_not_read_is_given_up_at_once(tmp_path):
                                               ("inf", 400), ("soon", 400), ("86401", 400)])  # fmt: skip
 def test_a_client_bounds_its_request(tmp_path, text, status):
     async def run() -> None:
-        endpoint = Endpoint(EndpointConfig(("m",)), Queue(), TextCodec(tmp_path), cast(ChatTemplate, None))
+        endpoint = Endpoint(EndpointConfig(("m",)), Queue(), TextCodec(tmp_path), ChatTemplate(tmp_path))
         transport = httpx.ASGITransport(create_app(endpoint))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"X-Request-Deadline": text}
@@ -269,7 +269,7 @@ def test_a_refusal_says_when_the_waiting_requests_will_have_begun(tmp_path, body
 
     async def run() -> None:
         engine = Queue(room=0, waiting=DEPTH, expected_wait=expected_wait)
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
         transport = httpx.ASGITransport(create_app(endpoint))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             answer = await client.post("/v1/completions", json={**body, "max_tokens": 5})
@@ -285,7 +285,7 @@ def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is
 
     async def run() -> None:
         engine = Queue(expected_wait=41.2, max_expected_wait=41.0)
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
         transport = httpx.ASGITransport(create_app(endpoint))
         json_type = {"Content-Type": "application/json"}
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=json_type) as client:
@@ -316,7 +316,7 @@ def test_a_paused_engine_is_ready_and_refuses_requests_with_its_reason(tmp_path)
     async def run() -> None:
         engine = Queue()
         engine.state, engine.failure = EngineState.PAUSED, "spec.replicas is 0"
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
         transport = httpx.ASGITransport(create_app(endpoint))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/readyz")).status_code == 200
@@ -351,7 +351,7 @@ def test_the_smaller_timeout_applies(tmp_path, server, client):
 def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
     async def run() -> None:
         engine = Queue()
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), cast(ChatTemplate, None))
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
         transport = httpx.ASGITransport(create_app(endpoint))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}

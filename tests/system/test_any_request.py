@@ -14,12 +14,12 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from orca_master.bodies.body import MAX_NAME
 from orca_master.bodies.openai_requests import (
     MAX_BIASES,
     MAX_CHOICES,
     MAX_COUNT,
     MAX_MESSAGES,
-    MAX_NAME,
     MAX_PROMPTS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,

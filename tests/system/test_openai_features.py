@@ -223,7 +223,7 @@ def test_names_versions_and_request_ids(client, served):
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "type"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ("chat/completions", {"response_format": {"type": "xml"}}, "response_format", "'text'"),
-        ("chat/completions", {"tools": []}, "tools", "unknown or not supported"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "call-parser"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "messages", "leave no room"),
     ],
 )  # fmt: skip
