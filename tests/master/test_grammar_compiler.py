@@ -173,3 +173,13 @@ def test_a_model_without_a_usable_tokenizer_refuses_grammars(change, reason, tmp
             await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
 
     play(tmp_path, scene, prepare=False)
+
+
+def test_a_matcher_has_all_ends_of_sequence_of_the_vocabulary(tmp_path):
+    async def scene(compiler: Counting) -> None:
+        (tmp_path / "config.json").write_text('{"vocab_size": 300, "eos_token_id": [299, 0, 300]}')
+        await compiler.prepare()
+        assert (await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)).ends == (0, 299)
+        assert (await compiler.compile(Grammar(REGEX, "ab"), VOCABULARY, [*tokens_of("ab"), 299])).is_complete
+
+    play(tmp_path, scene, prepare=False)

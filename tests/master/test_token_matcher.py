@@ -63,6 +63,18 @@ def test_an_end_of_sequence_completes_a_grammar_that_may_end():
     assert entry.is_complete
 
 
+def test_every_end_of_sequence_of_the_model_is_allowed_where_the_first_is_and_completes_the_grammar():
+    others = (VOCABULARY - 1, VOCABULARY - 20)
+    maker = MaskMaker(VOCABULARY)
+    entry = TokenMatcher(made("ab?").matcher, (END, *others))
+    bits = [int.from_bytes(maker.masks([entry], [NOTHING]), "little")]
+    entry.accept(tokens_of("a")[0])
+    bits.append(int.from_bytes(maker.masks([entry], [NOTHING]), "little"))
+    assert [[mask >> token & 1 for token in (END, *others)] for mask in bits] == [[0, 0, 0], [1, 1, 1]]
+    entry.accept(others[1])
+    assert (entry.is_complete, entry.error) == (True, "")
+
+
 def test_a_token_that_the_grammar_does_not_allow_is_an_error_and_its_mask_allows_all():
     entry = made("ab")
     entry.accept(tokens_of("x")[0])
@@ -88,6 +100,6 @@ def test_a_character_that_the_vocabulary_lacks_is_an_error_not_a_wrong_answer():
 def test_the_state_follows_from_the_tokens_alone():
     schema = '{"type": "object", "properties": {"k": {"enum": [1, 12]}}, "required": ["k"]}'
     step_by_step = made(schema, '{"k":1', GrammarKind.JSON)
-    whole = TokenMatcher(made(schema, "", GrammarKind.JSON).matcher, tokens_of('{"k":1'))
+    whole = TokenMatcher(made(schema, "", GrammarKind.JSON).matcher, (END,), tokens_of('{"k":1'))
     maker = MaskMaker(VOCABULARY)
     assert maker.masks([step_by_step], [NOTHING]) == maker.masks([whole], [NOTHING])

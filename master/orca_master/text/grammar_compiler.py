@@ -44,6 +44,7 @@ class GrammarCompiler:
         self._note = note
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tokenizer: LLTokenizer | None = None
+        self._ends: tuple[int, ...] = ()
         self._unusable = "the model is not loaded yet"
         """Why there is no `_tokenizer`."""
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -55,7 +56,7 @@ class GrammarCompiler:
         """Load the tokenizer, before requests are served: that holds the interpreter lock."""
         loop = asyncio.get_running_loop()
         try:
-            self._tokenizer = await loop.run_in_executor(self._thread, load_tokenizer, self._model_path)
+            self._tokenizer, self._ends = await loop.run_in_executor(self._thread, load_tokenizer, self._model_path)
         except Exception as error:  # only structured output needs this tokenizer, and a model's files are untrusted
             self._unusable = str(error) or type(error).__name__
 
@@ -81,8 +82,8 @@ class GrammarCompiler:
             self._cache.popitem(last=False)
         copy = matcher.deep_copy()
         if not tokens:
-            return TokenMatcher(copy)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, copy, tokens)
+            return TokenMatcher(copy, self._ends)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, copy, self._ends, tokens)
 
     async def close(self) -> None:
         """End the process."""

@@ -50,8 +50,10 @@ def limits() -> LLParserLimits:
     )
 
 
-def load_tokenizer(model_path: Path) -> LLTokenizer:
-    """Return the model's tokenizer for llguidance; raise RequestError if there is none that llguidance can use.
+def load_tokenizer(model_path: Path) -> tuple[LLTokenizer, tuple[int, ...]]:
+    """Return the model's tokenizer for llguidance, and its end-of-sequence tokens, of which llguidance has the first.
+
+    Raises RequestError if the model has no tokenizer that llguidance can use.
 
     Holds the interpreter lock, for seconds if the vocabulary is large.
     """
@@ -61,13 +63,15 @@ def load_tokenizer(model_path: Path) -> LLTokenizer:
         raise RequestError("this model has no tokenizer.json, which structured output needs") from error
     size = read_object(model_path, "config.json", CONFIG_BYTES).get("vocab_size")
     vocabulary_size = size if isinstance(size, int) else None
-    stop = sorted(token for token in stop_token_ids(model_path) if vocabulary_size is None or token < vocabulary_size)
-    if not stop:  # llguidance would take another token for the end
+    tokens = stop_token_ids(model_path)
+    ends = tuple(sorted(token for token in tokens if vocabulary_size is None or token < vocabulary_size))
+    if not ends:  # llguidance would take another token for the end
         raise RequestError("this model has no eos_token_id, which structured output needs")
     try:
-        return LLTokenizer(content, n_vocab=vocabulary_size, eos_token=stop)
+        tokenizer = LLTokenizer(content, n_vocab=vocabulary_size, eos_token=ends[0])
     except Exception as error:
         raise RequestError(f"structured output does not support this model's tokenizer: {str(error)[:300]}") from error
+    return tokenizer, tuple(token for token in ends if token < tokenizer.vocab_size)
 
 
 def translate(kind: GrammarKind, text: str) -> str:
@@ -127,7 +131,7 @@ def main() -> int:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer, reply = None, {}
     try:
-        tokenizer = load_tokenizer(Path(sys.argv[1]))
+        tokenizer, _ = load_tokenizer(Path(sys.argv[1]))
     except Exception as error:  # a model's files are untrusted
         reply = {"error": str(error) or type(error).__name__}
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

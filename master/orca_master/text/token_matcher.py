@@ -18,10 +18,14 @@ MAX_THREADS = 4
 
 
 class TokenMatcher:
-    """The `Constraint` of a request. `error` is set when a limit of llguidance is exceeded, or a token is refused."""
+    """The `Constraint` of a request. `error` is set when a limit of llguidance is exceeded, or a token is refused.
 
-    def __init__(self, matcher: LLMatcher, tokens: Iterable[int] = ()) -> None:
+    `ends` has the model's end-of-sequence tokens. llguidance knows the first; the others are allowed where it is.
+    """
+
+    def __init__(self, matcher: LLMatcher, ends: tuple[int, ...], tokens: Iterable[int] = ()) -> None:
         self.matcher = matcher
+        self.ends = ends
         self.error = ""
         for token in tokens:
             self.accept(token)
@@ -33,7 +37,8 @@ class TokenMatcher:
 
     def accept(self, token: int) -> None:
         """See Constraint."""
-        if not self.error and not self.matcher.consume_token(token):
+        known = self.ends[0] if token in self.ends else token
+        if not self.error and not self.matcher.consume_token(known):
             self.note_error()
 
     def note_error(self, is_stuck: bool = False) -> None:
@@ -68,12 +73,21 @@ class MaskMaker:
         self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
         for place, entry in live:
             start = place * width
+            _allow_all_ends(masks, start, entry.ends)
             entry.note_error(is_stuck=masks[start : start + width] == bytes(width))
             if entry.error:
                 masks[start : start + width] = b"\xff" * width
             elif banned[place]:
                 masks[start : start + width] = _without(masks[start : start + width], banned[place])
         return bytes(masks)
+
+
+def _allow_all_ends(masks: bytearray, start: int, ends: tuple[int, ...]) -> None:
+    """Set the bits of all `ends` in the mask that begins at byte `start` if the bit of the first is set."""
+    first, *others = ends
+    if others and masks[start + first // 8] >> first % 8 & 1:
+        for token in others:
+            masks[start + token // 8] |= 1 << token % 8
 
 
 def _without(mask: bytearray, tokens: frozenset[int]) -> bytearray:
