@@ -176,3 +176,27 @@ def test_a_process_that_cannot_be_started_is_no_internal_error(tmp_path, monkeyp
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
     with pytest.raises(EngineUnavailableError, match="Too many open files"):
         asyncio.run(template(tmp_path, "x").render(MESSAGES, False, {}))
+
+
+def test_an_unfinished_message_is_rendered_up_to_its_last_character(tmp_path):
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}{{ effort }}"
+
+    def unfinished(*contents: str) -> str:
+        roles = ("user", "assistant") * 2
+        messages = [ChatMessage(role=role, content=text) for role, text in zip(roles, contents, strict=False)]
+
+        async def once() -> str:
+            async with template(tmp_path, source) as made:
+                return await made.render_unfinished(messages, {"effort": "low"})
+
+        return asyncio.run(once())
+
+    assert unfinished("Hi", "Once upon ") == "<user>Hi</user><assistant>Once upon "
+    assert unfinished("a", "a", "a", "a").endswith("</user><assistant>a")
+    for contents in (["Hi"], ["Hi", ""]):
+        with pytest.raises(RequestError, match="continue_final_message: the last message must be") as refused:
+            unfinished(*contents)
+        assert refused.value.field == "messages"
+    source = "{{ messages[0].content }}"
+    with pytest.raises(RequestError, match="does not write the text of the last message"):
+        unfinished("Hi", "Once")

@@ -225,6 +225,10 @@ def test_names_versions_and_request_ids(client, served):
         ("chat/completions", {"response_format": {"type": "xml"}}, "response_format", "'text'"),
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "call-parser"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "messages", "leave no room"),
+        ("chat/completions", {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message",
+         "needs add_generation_prompt: false"),
+        ("chat/completions", {"continue_final_message": True}, "messages", "must be of the role assistant"),
+        ("chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort", "'minimal'"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(served, path, change, field, words):

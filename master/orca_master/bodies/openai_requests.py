@@ -258,6 +258,8 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -267,6 +269,9 @@ class ChatCompletionRequest(GenerationRequest):
     def _chat_fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
+        asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and asks_for_prompt:
+            raise ValueError("continue_final_message: needs add_generation_prompt: false")
         if not self.tools and self.tool_choice not in (None, "none"):
             raise ValueError("tool_choice: needs tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names:
@@ -277,3 +282,9 @@ class ChatCompletionRequest(GenerationRequest):
     def tool_names(self) -> set[str]:
         """Names of the functions that the answer can call."""
         return set() if self.tool_choice == "none" else {tool.function.name for tool in self.tools}
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}

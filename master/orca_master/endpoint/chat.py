@@ -171,9 +171,11 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model)
         endpoint.answers.check(body)
         tools = body.tools if body.tool_names else ()
-        text = await endpoint.template.render(
-            body.messages, body.add_generation_prompt, body.chat_template_kwargs, tools
-        )
+        options = body.template_options
+        if body.continue_final_message:
+            text = await endpoint.template.render_unfinished(body.messages, options, tools)
+        else:
+            text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools)
         # The template already contains the special tokens.
         prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
         max_tokens = body.max_completion_tokens or body.max_tokens

@@ -38,6 +38,8 @@ MAX_WAITING = 256
 """Maximum number of requests that wait for the process, which takes 0.5 ms for a typical request."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, whose own limit is of processor time: reached only on a stalled machine."""
+CONTINUATION = "ORCACONTINUESHERE"
+"""Marks the end of a message's text in a rendered prompt; no template strips or escapes capital letters."""
 RESERVED = frozenset(
     {
         *SPECIAL_TOKENS,
@@ -142,6 +144,21 @@ class ChatTemplate:
             reason = str(answer.get("error", f"rendering exceeded the limit of {CPU_SECONDS:g} s of processor time"))
             raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages")
         return str(answer["text"])
+
+    async def render_unfinished(
+        self, messages: list[ChatMessage], options: dict[str, Any], tools: Sequence[Tool] = ()
+    ) -> str:
+        """Render messages up to the last character of the last one, which the answer continues. Raises as `render`."""
+        *before, last = messages
+        if last.role != "assistant" or not last.text:
+            message = "continue_final_message: the last message must be of the role assistant and have a text"
+            raise RequestError(message, "messages")
+        marked = last.model_copy(update={"content": last.text + CONTINUATION})
+        text, mark, _ = (await self.render([*before, marked], False, options, tools)).rpartition(CONTINUATION)
+        if not mark:
+            message = "continue_final_message: the chat template does not write the text of the last message"
+            raise RequestError(message, "messages")
+        return text
 
     async def __aenter__(self) -> ChatTemplate:
         if self.source is not None:
