@@ -7,6 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orca_master.text import tool_calls
+from orca_master.text.call_scanner import CallScanner
 from orca_master.text.tool_calls import FORMATS, ToolCallParser, format_of_template
 
 NAMES = ("weather", "add")
@@ -143,3 +145,21 @@ def test_ids_are_the_same_whenever_a_response_is_built():
     assert len(ids) == 4
     assert FORMATS["hermes"].call_id("chatcmpl-1", 0, 0) in ids
     assert len(FORMATS["mistral"].call_id("chatcmpl-1", 0, 0)) == 9
+
+
+@pytest.mark.parametrize("beginning", ["<tool_call>", "<tool_call>\n", '<tool_call>{"a": [', '<tool_call>{"a": "'])
+def test_beginnings_of_calls_are_read_once(beginning, monkeypatch):
+    """A client can let a model write nothing else; the square of the time would block all other answers."""
+    num_scanned: list[int] = []
+
+    class Counted(CallScanner):
+        def feed(self, text: str) -> int:
+            num_scanned.append(super().feed(text) + 1)
+            return num_scanned[-1] - 1
+
+    monkeypatch.setattr(tool_calls, "CallScanner", Counted)
+    answer = beginning * 200
+    parsed = ToolCallParser(FORMATS["hermes"], NAMES).feed(answer, last=True)
+    assert (parsed.content, parsed.calls) == (answer, [])
+    assert len(num_scanned) <= 2
+    assert sum(num_scanned) <= len(answer) + len(num_scanned)

@@ -7,6 +7,7 @@ client parses them.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from enum import Enum, auto
 
 ARGUMENTS = ("arguments", "parameters")
@@ -26,11 +27,12 @@ class _Expected(Enum):
 class CallScanner:
     """State of the scan of one object. After `ended` or `broken` (no such object) nothing more is consumed.
 
-    With a `name` the object is that of the arguments alone.
+    With a `name` the object is that of the arguments alone, else its name must be one of `names`; None: any name.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, names: Collection[str] | None = None) -> None:
         self.name = name
+        self._names = names
         self.ended = False
         self.broken = False
         self._has_arguments = False
@@ -114,10 +116,11 @@ class CallScanner:
 
     def _end_value(self) -> None:
         if self._key == "name":
-            if self._value[0] != '"':
+            name = self._decoded() if self._value[0] == '"' else None
+            if name is None or not (self._names is None or name in self._names):
                 self.broken = True
             else:
-                self.name = self._decoded()
+                self.name = name
         elif self._key in ARGUMENTS and self._value[0] != "{":
             # Some models write the arguments as a text that contains JSON, or null.
             text = self._decoded() if self._value[0] == '"' else "".join(self._value)

@@ -155,8 +155,8 @@ class ToolCallParser:
         """Read one call, or all to the end of the answer if no text can follow a call."""
         while True:
             begin = yield from self._next_call()
-            is_call = yield from self._call(begin)
-            if not is_call:
+            num_rejected = yield from self._call(begin)
+            if num_rejected is not None:
                 break
             if not self._parallel:
                 yield from self._nothing_more()
@@ -164,7 +164,7 @@ class ToolCallParser:
                 yield from self._end_of_call()
                 return
         if self._form.closing:
-            self._pass_on(min(len(self._text), len(self._form.marker)))
+            self._pass_on(num_rejected)
         elif self.num_calls and not self._text.strip(self._form.separators):
             yield from self._nothing_more()
         else:
@@ -184,32 +184,36 @@ class ToolCallParser:
             else:
                 yield
 
-    def _call(self, position: int) -> Generator[None, None, bool]:
-        """Pass the call at a position on; return False, and leave the text, if there is none."""
-        scanner = CallScanner()
+    def _call(self, position: int) -> Generator[None, None, int | None]:
+        """Pass the call at a position on and return None.
+
+        If there is none, leave the text and return how many characters were no call. They are not searched again: that
+        would take the square of the time for a text of beginnings.
+        """
+        scanner = CallScanner(names=self._names)
         if self._form.bare_names and not self._text.startswith("{", position):
             while (brace := self._text.find("{", position)) < 0:
                 if self._last or len(self._text) - position > MAX_NAME:
-                    return False
+                    return position
                 yield
-            scanner = CallScanner(self._text[position:brace].strip().removesuffix(BEFORE_ARGUMENTS).strip())
-            position = brace
+            name = self._text[position:brace].strip().removesuffix(BEFORE_ARGUMENTS).strip()
+            if name not in self._names:
+                return position
+            scanner, position = CallScanner(name, self._names), brace
         begun = False
         while True:
             position += scanner.feed(self._text[position:])
-            name = None
+            new_name = None
             if scanner.name is not None and not begun:
-                if scanner.name not in self._names:
-                    return False
-                name, begun = scanner.name, True
+                new_name, begun = scanner.name, True
                 self.num_calls += 1
             if begun:
                 self._text, position = self._text[position:], 0
                 arguments = scanner.take_arguments()
-                if name is not None or arguments:
-                    self._parsed.calls.append(CallDelta(self.num_calls - 1, name, arguments))
+                if new_name is not None or arguments:
+                    self._parsed.calls.append(CallDelta(self.num_calls - 1, new_name, arguments))
             if scanner.ended or scanner.broken or self._last:
-                return begun
+                return None if begun else position - scanner.broken
             yield
 
     def _end_of_call(self) -> Steps:
