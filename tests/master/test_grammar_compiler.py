@@ -94,12 +94,13 @@ def test_a_refusal_names_field_place_and_reason(tmp_path):
         for grammar, reason in (
             (Grammar(REGEX, "(a"), "regular expression cannot be compiled: .*unclosed group"),
             (Grammar(GRAMMAR, "nonsense"), "the grammar cannot be compiled: "),
+            (Grammar(GRAMMAR, 'root ::= ("a"'), "the grammar cannot be compiled: Expected"),
             (Grammar(JSON, "[]"), "the schema cannot be compiled: "),
             (Grammar(JSON, '{"type": "integer", "minimum": 5, "maximum": 3}'), "Unsatisfiable schema: minimum"),
         ):
             with pytest.raises(RequestError, match=reason):
                 await compiler.compile(grammar, VOCABULARY)
-        assert compiler.results == {"refused": len(UNSUPPORTED) + 4}
+        assert compiler.results == {"refused": len(UNSUPPORTED) + 5}
 
     play(tmp_path, scene)
 

@@ -110,10 +110,10 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
         if kind is GrammarKind.JSON:
             return {"error": locate(json.loads(text), message, _error_of_schema)}
         return {"error": message}
-    except (ValueError, RecursionError) as error:
-        return {"error": " ".join(str(error).split())}
     except MemoryError:
         return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
+    except Exception as error:  # llguidance's translation of GBNF has errors of its own
+        return {"error": " ".join(str(error).split()) or type(error).__name__}
 
 
 def _error_of_schema(schema: Any) -> str:
