@@ -179,3 +179,23 @@ def test_reasoning_before_a_call(tmp_path):
         assert (reasoning, content) == ("Hm.\n", 'Well. <tool_call>{"name": "now"}</tool_call>')
 
     play(scripted, scene)
+
+
+@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
+def test_an_answer_to_a_grammar_is_no_reasoning(tmp_path, reasoning_parser):
+    """The grammar holds from the first token on, so the answer has no tag that would end its reasoning."""
+    scripted = Scripted(
+        make_model(tmp_path, TEMPLATES["hermes"]), f'{{"x": 1}}{END}', reasoning_parser=reasoning_parser
+    )
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "response_format": {"type": "json_object"}}
+
+    async def scene(completions: Any) -> None:
+        message = (await completions.create(**options)).choices[0].message
+        assert message.content == '{"x": 1}'
+        assert not hasattr(message, "reasoning_content")
+        content = ""
+        async for chunk in await completions.create(**options, stream=True):
+            content += chunk.choices[0].delta.content or ""
+        assert content == '{"x": 1}'
+
+    play(scripted, scene)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.errors import RequestError
-from orca_master.text.reasoning import ReasoningParser
+from orca_master.text.reasoning import BY_TAG, ReasoningParser
 from orca_master.text.tool_calls import CallDelta, ToolCallFormat, ToolCallParser, format_named
 
 
@@ -73,7 +73,10 @@ class AnswerFormat:
 
     def parser(self, body: ChatCompletionRequest) -> AnswerParser:
         """Return the parser of an answer to `body`."""
-        reasoning = None if self.reasoning is None else ReasoningParser(self.reasoning)
+        reasoning = None
+        if self.reasoning is not None:
+            # A grammar holds from the first token on: such an answer cannot begin within the reasoning.
+            reasoning = ReasoningParser(self.reasoning if body.grammar is None else BY_TAG)
         tools = None
         if body.tool_names and self.tool_calls is not None:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls)

@@ -11,7 +11,9 @@ from orca_master.text.call_scanner import WHITESPACE
 from orca_master.text.tool_calls import may_become, overlap
 
 BEGIN, END = "<think>", "</think>"
-REASONING_FORMATS = ("deepseek_r1", "qwen3")
+BY_TAG = "qwen3"
+"""The format in which an answer without <think> has no reasoning."""
+REASONING_FORMATS = ("deepseek_r1", BY_TAG)
 
 
 class ReasoningParser:
