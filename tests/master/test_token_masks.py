@@ -122,17 +122,27 @@ def test_an_answer_ends_with_its_grammar_or_with_max_tokens():
         submit(made, "complete", "abcd", 40)
         submit(made, "cut", "[0-9]{35}", 7)
         submit(made, "least", "a?b?c?", 40, min_tokens=3)
+        for name, min_tokens in (("early", 0), ("late", 9)):
+            plain = made.submission(name, (5,), 12, min_tokens=min_tokens)  # as with ignore_eos: no token stops
+            made.engine.submit(replace(plain, constraint=matcher(TOKENIZER, GrammarKind.REGEX, "a{0,20}")))
         reasons, tokens = {}, {}
-        while len(reasons) < 3:
+        while len(reasons) < 5:
             output: Output = await made.outputs.get()
             tokens.setdefault(output.request_id, []).append(output.token)
             if output.finish_reason is not None:
                 reasons[output.request_id] = output.finish_reason
-        assert reasons == {"complete": FinishReason.STOP, "cut": FinishReason.LENGTH, "least": FinishReason.STOP}
+        assert {name: reasons[name] for name in ("complete", "cut", "least")} == {
+            "complete": FinishReason.STOP,
+            "cut": FinishReason.LENGTH,
+            "least": FinishReason.STOP,
+        }
         assert answer(tokens["complete"]) == "abcd"
         assert len(tokens["cut"]) == 7
         # An end of sequence is not allowed before min_tokens, but a complete grammar ends all the same.
         assert tokens["least"].index(END) >= 3 if END in tokens["least"] else answer(tokens["least"]).endswith("c")
+        assert END in tokens["early"][:9]
+        assert END not in tokens["late"][:9]
+        assert len(tokens["late"]) >= 9
 
     play(lambda: Engine(topology("a")), scene)
 

@@ -71,9 +71,11 @@ class TokenMasks:
         banned: list[frozenset[int]] = []
         for scheduled in iteration.requests:
             request = scheduled.request
-            matchers.append(None if scheduled.is_stale else cast("TokenMatcher", request.constraint))
+            matcher = cast("TokenMatcher", request.constraint)
+            matchers.append(None if scheduled.is_stale else matcher)
             too_early = len(request.generated) < request.sampling.min_tokens
-            banned.append(request.stop_token_ids if too_early else frozenset())
+            # The matcher's ends end an answer also with `ignore_eos`.
+            banned.append(request.stop_token_ids.union(matcher.ends) if too_early else frozenset())
         loop = asyncio.get_running_loop()
         made = loop.run_in_executor(self._thread, self._maker.masks, matchers, banned)
         made.add_done_callback(partial(self._send, iteration))
