@@ -24,10 +24,10 @@ class Recorder(TextCodec):
         self.go = threading.Event()
         self.go.set()
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, name: str = "prompt") -> list[int]:
         self.go.wait(60)
         self.calls.append((threading.current_thread() is threading.main_thread(), len(text)))
-        return super().encode(text, add_special_tokens)
+        return super().encode(text, add_special_tokens, name)
 
 
 def encode(text: str, max_model_len: int = 1024) -> tuple[list[int], list[tuple[bool, int]]]:
@@ -56,6 +56,14 @@ def test_a_text_that_exceeds_the_context_is_never_tokenized_as_a_whole():
     assert refused.value.field == "prompt"
     with pytest.raises(RequestError, match="lone surrogate"):
         encode("a" * PIECE + "\ud800")
+
+
+@pytest.mark.parametrize("length", [1, PIECE, 2 * PIECE])
+def test_a_refusal_names_the_field(length):
+    encoder = Encoder(TextCodec(MODEL))
+    with pytest.raises(RequestError, match="lone surrogate") as refused:
+        asyncio.run(encoder.encode("a" * length + "\ud800", "messages", True, Lengths(1024)))
+    assert refused.value.field == "messages"
 
 
 def test_the_number_of_texts_that_wait_is_bounded():

@@ -35,7 +35,7 @@ class Encoder:
     async def encode(self, text: str, name: str, add_special_tokens: bool, lengths: Lengths) -> list[int]:
         """Return the token ids of the field `name`; raise RequestError, or QueueFullError if many texts wait."""
         if len(text) <= SHORT:
-            return self._codec.encode(text, add_special_tokens)
+            return self._codec.encode(text, add_special_tokens, name)
         if self._num_waiting >= MAX_WAITING:
             raise QueueFullError(f"{self._num_waiting} texts are waiting to be tokenized, the limit is {MAX_WAITING}")
         self._num_waiting += 1
@@ -51,9 +51,9 @@ class Encoder:
         # A text has more than half as many tokens as its pieces together.
         limit, count = max(MIN_LIMIT, 2 * max_model_len), 0
         for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
-            count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False))
+            count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False, name=name))
             if count > limit:
                 raise RequestError(
                     f"{name}: the text has more than {limit} tokens, the model's context has {max_model_len}", name
                 )
-        return self._codec.encode(text, add_special_tokens)
+        return self._codec.encode(text, add_special_tokens, name)

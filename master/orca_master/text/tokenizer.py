@@ -62,18 +62,18 @@ class TextCodec:
         """False if prompts and responses are token ids only."""
         return self._tokenizer is not None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`.
+    def encode(self, text: str, add_special_tokens: bool = True, name: str = "prompt") -> list[int]:
+        """Return the token ids of `text`, the field `name` of a request.
 
         Raises RequestError without a tokenizer, for text that is invalid in UTF-8 (a lone surrogate in JSON), or if the
         tokenizer fails.
         """
         if self._tokenizer is None:
-            raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", "prompt")
+            raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", name)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text has a lone surrogate at character {error.start}", "prompt") from error
+            raise RequestError(f"the text has a lone surrogate at character {error.start}", name) from error
         with _errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
