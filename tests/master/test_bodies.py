@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from orca_master.bodies import validation as bodies
-from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.lengths import MAX_DEPTH, Lengths
 from orca_master.bodies.openai_requests import MAX_BIASES, MAX_MESSAGES
 from orca_master.bodies.validation import MAX_MESSAGE, check_body
 from orca_master.errors import RequestError
@@ -119,3 +119,44 @@ def test_the_prompt_is_validated_once(monkeypatch):
     with pytest.raises(RequestError):
         check("completion", {"prompt": [[1], [2, 3], ["x"], [4]]})
     assert seen == [1, 2, 1]
+
+
+NESTED = {
+    "tools.0.function.parameters": lambda nested: {
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"a": nested}}}]
+    },
+    "messages.0.tool_calls.0.function.arguments": lambda nested: {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": json.dumps({"a": nested})}}],
+            }
+        ]
+    },
+    "chat_template_kwargs": lambda nested: {"chat_template_kwargs": {"a": nested}},
+    "response_format": lambda nested: {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"a": nested}}}
+    },
+    "structured_outputs": lambda nested: {"structured_outputs": {"json": {"a": nested}}},
+}
+"""By place: the fields with a value of any form."""
+
+
+@pytest.mark.parametrize("place", NESTED)
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_values_of_any_form_have_a_bounded_depth(place, brackets):
+    """Below the depths at which pydantic and json fail, with a journal and on the stack of a request."""
+
+    def check(depth: int) -> Any:
+        nested: Any = 1
+        for _ in range(depth - 1):  # in an object
+            nested = [nested] if brackets == "[]" else {"items": nested}
+        body = {"messages": [{"role": "user", "content": "a"}]} | NESTED[place](nested)
+        return check_body("chat", json.dumps(body).encode(), Lengths(1024))
+
+    value = check(MAX_DEPTH)
+    assert value.model_dump(mode="json")
+    with pytest.raises(RequestError, match=f"{MAX_DEPTH} levels") as refused:
+        check(MAX_DEPTH + 1)
+    assert str(refused.value).startswith(f"{place}: ")
+    assert refused.value.field == place.partition(".")[0]

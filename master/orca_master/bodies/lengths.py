@@ -7,6 +7,7 @@ context; without a context (the Python API, an OpenAPI schema) they do not apply
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ MIN_CHARACTERS = 256 << 10
 MAX_CHARACTERS = 8 << 20
 """Maximum characters of all prompts together."""
 MAX_OPTIONS_BYTES = 64 << 10
-"""Maximum size of `chat_template_kwargs` as JSON."""
+"""Maximum size of `chat_template_kwargs`, and of the parameters of a function, as JSON."""
+MAX_DEPTH = 128
+"""Maximum depth of JSON whose form is the client's; that which json and pydantic can write depends on the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,21 @@ def _check_text(text: str, info: ValidationInfo) -> str:
     return text
 
 
+def is_too_deep(value: dict[str, Any] | list[Any]) -> bool:
+    """Return True for a list or an object with more than MAX_DEPTH levels, itself included."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        parts = (entry.values() if isinstance(entry, dict) else entry for entry in level)
+        level = [part for part in itertools.chain.from_iterable(parts) if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        count = len(json.dumps(options))
-    except RecursionError as error:
-        raise PydanticCustomError("too_deep", "nested too deeply") from error
+    if is_too_deep(options):
+        raise PydanticCustomError("too_deep", "nested more than {limit} levels deep", {"limit": MAX_DEPTH})
+    count = len(json.dumps(options))
     if count > MAX_OPTIONS_BYTES:
         raise PydanticCustomError(
             "too_long",

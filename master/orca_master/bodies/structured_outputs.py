@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from orca_master.bodies.lengths import at_most, at_most_characters
+from orca_master.bodies.lengths import MAX_DEPTH, at_most, at_most_characters, is_too_deep
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 MAX_GRAMMAR_CHOICES = 4096
@@ -101,10 +101,9 @@ def _of_structured_outputs(value: StructuredOutputs) -> Grammar:
 
 def _as_json(value: Any, field: str) -> str:
     """Return a client's value as JSON, in the order of its fields, which an answer follows."""
-    try:
-        text = json.dumps(value)
-    except RecursionError as error:
-        raise ValueError(f"{field}: nested too deeply") from error
+    if is_too_deep(value):
+        raise ValueError(f"{field}: nested more than {MAX_DEPTH} levels deep")
+    text = json.dumps(value)
     if len(text) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"{field}: {len(text)} bytes of JSON, at most {MAX_GRAMMAR_BYTES} are allowed")
     return text

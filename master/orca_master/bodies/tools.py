@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import at_most, check_options
+from orca_master.bodies.lengths import MAX_DEPTH, at_most, check_options, is_too_deep
 
 MAX_TOOLS = 128
 """OpenAI's."""
@@ -61,8 +61,9 @@ class FunctionCall(Body):
             value = json.loads(text or "{}")
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict):
-            raise PydanticCustomError("no_object", "the text must be a JSON object")
+        if not isinstance(value, dict) or is_too_deep(value):
+            limit = f"the text must be a JSON object of at most {MAX_DEPTH} levels"
+            raise PydanticCustomError("no_object", limit)
         return text
 
     @property
