@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text import token_matcher
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
 from support.grammars import END, byte_tokenizer, ll_tokenizer, matcher, tokens_of
 from tokenizers import models
@@ -103,3 +106,49 @@ def test_the_state_follows_from_the_tokens_alone():
     whole = TokenMatcher(made(schema, "", GrammarKind.JSON).matcher, (END,), tokens_of('{"k":1'))
     maker = MaskMaker(VOCABULARY)
     assert maker.masks([step_by_step], [NOTHING]) == maker.masks([whole], [NOTHING])
+
+
+@pytest.mark.parametrize(("seconds", "fails"), [(0.03, True), (0.002, False)])
+def test_an_answer_whose_masks_are_slow_ends_and_others_go_on(seconds, fails, monkeypatch):
+    """Only the slow one pays: masks that take long together are measured one by one."""
+    clock = 0.0
+
+    class Slow:
+        """A matcher for which the clock goes on."""
+
+        def __init__(self, matcher: LLMatcher) -> None:
+            self._matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._matcher, name)
+
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+            nonlocal clock
+            clock += seconds
+            self._matcher.unsafe_compute_mask_ptr(address, size)
+
+    class Executor:
+        def __init__(self, num_threads: int) -> None:
+            pass
+
+        def unsafe_compute_mask_ptr(self, jobs: list[tuple[Any, int]], address: int, size: int, count: int) -> None:
+            for job, place in jobs:
+                job.unsafe_compute_mask_ptr(address + place * size, size)
+
+    monkeypatch.setattr(token_matcher, "LLExecutor", Executor)
+    monkeypatch.setattr(token_matcher, "thread_time", lambda: clock)
+    monkeypatch.setattr(token_matcher, "perf_counter", lambda: clock)
+    maker, slow, other = MaskMaker(VOCABULARY), made("[xy]*"), made("[xy]*")
+    slow.matcher = cast("LLMatcher", Slow(slow.matcher))
+    (token,) = tokens_of("x")
+    num_tokens = 0
+    while num_tokens < 100 and not slow.error:
+        masks = maker.masks([slow, other], [NOTHING] * 2)
+        assert masks[40:] == MaskMaker(VOCABULARY).masks([other], [NOTHING])
+        assert slow.error or masks[:40] == masks[40:]
+        slow.accept(token)
+        other.accept(token)
+        num_tokens += 1
+    assert not other.error
+    assert ("too complex" in slow.error) == fails
+    assert num_tokens == (21 if fails else 100)

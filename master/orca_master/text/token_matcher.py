@@ -2,6 +2,9 @@
 
 A matcher's state follows from the tokens alone. A request that is rewound keeps its matcher, because it keeps its
 tokens; one that another master resumes gets a matcher to which all its tokens are appended.
+
+All requests of an iteration wait for its slowest mask. llguidance bounds only the size of its parser's state, within
+which an ambiguous grammar takes half a second for each token. So each answer has a budget of processor time.
 """
 
 from __future__ import annotations
@@ -9,16 +12,23 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Sequence
+from time import perf_counter, thread_time
 
 from llguidance import LLExecutor, LLMatcher
 
 WORD_BITS = 32
 MAX_THREADS = 4
 """Maximum number of threads that compute the masks of an iteration: masks are short work."""
+SLOW_SECONDS = 0.02
+"""Time for the masks of an iteration after which the next are computed one by one, to measure each."""
+BUDGET_SECONDS = 0.5
+"""Processor time that an answer can spend on its grammar at once."""
+SECONDS_PER_TOKEN = 0.005
+"""Processor time that each token adds to the rest of the budget, some ten times what usual grammars need."""
 
 
 class TokenMatcher:
-    """The `Constraint` of a request. `error` is set when a limit of llguidance is exceeded, or a token is refused.
+    """The `Constraint` of a request. `error` is set when a limit is exceeded, or a token is refused.
 
     `ends` has the model's end-of-sequence tokens. llguidance knows the first; the others are allowed where it is.
     """
@@ -27,6 +37,7 @@ class TokenMatcher:
         self.matcher = matcher
         self.ends = ends
         self.error = ""
+        self._seconds_left = BUDGET_SECONDS
         for token in tokens:
             self.accept(token)
 
@@ -38,16 +49,27 @@ class TokenMatcher:
     def accept(self, token: int) -> None:
         """See Constraint."""
         known = self.ends[0] if token in self.ends else token
+        begun = thread_time()
         if not self.error and not self.matcher.consume_token(known):
             self.note_error()
+        self.spend(thread_time() - begun - SECONDS_PER_TOKEN)
+
+    def spend(self, seconds: float) -> None:
+        """Take processor time from the budget. `note_error` notices that it is spent: the last token needs no more."""
+        self._seconds_left = min(BUDGET_SECONDS, self._seconds_left - seconds)
 
     def note_error(self, is_stuck: bool = False) -> None:
-        """Set `error` if llguidance has given up, or if no token is allowed: the vocabulary may lack a character."""
+        """Set `error` if llguidance has given up, no time is left, or no token is allowed.
+
+        The last may be because the vocabulary lacks a character.
+        """
         if self.matcher.is_error():
             reason = self.matcher.get_error().partition("\n")[0]
             self.error = f"the grammar is too complex, or it allows no answer: {reason[:500]}"
         elif is_stuck:
             self.error = "the grammar allows no token of the model's vocabulary"
+        elif self._seconds_left < 0:
+            self.error = f"the grammar is too complex: its tokens take more than {SECONDS_PER_TOKEN:g} s each"
 
 
 class MaskMaker:
@@ -56,6 +78,7 @@ class MaskMaker:
     def __init__(self, vocabulary_size: int) -> None:
         self.row_bytes = -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        self._one_by_one = False
 
     def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[frozenset[int]]) -> bytes:
         """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
@@ -69,8 +92,13 @@ class MaskMaker:
         if not live:
             return bytes(masks)
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
-        jobs = [(entry.matcher, place) for place, entry in live]
-        self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
+        begun = perf_counter()
+        if self._one_by_one:
+            self._compute_one_by_one(live, address)
+        else:
+            jobs = [(entry.matcher, place) for place, entry in live]
+            self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
+        self._one_by_one = perf_counter() - begun > SLOW_SECONDS
         for place, entry in live:
             start = place * width
             _allow_all_ends(masks, start, entry.ends)
@@ -80,6 +108,13 @@ class MaskMaker:
             elif banned[place]:
                 masks[start : start + width] = _without(masks[start : start + width], banned[place])
         return bytes(masks)
+
+    def _compute_one_by_one(self, live: Iterable[tuple[int, TokenMatcher]], address: int) -> None:
+        """Compute each mask on this thread, and take its processor time from the budget of its answer."""
+        for place, entry in live:
+            begun = thread_time()
+            entry.matcher.unsafe_compute_mask_ptr(address + place * self.row_bytes, self.row_bytes)
+            entry.spend(thread_time() - begun)
 
 
 def _allow_all_ends(masks: bytearray, start: int, ends: tuple[int, ...]) -> None:
