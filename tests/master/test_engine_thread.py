@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
@@ -13,7 +15,10 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import Choices, Submission
 from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+from orca_master.text.grammar_compiler import GrammarCompiler
+from orca_master.text.token_matcher import TokenMatcher
 
 
 def make_engine(starts: bool = True) -> EngineThread:
@@ -131,6 +136,43 @@ def test_a_submission_that_is_cancelled_before_the_engine_sees_it_is_dropped():
         await engine._on_engine(lambda: asyncio.sleep(0))
         assert not len(engine.engine.pool)
         engine.release("a", "abort")
+        await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_released_request_no_longer_waits_for_its_grammar(begins):
+    """An API process releases requests without cancelling anything here; their grammars would delay all others."""
+    waiting: list[str] = []
+
+    class Grammars:
+        async def compile(self, grammar: Grammar, vocabulary_size: int, tokens: Sequence[int]) -> TokenMatcher:
+            waiting.append(grammar.text)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                waiting.remove(grammar.text)
+            raise AssertionError
+
+        async def close(self) -> None:
+            pass
+
+    async def play() -> None:
+        engine = make_engine()
+        engine.grammars = cast("GrammarCompiler", Grammars())
+        submission = Submission(
+            "r", (1,), 1, SamplingParameters(), frozenset(), grammar=Grammar(GrammarKind.REGEX, "a")
+        )
+        accepted = engine.submit(submission, lambda _: None)
+        if begins:
+            await asyncio.sleep(0)
+            assert waiting == ["a"]
+        engine.release("r", "abort")
+        async with asyncio.timeout(60):
+            assert await accepted is None
+        assert not waiting
+        assert engine.idle
         await engine.stop("the test ends")
 
     asyncio.run(play())

@@ -47,6 +47,8 @@ class _Stream:
     last: float = 0.0
     num_generated: int = 0
     ended: bool = False
+    submitting: asyncio.Task[None] | None = None
+    """Compiles the request's grammar and submits the request."""
 
 
 class EngineThread(EngineClient):
@@ -172,12 +174,13 @@ class EngineThread(EngineClient):
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
         now = time.monotonic()
-        self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        stream = self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
         if submission.grammar is not None:
-            return self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
+            stream.submitting = self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
+            return stream.submitting
         accepted: asyncio.Future[None] = self._own_loop.create_future()
         self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
         return accepted
@@ -185,6 +188,8 @@ class EngineThread(EngineClient):
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
         stream = self._streams.pop(request_id)
+        if stream.submitting is not None:  # its grammar leaves the queue
+            self._own_loop.call_soon(stream.submitting.cancel)  # after the task has begun: it returns then
         if not stream.ended:
             self._num_unfinished -= 1
             if ended_as is not None:
@@ -200,13 +205,18 @@ class EngineThread(EngineClient):
         self._engine_loop.run_until_complete(_cancel_others())
 
     async def _submit_constrained(self, submission: Submission, grammar: Grammar) -> None:
-        """Submit a request when its grammar is compiled, unless the caller has released the request meanwhile."""
+        """Submit a request when its grammar is compiled; return if the caller releases the request meanwhile."""
         vocabulary_size = self.engine.snapshot.vocabulary_size
-        constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated or ())
-        if submission.request_id in self._streams:
+        try:
+            constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated or ())
+            if submission.request_id not in self._streams:
+                return
             accepted: asyncio.Future[None] = self._own_loop.create_future()
             self._engine_loop.call_soon_threadsafe(self._submit, replace(submission, constraint=constraint), accepted)
             await accepted
+        except asyncio.CancelledError:
+            if submission.request_id in self._streams:
+                raise
 
     def _submit(self, submission: Submission, accepted: asyncio.Future[None]) -> None:
         """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""
