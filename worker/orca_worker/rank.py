@@ -97,15 +97,11 @@ class Rank:
             self._leave_epoch(error)
 
     def _iterate(self, iteration: pb.Iteration | NeighbourError, generation: int) -> None:
-        """Start an iteration, whose reply belongs to `generation` of the replies.
-
-        Leave the epoch instead because of an error that stands for the iteration.
-        """
+        """Start an iteration of this `generation` of replies, or leave the epoch because of the error in its place."""
         assert self._stage is not None
         self._number = 0
         if isinstance(iteration, NeighbourError):
-            self._leave_epoch(iteration)
-            return
+            raise iteration  # `handle` leaves the epoch
         reply = self._stage.execute(iteration)
         if self._stage.runs_ahead:
             self._replies.put(reply, generation)
