@@ -184,6 +184,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "--kv-cache-dtype: not allowed with --topology, whose file sets it",
     ),
     (["serve", str(DEMO), "--device", "cuda", "--quantization", "w8a8"], "--quantization w8a8: the CUDA kernels lack"),
+    (["serve", str(DEMO), "--port", "0", "-tp", "20000"], "tensor-parallel-size 20000 does not fit: 8 heads"),
 ]
 
 

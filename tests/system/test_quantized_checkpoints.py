@@ -37,7 +37,7 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(model):
 
 
 def test_what_a_server_refuses(model):
-    """One line and exit code 2, before any worker starts."""
+    """One line and exit code 2, before the weights are read."""
     path, _ = model
     commands = [["serve", str(path), *options] for options in (["--quantization", "int8"], ["--device", "cuda"])]
     commands.append(["serve", str(path), "-tp", "2"])

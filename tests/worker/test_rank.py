@@ -249,3 +249,19 @@ def test_a_main_thread_that_waits_for_a_lost_rank_is_freed(on_device):
     lost, prepared = next_reply(stream), next_reply(stream)
     assert lost.fault.kind == pb.FAULT_KIND_CONSEQUENCE
     assert prepared.prepared.epoch == 2
+
+
+def test_an_iteration_during_which_its_epoch_ends_has_no_reply(on_device, monkeypatch):
+    """An error of the device, which an abort has interrupted, would end the rank."""
+    rank, device, _ = on_device
+    execute, generations = device.execute, []
+
+    def interrupted(iteration: pb.Iteration) -> Callable[[], pb.RankReply]:
+        reply = execute(iteration)
+        rank.decode(prepare(2))  # on the reader thread
+        return reply
+
+    monkeypatch.setattr(device, "execute", interrupted)
+    monkeypatch.setattr(rank._replies, "put", lambda _, generation: generations.append(generation))
+    rank.handle(an_iteration(rank, 0))
+    assert generations == [rank._replies.generation - 1]

@@ -203,6 +203,20 @@ def test_a_rank_that_hangs_is_killed_also_if_the_call_that_ends_it_is_cancelled(
     asyncio.run(run())
 
 
+def test_a_rank_that_has_not_replied_is_killed_at_once(monkeypatch):
+    """It imports torch, and does not read its socket yet."""
+    monkeypatch.setattr(rank_process, "EXIT_SECONDS", 1000.0)
+    command = (sys.executable, "-c", "import time; time.sleep(1000)")
+
+    async def run() -> None:
+        rank = await RankProcess.spawn({}, command, lambda _: None, lambda _: None, nothing_asked)
+        async with asyncio.timeout(60):
+            await rank.end()
+        assert rank._process.returncode == -signal.SIGKILL
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\x03\x00\x00\x00\xff\xff\xff"], ids=["length", "body"])
 def test_bytes_that_are_no_frame_are_a_fault(damage):
     async def run() -> None:

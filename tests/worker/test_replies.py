@@ -22,8 +22,11 @@ class Device:
         self.replies = Replies(lambda reply: self.sent.put(reply.result.sequence), self.errors.put)
         self.complete: dict[int, threading.Event] = {}
 
-    def launch(self, sequence: int, error: Exception | None = None) -> threading.Event:
-        """Launch an iteration; return an event that is set while the thread waits for it."""
+    def launch(self, sequence: int, error: Exception | None = None, generation: int | None = None) -> threading.Event:
+        """Launch an iteration, by default of the present generation.
+
+        Return an event that is set while the thread waits for it.
+        """
         complete, waits = self.complete.setdefault(sequence, threading.Event()), threading.Event()
 
         def wait() -> pb.RankReply:
@@ -33,7 +36,7 @@ class Device:
                 raise error
             return pb.RankReply(result=pb.IterationResult(sequence=sequence))
 
-        self.replies.put(wait)
+        self.replies.put(wait, self.replies.generation if generation is None else generation)
         return waits
 
 
@@ -85,6 +88,18 @@ def test_an_error_of_the_device_is_reported_but_not_that_of_a_discarded_iteratio
     assert str(device.errors.get(timeout=SECONDS)) == "an illegal memory access was encountered"
     assert device.errors.empty()
     assert device.sent.empty()
+
+
+def test_the_error_of_an_iteration_that_a_discard_has_interrupted_is_not_reported(device):
+    """The reader thread discards while the main thread executes."""
+    generation = device.replies.generation
+    device.replies.discard()
+    device.launch(0, RuntimeError("NCCL communicator was aborted"), generation)
+    device.launch(1)
+    for complete in device.complete.values():
+        complete.set()
+    assert device.sent.get(timeout=SECONDS) == 1
+    assert device.errors.empty()
 
 
 def test_no_thread_is_started_before_it_is_needed(device):

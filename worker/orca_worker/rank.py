@@ -87,24 +87,24 @@ class Rank:
 
     def handle(self, command: Command) -> None:
         """Run one command; raise the error that ends this rank."""
+        generation = self._replies.generation  # before the epoch is compared: `decode` ends the epoch first
         try:
             if isinstance(command, pb.RankCommand):
                 self._run_or_refuse(command)
             elif self._epoch > self._ended_epoch:
-                self._iterate(command)
+                self._iterate(command, generation)
         except NeighbourError as error:
             self._leave_epoch(error)
 
-    def _iterate(self, iteration: pb.Iteration | NeighbourError) -> None:
-        """Start an iteration, or leave the epoch because of the error that stands for the iteration."""
+    def _iterate(self, iteration: pb.Iteration | NeighbourError, generation: int) -> None:
+        """Start an iteration of this `generation` of replies, or leave the epoch because of the error in its place."""
         assert self._stage is not None
         self._number = 0
         if isinstance(iteration, NeighbourError):
-            self._leave_epoch(iteration)
-            return
+            raise iteration  # `handle` leaves the epoch
         reply = self._stage.execute(iteration)
         if self._stage.runs_ahead:
-            self._replies.put(reply)
+            self._replies.put(reply, generation)
         else:
             self._send(reply())
 

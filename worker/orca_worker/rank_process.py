@@ -202,6 +202,8 @@ class RankProcess:
         self._ending = True
         self._fail(self._own_fault(RankExit("was ended by its controller")))
         self._writer.close()
+        if not self._has_replied and self._process.returncode is None:
+            self._process.kill()  # it imports torch, and would not notice the closed socket for seconds
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)

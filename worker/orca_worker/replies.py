@@ -23,14 +23,17 @@ class Replies:
         self._send = send
         self._fail = fail
         self._waiting: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
-        self._generation = 0
-        """Number of calls of `discard`."""
+        self.generation = 0
+        """Number of calls of `discard`. Read it before an iteration is executed, which may take until after a call."""
         self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def put(self, reply: Reply) -> None:
-        """Send `reply` when the device has computed it, after all earlier ones. Never blocks."""
-        self._waiting.put((self._generation, reply))
+    def put(self, reply: Reply, generation: int) -> None:
+        """Send `reply` when the device has computed it, after all earlier ones, unless `generation` is over.
+
+        Never blocks.
+        """
+        self._waiting.put((generation, reply))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
             self._thread.start()
@@ -38,19 +41,19 @@ class Replies:
     def discard(self) -> None:
         """Drop all replies that have not been sent, from any thread: none of them is sent after this call."""
         with self._sending:
-            self._generation += 1
+            self.generation += 1
 
     def _run(self) -> None:
         while True:
             generation, wait = self._waiting.get()
-            if generation != self._generation:
+            if generation != self.generation:
                 continue
             try:
                 reply = wait()
                 with self._sending:
-                    if generation == self._generation:
+                    if generation == self.generation:
                         self._send(reply)
             except Exception as error:
-                if generation == self._generation:  # the device fails what an abort has interrupted
+                if generation == self.generation:  # the device fails what an abort has interrupted
                     self._fail(error)
             del wait  # its tensors, while this thread waits for the next reply

@@ -1,12 +1,14 @@
 """`orca serve`: master and workers on this machine.
 
 Starts `orca worker` processes on Unix sockets (local_workers.py), whose ranks import torch while this process checks
-the model. Builds the workers' topology and runs the same server as `orca master` in a child process. This process
-restarts master and workers that end (serve_parent.py).
+the model; if there are more ranks than cores, it checks the model first. Builds the workers' topology and runs the same
+server as `orca master` in a child process. This process restarts master and workers that end (serve_parent.py).
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from orca_master.commands.options import (
     journal_config,
 )
 from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
-from orca_master.commands.preflight import checking, model_command, text_command
+from orca_master.commands.preflight import check, checking, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
@@ -49,6 +51,7 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     for number in SIGNALS:
         signal.signal(number, _leave)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     try:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging(arguments.log_format, arguments.log_level)
@@ -56,36 +59,30 @@ def main(argv: list[str]) -> int:
         check_model_options(arguments, backend_of(arguments.device))
         names = endpoint_config(arguments, model.name)
         journal = journal_config(arguments)
+        ranks = arguments.tensor_parallel_size
+        num_workers = arguments.replicas * arguments.pipeline_parallel_size
+        checks = _checks(arguments, model, names.chat_template)
+        if num_workers * ranks > len(os.sched_getaffinity(0)):
+            # More ranks than cores gain nothing, and a size that the model refuses must not start thousands of them.
+            check(*checks)
+            checks = []
     except ConfigurationError as error:
         parser.error(str(error))
     # The report of the start says what a worker's lines would.
     worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
-    num_workers = arguments.replicas * arguments.pipeline_parallel_size
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
     # A worker that gets a signal computes until the master has moved its requests, or has drained.
     worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
     if arguments.no_spare_ranks:
         worker_options.append("--no-spare-rank")
-    # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
-    ranks = arguments.tensor_parallel_size
 
+    # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
     def early_ranks(index: int) -> list[str]:
         return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{arguments.device}"]
 
     with LocalWorkers(num_workers, worker_options, early_ranks) as workers:
         try:
-            with checking(
-                model_command(
-                    model,
-                    arguments.pipeline_parallel_size,
-                    ranks,
-                    arguments.max_model_len,
-                    arguments.quantization,
-                    arguments.device,
-                ),
-                text_command(model, names.chat_template),
-            ):
+            with checking(*checks):
                 # Here and not in the master, which is forked, so that a restarted master is ready sooner.
                 from orca_master.commands.local_topology import local_topology
                 from orca_master.commands.server import run_to_exit_code
@@ -158,6 +155,21 @@ def _parser() -> OneLineParser:
     add_engine_options(parser)
     add_server_options(parser)
     return parser
+
+
+def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | None) -> list[list[str]]:
+    """Return the commands that check the model's files."""
+    return [
+        model_command(
+            model,
+            arguments.pipeline_parallel_size,
+            arguments.tensor_parallel_size,
+            arguments.max_model_len,
+            arguments.quantization,
+            arguments.device,
+        ),
+        text_command(model, chat_template),
+    ]
 
 
 def _model_folder(name: str) -> Path:
