@@ -17,7 +17,7 @@ from support.grammars import tokens_of, write_model
 from support.json_schemas import UNSUPPORTED, schemas
 
 VOCABULARY = 300
-JSON, REGEX, CHOICE, GRAMMAR = GrammarKind
+JSON, REGEX, CHOICE, GRAMMAR, CALLS = GrammarKind
 SLOW = Grammar(
     JSON, json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}})
 )

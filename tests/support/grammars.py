@@ -39,7 +39,7 @@ def ll_tokenizer(vocabulary_size: int) -> LLTokenizer:
 
 def matcher(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> TokenMatcher:
     """Return a new matcher."""
-    return TokenMatcher(compiled(tokenizer, translate(kind, text)), (tokenizer.eos_token,))
+    return TokenMatcher(compiled(tokenizer, translate(tokenizer, kind, text)), (tokenizer.eos_token,))
 
 
 def tokens_of(text: str) -> list[int]:
