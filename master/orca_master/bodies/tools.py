@@ -16,8 +16,8 @@ from orca_master.bodies.lengths import at_most, check_options
 
 MAX_TOOLS = 128
 """OpenAI's."""
-WITHOUT_PARAMETERS = {"type", "properties", "required", "title", "description", "$schema"}
-"""Keywords of a schema that, without properties, leaves arguments no content: an open object is not meant."""
+OF_NO_PARAMETERS = {"type", "properties", "title", "description", "$schema"}
+"""Keywords of a schema that means no parameters if its properties are empty, although it allows any."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./:-]{1,256}$")]
 
 
@@ -36,8 +36,8 @@ class Function(Body):
         types = schema.get("type", "object")
         if types != "object" and not (isinstance(types, list) and "object" in types):
             raise ValueError("the arguments of a function are an object: use type: object")
-        if not schema or (schema.get("properties") == {} and schema.keys() <= WITHOUT_PARAMETERS):
-            schema = {"properties": {}, "additionalProperties": False}
+        if not schema or (schema.get("properties") == {} and schema.keys() <= OF_NO_PARAMETERS):
+            schema = {"properties": {}, "additionalProperties": False, **schema}
         return {**schema, "type": "object"}
 
 
