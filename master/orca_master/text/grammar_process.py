@@ -111,6 +111,10 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
     """Compile a grammar and try the first tokens of an answer; return the answer to a frame."""
     kind, text = GrammarKind(frame["kind"]), frame["text"]
     try:
+        if kind is GrammarKind.CALLS:
+            for function in CallGrammar.of(text).functions:
+                if error := _error_of_arguments(tokenizer, function.arguments):
+                    return {"field": function.field, "error": error}
         grammar = translate(tokenizer, kind, text)
         matcher = compiled(tokenizer, grammar)
         for _ in range(TRIED_TOKENS):
@@ -121,14 +125,26 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
                 matcher.consume_token((mask & -mask).bit_length() - 1)
         if not matcher.is_error():
             return {"grammar": grammar}
-        message = " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
-        if kind is GrammarKind.JSON:
-            return {"error": locate(json.loads(text), message, _error_of_schema)}
-        return (_error_of_function(text) if kind is GrammarKind.CALLS else None) or {"error": message}
-    except (ValueError, RecursionError) as error:
-        return {"error": " ".join(str(error).split())}
+        error = _error_of(matcher)
+        return {"error": locate(json.loads(text), error, _error_of_schema) if kind is GrammarKind.JSON else error}
+    except (ValueError, RecursionError) as failure:
+        return {"error": " ".join(str(failure).split())}
     except MemoryError:
         return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
+
+
+def _error_of_arguments(tokenizer: LLTokenizer, schema: dict[str, Any]) -> str:
+    """Return the error of a function's schema with its place, "" without any.
+
+    The beginning of an object is tried, too: in an answer, a call may come after many tokens of text.
+    """
+    matcher = compiled(tokenizer, _of_schema(json.dumps(schema)))
+    matcher.try_consume_tokens(tokenizer.tokenize_str("{"))
+    return locate(schema, _error_of(matcher), _error_of_schema) if matcher.is_error() else ""
 
 
 def _error_of_schema(schema: Any) -> str:
@@ -137,15 +153,6 @@ def _error_of_schema(schema: Any) -> str:
         return LLMatcher.validate_grammar(_of_schema(json.dumps(schema)), None, limits=limits())
     except ValueError as error:
         return str(error)
-
-
-def _error_of_function(text: str) -> dict[str, str] | None:
-    """Return the answer about the first function whose schema cannot be compiled alone, None if all can."""
-    for function in CallGrammar.of(text).functions:
-        if error := _error_of_schema(function.arguments):
-            message = " ".join(error.removesuffix("<non-verbose/>").split())
-            return {"field": function.field, "error": locate(function.arguments, message, _error_of_schema)}
-    return None
 
 
 def main() -> int:
