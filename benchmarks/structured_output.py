@@ -47,7 +47,7 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
     """Return the microseconds of processor time per mask and per appended token, on this thread."""
 
     rng, (tokenizer, ends) = random.Random(seed), load_tokenizer(model)
-    matcher = TokenMatcher(compiled(tokenizer, translate(GrammarKind.JSON, json.dumps(SCHEMA))), ends)
+    matcher = TokenMatcher(compiled(tokenizer, translate(tokenizer, GrammarKind.JSON, json.dumps(SCHEMA))), ends)
     maker = MaskMaker(tokenizer.vocab_size)
     masks = tokens = 0.0
     for _ in range(num_tokens):

@@ -21,6 +21,7 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
     GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
     GRAMMAR_KIND_GRAMMAR: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CALLS: _ClassVar[GrammarKind]
 
 class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,6 +58,7 @@ GRAMMAR_KIND_JSON: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_CHOICE: GrammarKind
 GRAMMAR_KIND_GRAMMAR: GrammarKind
+GRAMMAR_KIND_CALLS: GrammarKind
 ENGINE_STATE_UNSPECIFIED: EngineState
 ENGINE_STATE_LOADING: EngineState
 ENGINE_STATE_SERVING: EngineState

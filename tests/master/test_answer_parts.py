@@ -9,7 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from orca_master.scheduling.constraint import GrammarKind
 from orca_master.scheduling.request import FinishReason
+from orca_master.text.call_grammar import CallGrammar
 from support.scripted_engine import END, MODEL, Scripted, make_model
 
 TEMPLATES = {
@@ -197,5 +199,95 @@ def test_an_answer_to_a_grammar_is_no_reasoning(tmp_path, reasoning_parser):
         async for chunk in await completions.create(**options, stream=True):
             content += chunk.choices[0].delta.content or ""
         assert content == '{"x": 1}'
+
+    play(scripted, scene)
+
+
+LIST_OF_CALLS = '[{"name": "add", "parameters": {"x": 1}}, {"name": "now", "parameters": {}}]'
+NAMED_ADD: Any = {"type": "function", "function": {"name": "add"}}
+
+
+def test_forced_calls_need_no_format(tmp_path):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["unknown"]), f"{LIST_OF_CALLS}{END}", tool_call_parser="none")
+
+    async def scene(completions: Any) -> None:
+        options = {"model": MODEL, "messages": QUESTION, "tools": [ADD, NOW], "tool_choice": "required"}
+        (choice,) = (await completions.create(**options)).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        calls = choice.message.tool_calls
+        assert [(call.function.name, call.function.arguments) for call in calls] == [("add", '{"x": 1}'), ("now", "{}")]
+        assert len({call.id for call in calls}) == 2
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert (grammar.kind, CallGrammar.of(grammar.text).form) == (GrammarKind.CALLS, "list")
+        deltas, reason = [], None
+        async for chunk in await completions.create(**options, stream=True):
+            reason = chunk.choices[0].finish_reason
+            deltas += chunk.choices[0].delta.tool_calls or []
+        assert [(delta.index, delta.function.name) for delta in deltas if delta.id] == [(0, "add"), (1, "now")]
+        assert not deltas[0].function.arguments, "the name precedes the arguments"
+        texts = ["".join(delta.function.arguments for delta in deltas if delta.index == index) for index in range(2)]
+        assert (texts, reason) == (['{"x": 1}', "{}"], "tool_calls")
+
+    play(scripted, scene)
+
+
+def test_a_named_function_has_the_finish_reason_of_a_text(tmp_path):
+    model = make_model(tmp_path, TEMPLATES["mistral"], MARKERS)
+
+    async def scene(completions: Any) -> None:
+        options = {"model": MODEL, "messages": QUESTION, "tools": [ADD, NOW], "tool_choice": NAMED_ADD}
+        (choice,) = (await completions.create(**options)).choices
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments, choice.finish_reason) == ("add", '{"x": 1}', "stop")
+        assert len(call.id) == 9, "Mistral's templates accept no other id"
+
+    play(Scripted(model, f'{{"x": 1}}{END}'), scene)
+
+
+def test_a_forced_call_that_is_cut(tmp_path):
+    async def scene(completions: Any) -> None:
+        options = {"model": MODEL, "messages": QUESTION, "tools": [ADD, NOW], "tool_choice": "required"}
+        (choice,) = (await completions.create(**options)).choices
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments, choice.finish_reason) == ("add", '{"x"', "length")
+        (choice,) = (await completions.create(**options, stop='"x"')).choices
+        (call,) = choice.message.tool_calls
+        assert (call.function.arguments, choice.finish_reason) == ("{", "stop")
+
+    text = LIST_OF_CALLS[: LIST_OF_CALLS.index(": 1")]
+    play(Scripted(make_model(tmp_path, TEMPLATES["hermes"]), text, FinishReason.LENGTH), scene)
+
+
+def test_reasoning_before_forced_calls(tmp_path):
+    model = make_model(tmp_path, TEMPLATES["unknown"])
+    for choice, answer in (("required", LIST_OF_CALLS), (NAMED_ADD, '{"x": 1}')):
+        scripted = Scripted(model, f"Hm. [{{\n</think>\n\n{answer}{END}", reasoning_parser="deepseek_r1")
+
+        async def scene(completions: Any, choice: Any = choice, scripted: Scripted = scripted) -> None:
+            answer = await completions.create(model=MODEL, messages=QUESTION, tools=[ADD, NOW], tool_choice=choice)
+            message = answer.choices[0].message
+            assert (message.reasoning_content, message.content) == ("Hm. [{\n", None)
+            assert message.tool_calls[0].function.arguments == '{"x": 1}'
+            grammar = scripted.engine.submissions[-1].grammar
+            assert grammar is not None
+            assert CallGrammar.of(grammar.text).reasoning == "deepseek_r1"
+
+        play(scripted, scene)
+
+
+def test_strict_functions_constrain_the_format_of_the_template(tmp_path, form):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), f"{ANSWERS[form]}{END}")
+    strict: Any = {"type": "function", "function": {**ADD["function"], "strict": True}}
+
+    async def scene(completions: Any) -> None:
+        answer = await completions.create(model=MODEL, messages=QUESTION, tools=[strict, NOW])
+        assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["add", "now"]
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert CallGrammar.of(grammar.text).form == form
+        for options in ({"tools": [ADD, NOW]}, {"tools": [strict], "tool_choice": "none"}):
+            await completions.create(model=MODEL, messages=QUESTION, **options)
+            assert scripted.engine.submissions[-1].grammar is None
 
     play(scripted, scene)

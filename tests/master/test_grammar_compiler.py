@@ -12,16 +12,19 @@ import pytest
 from orca_master.errors import QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.text import grammar_compiler
+from orca_master.text.call_grammar import CallableFunction, CallGrammar
 from orca_master.text.grammar_compiler import GrammarCompiler
 from support.grammars import tokens_of, write_model
 from support.json_schemas import UNSUPPORTED, schemas
 
 VOCABULARY = 300
-JSON, REGEX, CHOICE, GRAMMAR = GrammarKind
+JSON, REGEX, CHOICE, GRAMMAR, CALLS = GrammarKind
 SLOW = Grammar(
     JSON, json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}})
 )
 """Needs seconds of processor time, below all limits of llguidance."""
+WIDE = {f"p{index}": {"type": "string"} for index in range(600)}
+"""Optional properties: too many for llguidance once an object has begun."""
 HOSTILE = [
     SLOW,
     Grammar(JSON, '{"type":"array","items":' * 4000 + "{}" + "}" * 4000),
@@ -101,6 +104,35 @@ def test_a_refusal_names_field_place_and_reason(tmp_path):
             with pytest.raises(RequestError, match=reason):
                 await compiler.compile(grammar, VOCABULARY)
         assert compiler.results == {"refused": len(UNSUPPORTED) + 5}
+
+    play(tmp_path, scene)
+
+
+def test_a_refusal_of_a_functions_schema_names_its_field(tmp_path):
+    def calls(*schemas: dict[str, object]) -> Grammar:
+        functions = (CallableFunction(f"f{i}", schema, f"tools.{i}.x") for i, schema in enumerate(schemas))
+        return Grammar(CALLS, CallGrammar("list", tuple(functions)).text, "tools")
+
+    async def scene(compiler: Counting) -> None:
+        fine = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+        answer = '[{"name": "f1", "parameters": {"a": 1}}]'
+        assert (await compiler.compile(calls(fine, fine), VOCABULARY, tokens_of(answer))).is_complete
+        for grammar, message in (
+            (
+                calls(fine, {"properties": {"a": {"not": {}}}}),
+                "tools.1.x: the schema cannot be compiled: #/properties/a: ",
+            ),
+            (calls({"type": "object", "minProperties": 2, "maxProperties": 1}), "tools.0.x: the schema cannot be comp"),
+            (
+                calls(fine, {"type": "object", "properties": WIDE}),
+                "tools.1.x: the schema cannot be compiled: #: Parser Err",
+            ),
+            (calls(json.loads(SLOW.text)), "tools: the list of functions cannot be compiled: it needs more than"),
+        ):
+            with pytest.raises(RequestError) as caught:
+                await compiler.compile(grammar, VOCABULARY)
+            assert str(caught.value).startswith(message)
+            assert caught.value.field == "tools"
 
     play(tmp_path, scene)
 

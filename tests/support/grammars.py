@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from llguidance import LLTokenizer
@@ -13,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 END = 0
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer with a token for the end, one for each byte, and `ab`, `{"`, `":`."""
+def byte_tokenizer(special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Return a tokenizer with a token for the end, one for each byte, `ab`, `{"`, `":`, and these special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<end>", *alphabet, "ab", '{"', '":']
     merges = [("a", "b"), ("{", '"'), ('"', ":")]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
-    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_special_tokens(["<end>", *special_tokens])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -32,14 +33,14 @@ def write_model(folder: Path, vocabulary_size: int) -> Path:
     return folder
 
 
-def ll_tokenizer(vocabulary_size: int) -> LLTokenizer:
+def ll_tokenizer(vocabulary_size: int, special_tokens: Sequence[str] = ()) -> LLTokenizer:
     """Return `byte_tokenizer` as llguidance's."""
-    return LLTokenizer(byte_tokenizer().to_str(), n_vocab=vocabulary_size, eos_token=END)
+    return LLTokenizer(byte_tokenizer(special_tokens).to_str(), n_vocab=vocabulary_size, eos_token=END)
 
 
 def matcher(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> TokenMatcher:
     """Return a new matcher."""
-    return TokenMatcher(compiled(tokenizer, translate(kind, text)), (tokenizer.eos_token,))
+    return TokenMatcher(compiled(tokenizer, translate(tokenizer, kind, text)), (tokenizer.eos_token,))
 
 
 def tokens_of(text: str) -> list[int]:

@@ -28,6 +28,7 @@ _GRAMMARS = {
     GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
     GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
     GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
+    GrammarKind.CALLS: pb.GRAMMAR_KIND_CALLS,
 }
 _GRAMMAR_OF_NUMBER: dict[int, GrammarKind] = {number: kind for kind, number in _GRAMMARS.items()}
 _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}

@@ -288,3 +288,8 @@ class ChatCompletionRequest(GenerationRequest):
         """Variables for the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **self.chat_template_kwargs}
+
+    @property
+    def forces_calls(self) -> bool:
+        """True if the answer consists of calls."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)

@@ -16,6 +16,8 @@ from orca_master.bodies.lengths import MAX_DEPTH, at_most, check_options, is_too
 
 MAX_TOOLS = 128
 """OpenAI's."""
+OF_NO_PARAMETERS = {"type", "properties", "title", "description", "$schema"}
+"""Keywords of a schema that means no parameters if its properties are empty, although it allows any."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./:-]{1,256}$")]
 
 
@@ -26,6 +28,17 @@ class Function(Body):
     description: str | None = None
     parameters: Annotated[dict[str, Any], check_options] = {}
     strict: bool = False
+
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """The schema of the arguments, which are an object; raises ValueError if `parameters` excludes objects."""
+        schema = self.parameters
+        types = schema.get("type", "object")
+        if types != "object" and not (isinstance(types, list) and "object" in types):
+            raise ValueError("the arguments of a function are an object: use type: object")
+        if not schema or (schema.get("properties") == {} and schema.keys() <= OF_NO_PARAMETERS):
+            schema = {"properties": {}, "additionalProperties": False, **schema}
+        return {**schema, "type": "object"}
 
 
 class Tool(Body):

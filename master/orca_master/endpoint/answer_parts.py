@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, GenerationRequest
+from orca_master.bodies.tools import NamedTool
+from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
+from orca_master.scheduling.constraint import Grammar
+from orca_master.text.forced_calls import ArgumentsParser, ListParser
 from orca_master.text.reasoning import BY_TAG, ReasoningParser
-from orca_master.text.tool_calls import CallDelta, ToolCallFormat, ToolCallParser, format_named
+from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,21 @@ class Parts:
     calls: list[CallDelta]
 
 
+class CallParser(Protocol):
+    """Separates the calls in one answer from its text."""
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """True if the finish reason of an answer that ends here by itself is its calls."""
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """Return what the next characters are; with `last`, also text that was held back."""
+
+
 class AnswerParser:
     """State of one answer."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None) -> None:
+    def __init__(self, reasoning: ReasoningParser | None, tools: CallParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
 
@@ -32,9 +48,9 @@ class AnswerParser:
         return self._reasoning is None and self._tools is None
 
     @property
-    def has_calls(self) -> bool:
-        """True if the answer so far has a tool call."""
-        return self._tools is not None and self._tools.num_calls > 0
+    def ends_with_calls(self) -> bool:
+        """See CallParser."""
+        return self._tools is not None and self._tools.ends_with_calls
 
     def feed(self, text: str, last: bool) -> Parts:
         """Return the parts of the next characters; with `last`, also text that was held back."""
@@ -62,22 +78,49 @@ class AnswerFormat:
 
     def check(self, body: ChatCompletionRequest) -> None:
         """Raise RequestError for a request whose tool calls would not be found."""
-        if body.tool_names and self.tool_calls is None:
+        if body.tool_names and self.tool_calls is None and not body.forces_calls:
             raise RequestError(
                 "tools: the format in which this model calls functions is not known from its chat template: start the "
-                "server with --tool-call-parser",
+                "server with --tool-call-parser, or send tool_choice required or a named function",
                 "tools",
             )
-        if body.tool_choice not in (None, "auto", "none"):
-            raise RequestError("tool_choice: only auto and none are supported", "tool_choice")
+
+    def grammar(self, body: GenerationRequest) -> Grammar | None:
+        """Return what the answers to a checked request must match, None for any text; raise RequestError."""
+        if not isinstance(body, ChatCompletionRequest):
+            return body.grammar
+        form = "" if self.tool_calls is None else self.tool_calls.name
+        calls = grammar_of_calls(body, form, self.reasoning or "")
+        if calls is not None and body.grammar is not None:
+            field = body.grammar.field
+            message = "is not allowed together with tool_choice required, a named function, or a strict function"
+            raise RequestError(f"{field}: {message}", field)
+        return calls or body.grammar
+
+    def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
+        """Return texts of tokens that are part of the answers, even if they are special tokens."""
+        return self.tool_calls.tokens if self.tool_calls is not None and body.tool_names else ()
+
+    def call_id(self, request_id: str, choice: int, call: int) -> str:
+        """Return the id of a call, the same whenever the response is built."""
+        form = FORMATS["hermes"] if self.tool_calls is None else self.tool_calls
+        return form.call_id(request_id, choice, call)
 
     def parser(self, body: ChatCompletionRequest) -> AnswerParser:
         """Return the parser of an answer to `body`."""
         reasoning = None
         if self.reasoning is not None:
-            # A grammar holds from the first token on: such an answer cannot begin within the reasoning.
+            # A client's grammar holds from the first token on: such an answer cannot begin within the reasoning.
             reasoning = ReasoningParser(self.reasoning if body.grammar is None else BY_TAG)
-        tools = None
-        if body.tool_names and self.tool_calls is not None:
+        tools: CallParser | None = None
+        if isinstance(body.tool_choice, NamedTool):
+            tools = ArgumentsParser(body.tool_choice.function.name)
+        elif body.tool_choice == "required":
+            tools = ListParser()
+        elif body.tool_names and self.tool_calls is not None:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls)
         return AnswerParser(reasoning, tools)
+
+
+NO_FORMAT = AnswerFormat()
+"""Of a model whose answers are text."""

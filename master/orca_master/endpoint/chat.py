@@ -124,8 +124,7 @@ class ChatFormat:
 
     def _call_id(self, generation: Generation, choice: int, call: int) -> str:
         """Return the id of a call, the same whenever the response is built."""
-        assert self._answers.tool_calls is not None
-        return self._answers.tool_calls.call_id(generation.request_id, choice, call)
+        return self._answers.call_id(generation.request_id, choice, call)
 
     def _chunk(self, generation: Generation, choice: ChatChoice) -> ChatCompletion:
         return self._completion("chat.completion.chunk", generation, [choice], None)
@@ -159,7 +158,7 @@ class ChatFormat:
 
 
 def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "length", "tool_calls"] | None:
-    return "tool_calls" if parser.has_calls and piece.finish_reason == "stop" else piece.finish_reason
+    return "tool_calls" if parser.ends_with_calls and piece.finish_reason == "stop" else piece.finish_reason
 
 
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:

@@ -51,7 +51,7 @@ class Endpoint:
             self.codec,
             self.config.request_timeout,
             self.config.http.max_unread_bytes,
-            () if self.answers.tool_calls is None else self.answers.tool_calls.tokens,
+            self.answers,
         )
 
     @property

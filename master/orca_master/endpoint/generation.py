@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from orca_contract.state import EngineState
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
@@ -67,8 +68,8 @@ class Generation:
 class Generator:
     """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
-    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `tool_tokens`: texts of
-    tokens that answers with tools show, even if they are special tokens.
+    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `answers`: the formats
+    of the model's answers.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class Generator:
         codec: TextCodec,
         timeout: float | None,
         max_unread_bytes: int,
-        tool_tokens: tuple[str, ...] = (),
+        answers: AnswerFormat = NO_FORMAT,
     ) -> None:
-        self._tool_tokens = tool_tokens
+        self._answers = answers
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
@@ -149,7 +150,7 @@ class Generator:
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
         choices = []
-        grammar = body.grammar
+        grammar = self._answers.grammar(body)
         count = len(prompts) * body.n
         num_tokens = sum(map(len, prompts)) * body.n + count * max_tokens
         group = Choices(request_id, count, num_tokens) if count > 1 else None
@@ -175,7 +176,7 @@ class Generator:
                 body.stop_strings,
                 body.include_stop_str_in_output,
                 body.skip_special_tokens,
-                self._tool_tokens if body.tool_names else (),
+                self._answers.shown_tokens(body),
             )
             choices.append(Choice(index, submission, decoder))
         return Generation(request_id, created, shared, choices, deadline)

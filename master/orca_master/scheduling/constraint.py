@@ -9,6 +9,8 @@ from typing import Protocol
 MAX_GRAMMAR_BYTES = 128 << 10
 """Maximum length of a grammar's text in UTF-8."""
 
+NOUNS = {"json": "schema", "regex": "regular expression", "choice": "list", "calls": "list of functions"}
+
 
 class GrammarKind(enum.Enum):
     """Language of a grammar's text."""
@@ -20,11 +22,13 @@ class GrammarKind(enum.Enum):
     """A list of strings as JSON."""
     GRAMMAR = "grammar"
     """A context-free grammar in Lark's or GBNF's syntax."""
+    CALLS = "calls"
+    """Tool calls, as text/call_grammar.py has them."""
 
     @property
     def noun(self) -> str:
         """The name in errors."""
-        return {"json": "schema", "regex": "regular expression", "choice": "list"}.get(self.value, "grammar")
+        return NOUNS.get(self.value, "grammar")
 
 
 @dataclass(frozen=True, slots=True)

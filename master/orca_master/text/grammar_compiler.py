@@ -112,7 +112,7 @@ class GrammarCompiler:
         answer = await self._exchange({"kind": grammar.kind.value, "text": grammar.text})
         if "grammar" not in answer:
             beyond = f"it needs more than {CPU_SECONDS:g} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
-            raise self._refusal(grammar, str(answer.get("error", beyond))[:1000])
+            raise self._refusal(grammar, str(answer.get("error", beyond))[:1000], answer.get("field", ""))
         loop = asyncio.get_running_loop()
         matcher = await loop.run_in_executor(self._thread, compiled, tokenizer, answer["grammar"])
         if matcher.is_error():  # the process had the same tokenizer and limits
@@ -120,9 +120,12 @@ class GrammarCompiler:
         self._note("compiled")
         return matcher
 
-    def _refusal(self, grammar: Grammar, reason: str) -> RequestError:
+    def _refusal(self, grammar: Grammar, reason: str, field: str = "") -> RequestError:
+        """Return the error about a grammar, or about the schema in a `field` of the request."""
         self._note("refused")
-        return RequestError(f"{grammar.field}: the {grammar.kind.noun} cannot be compiled: {reason}", grammar.field)
+        noun = "schema" if field else grammar.kind.noun
+        message = f"{field or grammar.field}: the {noun} cannot be compiled: {reason}"
+        return RequestError(message, grammar.field)
 
     async def _exchange(self, frame: dict[str, str]) -> dict[str, Any]:
         """Return the answer to one frame; if the process does not answer, kill it and return {}."""

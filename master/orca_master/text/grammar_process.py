@@ -4,10 +4,10 @@
 
 llguidance has limits of its own (`LIMITS`), but some hostile grammars need seconds below them, and a thread cannot be
 ended. Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian,
-and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}. The
-first answer, {} or {"error"}, says whether the model's tokenizer can be used. A grammar that takes more than
-CPU_SECONDS of processor time, or more than MEMORY_BYTES, ends the process. The process ends with its parent, which
-closes the pipe.
+and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}, for the
+schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says whether the model's
+tokenizer can be used. A grammar that takes more than CPU_SECONDS of processor time, or more than MEMORY_BYTES, ends the
+process. The process ends with its parent, which closes the pipe.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from orca_protos.model_files import CONFIG_BYTES, TOKENIZER_BYTES, MissingFileEr
 
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text.call_grammar import CallGrammar
 from orca_master.text.process_frames import encode_frame, read_content
 from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
@@ -74,17 +76,30 @@ def load_tokenizer(model_path: Path) -> tuple[LLTokenizer, tuple[int, ...]]:
     return tokenizer, tuple(token for token in ends if token < tokenizer.vocab_size)
 
 
-def translate(kind: GrammarKind, text: str) -> str:
+def special_token(tokenizer: LLTokenizer, text: str) -> int | None:
+    """Return the token of a text that llguidance takes for a special token, None if there is none."""
+    tokens = tokenizer.tokenize_str(text)
+    return tokens[0] if len(tokens) == 1 and tokenizer.is_special_token(tokens[0]) else None
+
+
+def translate(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> str:
     """Return llguidance's form of a grammar; raise ValueError."""
     if kind is GrammarKind.JSON:
-        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
+        return _of_schema(text)
     if kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(text)
     if kind is GrammarKind.CHOICE:
         # A terminal, because llguidance has a low limit for the alternatives of a rule.
         choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+    if kind is GrammarKind.CALLS:
+        lark = CallGrammar.of(text).lark(partial(special_token, tokenizer), JSON_OPTIONS)
+        return LLMatcher.grammar_from_lark(lark)
     return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+def _of_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
 
 
 def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
@@ -96,7 +111,11 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
     """Compile a grammar and try the first tokens of an answer; return the answer to a frame."""
     kind, text = GrammarKind(frame["kind"]), frame["text"]
     try:
-        grammar = translate(kind, text)
+        if kind is GrammarKind.CALLS:
+            for function in CallGrammar.of(text).functions:
+                if error := _error_of_arguments(tokenizer, function.arguments):
+                    return {"field": function.field, "error": error}
+        grammar = translate(tokenizer, kind, text)
         matcher = compiled(tokenizer, grammar)
         for _ in range(TRIED_TOKENS):
             if matcher.is_error() or matcher.is_stopped():
@@ -106,20 +125,32 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
                 matcher.consume_token((mask & -mask).bit_length() - 1)
         if not matcher.is_error():
             return {"grammar": grammar}
-        message = " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
-        if kind is GrammarKind.JSON:
-            return {"error": locate(json.loads(text), message, _error_of_schema)}
-        return {"error": message}
+        error = _error_of(matcher)
+        return {"error": locate(json.loads(text), error, _error_of_schema) if kind is GrammarKind.JSON else error}
     except MemoryError:
         return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
-    except Exception as error:  # llguidance's translation of GBNF has errors of its own
-        return {"error": " ".join(str(error).split()) or type(error).__name__}
+    except Exception as failure:  # llguidance's translation of GBNF has errors of its own
+        return {"error": " ".join(str(failure).split()) or type(failure).__name__}
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
+
+
+def _error_of_arguments(tokenizer: LLTokenizer, schema: dict[str, Any]) -> str:
+    """Return the error of a function's schema with its place, "" without any.
+
+    The beginning of an object is tried, too: in an answer, a call may come after many tokens of text.
+    """
+    matcher = compiled(tokenizer, _of_schema(json.dumps(schema)))
+    matcher.try_consume_tokens(tokenizer.tokenize_str("{"))
+    return locate(schema, _error_of(matcher), _error_of_schema) if matcher.is_error() else ""
 
 
 def _error_of_schema(schema: Any) -> str:
     """Return the first line of the error of a schema, "" if it is valid."""
     try:
-        return LLMatcher.validate_grammar(translate(GrammarKind.JSON, json.dumps(schema)), None, limits=limits())
+        return LLMatcher.validate_grammar(_of_schema(json.dumps(schema)), None, limits=limits())
     except ValueError as error:
         return str(error)
 

@@ -109,6 +109,11 @@ class ToolCallParser:
         self._steps = self._answer()
         self.num_calls = 0
 
+    @property
+    def ends_with_calls(self) -> bool:
+        """True if the finish reason of an answer that ends here by itself is its calls."""
+        return self.num_calls > 0
+
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return what the next characters are; with `last`, also text that was held back."""
         self._text += text

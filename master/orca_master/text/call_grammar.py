@@ -1,0 +1,192 @@
+"""`CallGrammar`: the tool calls that an answer may contain, as a grammar in llguidance's dialect of Lark.
+
+An answer of forced calls is nothing else: a list of {"name", "parameters"} (form `list`), or the arguments of one
+function (form `arguments`). In a format of tool_calls.py an answer is any text, and from the place where the format has
+a call on it must be a call of one of the functions. The parsers of tool_calls.py and reasoning.py find calls and
+reasoning exactly where the grammar has them, so that no call escapes its schema.
+
+Texts are terminals that end where their language ends: one without a marker, or one that ends with its first marker.
+llguidance takes added tokens like `<tool_call>` for special tokens, which no text contains. So each marker is a text
+and, if the tokenizer has it, also a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orca_master.text.reasoning import BEGIN, END
+from orca_master.text.tool_calls import BEFORE_ARGUMENTS, FORMATS
+
+LIST, ARGUMENTS = "list", "arguments"
+"""Forms of forced calls: one or more calls, the arguments of one call."""
+TokenOf = Callable[[str], int | None]
+"""Returns the special token of a text, None if there is none."""
+_TERMINALS = r"""
+SPACE: /[ \t\r\n]{1,32}/
+MARGIN: /[ \t\r\n]*/
+ANY: /(?s:.*)/
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableFunction:
+    """A function, the JSON schema of its arguments, and the field of the request that has the schema."""
+
+    name: str
+    arguments: dict[str, Any]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """Calls of `functions` in a form: LIST, ARGUMENTS (of the only function), or a key of FORMATS.
+
+    `reasoning`: the format of the reasoning before the calls (reasoning.py), "" without any. `parallel`: False for at
+    most one call.
+    """
+
+    form: str
+    functions: tuple[CallableFunction, ...]
+    parallel: bool = True
+    reasoning: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> CallGrammar:
+        """Return the grammar that has this `text`."""
+        fields = json.loads(text)
+        functions = tuple(CallableFunction(**function) for function in fields.pop("functions"))
+        return cls(functions=functions, **fields)
+
+    @property
+    def text(self) -> str:
+        """All fields as JSON; raises RecursionError for a schema that is nested too deeply."""
+        return json.dumps(asdict(self))
+
+    def lark(self, token_of: TokenOf, json_options: dict[str, Any]) -> str:
+        """Return the grammar in Lark; `json_options`: llguidance's, for every schema."""
+        schemas = [{**function.arguments, "x-guidance": json_options} for function in self.functions]
+        rules = [f"arguments_{index}: %json {json.dumps(schema)}" for index, schema in enumerate(schemas)]
+        return "\n".join((_TERMINALS, *rules, *_Rules(self, token_of).all()))
+
+
+class _Rules:
+    """Makes the rules of one grammar but those of arguments."""
+
+    def __init__(self, grammar: CallGrammar, token_of: TokenOf) -> None:
+        self._grammar = grammar
+        self._token_of = token_of
+        self._begins_within = grammar.reasoning == "deepseek_r1"
+        self._rules: list[str] = []
+
+    def all(self) -> list[str]:
+        """Return the rules, with `start`."""
+        grammar = self._grammar
+        if grammar.form != ARGUMENTS:
+            self._add_call()
+        if grammar.reasoning:
+            self._add_reasoning()
+        if grammar.form in FORMATS:
+            self._add_answer()
+        else:
+            calls = "arguments_0" if grammar.form == ARGUMENTS else self._list()
+            optional = "" if self._begins_within else "?"
+            before = f"(think reasoning SPACE?){optional} " if grammar.reasoning else ""
+            self._rules.append(f"start: {before}{calls}")
+        return self._rules
+
+    def _marker(self, text: str) -> str:
+        """Return an expression for a text that can also be a special token."""
+        token = self._token_of(text)
+        return json.dumps(text) if token is None else f"({json.dumps(text)} | <[{token}]>)"
+
+    def _add_up_to(self, rule: str, text: str, marker: str) -> None:
+        """Add the rule of a marker after a text; the terminal `text` contains no marker."""
+        terminal, token = rule.upper(), self._token_of(marker)
+        by_token = "" if token is None else f" | {text} <[{token}]>"
+        self._rules += [f"{rule}: {terminal}{by_token}", f"{terminal}: {text} {json.dumps(marker)}"]
+
+    def _add_call(self) -> None:
+        """Add `call`, an object with a name and arguments."""
+        key = json.dumps("parameters" if self._grammar.form in (LIST, "llama3_json") else "arguments")
+        named = []
+        for index, function in enumerate(self._grammar.functions):
+            name = json.dumps(json.dumps(function.name))
+            named.append(f'{name} SPACE? "," SPACE? {json.dumps(key)} SPACE? ":" SPACE? arguments_{index}')
+        self._rules += [
+            'call: "{" members',
+            r'members: SPACE? "\"name\"" SPACE? ":" SPACE? named SPACE? "}"',
+            *_alternatives("named", named),
+        ]
+
+    def _list(self) -> str:
+        more = '(SPACE? "," SPACE? call)* ' if self._grammar.parallel else ""
+        return f'"[" SPACE? call {more}SPACE? "]"'
+
+    def _add_reasoning(self) -> None:
+        """Add `think`, the beginning, `reasoning`, the rest with its end, and THOUGHTS, the rest without its end."""
+        token = self._token_of(BEGIN)
+        # An answer that begins within the reasoning can repeat the beginning, which as a text is one of THOUGHTS.
+        text = '""' if self._begins_within else "MARGIN_AND_THINK"
+        self._rules.append(f"think: {text}" + ("" if token is None else f" | <[{token}]>"))
+        self._rules.append(f'MARGIN_AND_THINK: MARGIN "{BEGIN}"')
+        self._rules.append(f'THOUGHTS: ANY & ~(ANY "{END}" ANY)')
+        self._add_up_to("reasoning", "THOUGHTS", END)
+
+    def _add_answer(self) -> None:
+        """Add an answer of text and calls: `start`, and TEXT, a text that has no call."""
+        form = FORMATS[self._grammar.form]
+        if form.whole_answer:
+            self._rules.append(f'TEXT: ANY & ~(MARGIN ("{{" | "{form.marker}") ANY)')
+        else:
+            self._rules.append(f'TEXT: ANY & ~(ANY "{form.marker}" ANY)')
+        self._add_text_and_calls("body", "TEXT")
+        self._add_calls()
+        if not self._grammar.reasoning:
+            self._rules.append("start: body")
+        elif self._begins_within:
+            self._rules.append("start: think (THOUGHTS | reasoning body)")
+        else:
+            self._rules.append("UNREASONED: TEXT & ~(MARGIN_AND_THINK ANY)")
+            self._add_text_and_calls("unreasoned", "UNREASONED")
+            self._rules.append("start: think (THOUGHTS | reasoning body) | unreasoned")
+
+    def _add_text_and_calls(self, rule: str, text: str) -> None:
+        """Add the rule of a text, the terminal `text`, and of the calls that can follow it."""
+        form = FORMATS[self._grammar.form]
+        if not form.whole_answer:
+            self._rules.append(f"{rule}: {text} | {rule}_to_call calls")
+            self._add_up_to(f"{rule}_to_call", text, form.marker)
+            return
+        token = self._token_of(form.marker)
+        by_token = "" if token is None else f' | <[{token}]> SPACE? "{{" calls'
+        terminal = f"{rule}_to_call".upper()
+        self._rules.append(f"{rule}: {text} | {terminal} calls{by_token}")
+        self._rules.append(f'{terminal}: MARGIN ("{form.marker}" MARGIN)? "{{"')
+
+    def _add_calls(self) -> None:
+        """Add `calls`: what follows the beginning of the first call up to the end of the answer."""
+        form, parallel = FORMATS[self._grammar.form], self._grammar.parallel
+        if form.whole_answer:  # the beginning includes the brace
+            more = ' (SPACE? ";" SPACE? call)*' if parallel else ""
+            self._rules.append(f"calls: members{more}")
+        elif form.closing:
+            more = " (more_text calls_end)* TEXT" if parallel else ""
+            self._rules.append(f"calls: calls_end{more}")
+            self._rules.append(f"calls_end: SPACE? call SPACE? {self._marker(form.closing)}")
+            if parallel:
+                self._add_up_to("more_text", "TEXT", form.marker)
+        else:
+            more = f" ({self._marker(form.marker)} bare)*" if parallel else ""
+            self._rules.append(f"calls: SPACE? ({self._list()} | bare{more})")
+            separator = self._marker(BEFORE_ARGUMENTS)
+            names = enumerate(json.dumps(function.name) for function in self._grammar.functions)
+            self._rules += _alternatives("bare", [f"{name} {separator}? arguments_{index}" for index, name in names])
+
+
+def _alternatives(rule: str, expressions: list[str]) -> list[str]:
+    """Return a rule for one of the expressions, and a rule for each."""
+    names = [f"{rule}_{index}" for index in range(len(expressions))]
+    return [f"{rule}: {' | '.join(names)}", *map("{}: {}".format, names, expressions)]
