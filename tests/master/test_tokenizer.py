@@ -38,13 +38,14 @@ def test_pieces_make_up_the_text_before_the_first_stop_string(codec, text, stops
     pieces = []
     for index, token in enumerate(tokens):
         pieces.append(decoder.step(token, last=index == len(tokens) - 1))
-        if decoder.stopped:
+        if decoder.stop_string is not None:
             break
     found = [(text.find(stop), stop) for stop in stops if stop in text]
     # The stop string that is complete first ends the text, as one that reads along would see it.
     ends = [(place + len(stop), place) for place, stop in found]
     said = "".join(pieces)
-    assert decoder.stopped == bool(found)
+    assert (decoder.stop_string is not None) == bool(found)
+    assert decoder.stop_string is None or decoder.stop_string in stops
     if not found:
         assert said == text
     elif include:

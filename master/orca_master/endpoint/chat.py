@@ -161,33 +161,42 @@ def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "lengt
     return "tool_calls" if parser.ends_with_calls and piece.finish_reason == "stop" else piece.finish_reason
 
 
+async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest) -> list[int]:
+    """Return the tokens of the messages of a request, rendered by the chat template; raise what refuses them."""
+    endpoint.check(body.model)
+    endpoint.answers.check(body)
+    tools = body.tools if body.tool_names else ()
+    options = body.template_options
+    if body.continue_final_message:
+        text = await endpoint.template.render_unfinished(body.messages, options, tools)
+    else:
+        text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools)
+    # The template already contains the special tokens.
+    return await endpoint.encode(text, "messages", add_special_tokens=False)
+
+
+def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
+    """Return the number of tokens that an answer can have after a prompt; raise RequestError if it is 0."""
+    status = endpoint.engine.status
+    room = status.longest - len(prompt)
+    if room < 1:
+        raise RequestError(
+            f"the messages have {len(prompt)} tokens and leave no room in the model's context of "
+            f"{status.max_model_len}",
+            "messages",
+        )
+    return room
+
+
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the route."""
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the assistant's message of a conversation."""
-        endpoint.check(body.model)
-        endpoint.answers.check(body)
-        tools = body.tools if body.tool_names else ()
-        options = body.template_options
-        if body.continue_final_message:
-            text = await endpoint.template.render_unfinished(body.messages, options, tools)
-        else:
-            text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools)
-        # The template already contains the special tokens.
-        prompt = await endpoint.encode(text, "messages", add_special_tokens=False)
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        if max_tokens is None:
-            # Default as in vLLM: the rest of the context.
-            status = endpoint.engine.status
-            max_tokens = status.longest - len(prompt)
-            if max_tokens < 1:
-                raise RequestError(
-                    f"the messages have {len(prompt)} tokens and leave no room in the model's context of "
-                    f"{status.max_model_len}",
-                    "messages",
-                )
+        prompt = await chat_prompt(endpoint, body)
+        # Default as in vLLM: the rest of the context.
+        max_tokens = body.max_completion_tokens or body.max_tokens or room_after(endpoint, prompt)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         timeout = requested_timeout(request.headers)
         generation = endpoint.generator.prepare(

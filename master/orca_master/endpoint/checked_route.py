@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 
 from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
 from orca_master.bodies.body_checker import SMALL_BYTES
+from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.responding import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.errors import RequestError
 
 KIND_OF_PATH = {

@@ -43,6 +43,8 @@ class Piece:
     finish_reason: Literal["stop", "length"] | None
     num_cached: int = 0
     """See Output."""
+    stop_string: str | None = None
+    """The stop string that ended the choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,13 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     assert output.token is not None
     reason = output.finish_reason
     text = choice.decoder.step(output.token, last=reason is not None)
-    if choice.decoder.stopped:
+    stop_string = choice.decoder.stop_string
+    if stop_string is not None:
         reason = FinishReason.STOP
     finish: Literal["stop", "length"] | None = None
     if reason is not None:
         finish = "stop" if reason is FinishReason.STOP else "length"
-    return Piece(choice.index, text, output.token, output.logprobs, finish, output.num_cached)
+    return Piece(choice.index, text, output.token, output.logprobs, finish, output.num_cached, stop_string)
 
 
 def _size(piece: Piece) -> int:

@@ -1,7 +1,6 @@
 """Runs a generation and returns its HTTP response: one JSON body, or server-sent events.
 
-A `Format` builds the response objects of one route. A stream starts after the first piece, so that a refusal
-has its own status code, but at the latest after COMMENT_SECONDS. A client that disconnects cancels its generation.
+A `Format` builds the response objects of one of OpenAI's routes; delivery.py waits for the pieces and the client.
 """
 
 from __future__ import annotations
@@ -9,25 +8,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
-from orca_master.endpoint import event_stream
 from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.delivery import deliver, deliver_stream
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, PromptTokensDetails, Usage
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
-CLIENT_CLOSED_REQUEST = 499
-"""Status of nginx for a client that has disconnected; only visible in logs."""
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -40,7 +37,6 @@ KINDS = {
 EXTENSIONS = ("token_ids", "prompt_token_ids")
 _PLACE = "\0"
 """Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
-T = TypeVar("T")
 
 
 class Format(Protocol):
@@ -93,25 +89,17 @@ async def respond(
     With a recorder the events of a stream have numbers, from which a client can continue (Last-Event-ID).
     """
     pieces = generator.pieces(generation, recorder)
-    if not body.stream:
-        collected = await unless_gone(request, _collect(generation, pieces))
-        if collected is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if body.stream:
+        numbers = None if recorder is None else itertools.count(1)
+        return await deliver_stream(
+            request, pieces, lambda first: events(generation, pieces, first, body.include_usage, style, numbers)
+        )
+
+    async def whole(collected: list[list[Piece]]) -> bytes:
         usage = usage_of(generation, sum(map(len, collected)), generation.num_cached(itertools.chain(*collected)))
-        return Response(await answer_of(generation, collected, usage, style), media_type="application/json")
-    first = asyncio.create_task(_first(pieces))
-    try:
-        if await _leaves_first(request, first, event_stream.COMMENT_SECONDS):
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if first.done():
-            first.result()  # raises a refusal
-    except BaseException:
-        first.cancel()
-        raise
-    numbers = None if recorder is None else itertools.count(1)
-    return event_stream.EventStream(events(generation, pieces, first, body.include_usage, style, numbers), first)
+        return await answer_of(generation, collected, usage, style)
+
+    return await deliver(request, pieces, len(generation.choices), whole)
 
 
 async def answer_of(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
@@ -157,18 +145,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
     return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
-
-
-async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
-    return await anext(pieces)
-
-
-async def _collect(generation: Generation, pieces: AsyncIterator[list[Piece]]) -> list[list[Piece]]:
-    collected: list[list[Piece]] = [[] for _ in generation.choices]
-    async for together in pieces:
-        for piece in together:
-            collected[piece.index].append(piece)
-    return collected
 
 
 async def events(
@@ -260,29 +236,3 @@ def usage_of(generation: Generation, generated: int, num_cached: int) -> Usage:
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
     )
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Await `work`; if the client disconnects first, cancel it and return None."""
-    task = asyncio.create_task(work)
-    try:
-        return None if await _leaves_first(request, task) else task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _leaves_first(request: Request, task: asyncio.Task[Any], timeout: float | None = None) -> bool:
-    """Wait for a task, at most `timeout` seconds; return True if the client disconnects before."""
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait((task, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        return gone.done() and not task.done()
-    finally:
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -121,12 +121,13 @@ class IncrementalDecoder:
         self._search = StopSearch(stop_strings)
         self._include_stop = include_stop
         self._held = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string that ended the text."""
 
     def step(self, token: int, last: bool) -> str:
         """Return the new text after `token`; with `last`, include all text that was held back.
 
-        Sets `stopped` when a stop string is complete, and drops the text after it. Raises RequestError if the
+        Sets `stop_string` when one is complete, and drops the text after it. Raises RequestError if the
         tokenizer fails.
         """
         if self._tokenizer is None:
@@ -140,7 +141,7 @@ class IncrementalDecoder:
         if (match := self._search.feed(new)) is not None:
             from_end, stop = match
             position = len(self._held) - from_end
-            self.stopped = True
+            self.stop_string = stop
             return self._held[: position + len(stop) if self._include_stop else position]
         keep = 0 if last else self._search.longest_beginning
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

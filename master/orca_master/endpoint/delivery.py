@@ -1,0 +1,98 @@
+"""Waits for the pieces of a generation and the client's connection: one whole body, or a stream of events.
+
+A stream starts after the first piece, so that a refusal has its own status code, but at the latest after
+COMMENT_SECONDS. A client that disconnects cancels its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from orca_master.endpoint import event_stream
+from orca_master.endpoint.choice_run import Piece
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status of nginx for a client that has disconnected; only visible in logs."""
+T = TypeVar("T")
+FirstPieces = asyncio.Task[list[Piece]]
+"""Awaits the pieces that come first."""
+
+
+async def deliver(
+    request: Request,
+    pieces: AsyncIterator[list[Piece]],
+    num_choices: int,
+    whole: Callable[[list[list[Piece]]], Awaitable[bytes]],
+) -> Response:
+    """Collect all pieces and return the JSON that `whole` makes of those of each choice; raise what `pieces` raises."""
+    collected = await unless_gone(request, _collect(pieces, num_choices))
+    if collected is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(await whole(collected), media_type="application/json")
+
+
+async def deliver_stream(
+    request: Request,
+    pieces: AsyncIterator[list[Piece]],
+    events: Callable[[FirstPieces], AsyncIterator[list[str]]],
+    keep_alive: bytes = event_stream.COMMENT,
+) -> Response:
+    """Return a stream of the server-sent events that `events` makes of the pieces; raise a refusal.
+
+    `events` gets the task that awaits the first pieces, and closes the iterator of the others. `keep_alive`: see
+    EventStream.
+    """
+    first = asyncio.create_task(_first(pieces))
+    try:
+        if await _leaves_first(request, first, event_stream.COMMENT_SECONDS):
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if first.done():
+            first.result()  # raises a refusal
+    except BaseException:
+        first.cancel()
+        raise
+    return event_stream.EventStream(events(first), first, keep_alive)
+
+
+async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
+    return await anext(pieces)
+
+
+async def _collect(pieces: AsyncIterator[list[Piece]], num_choices: int) -> list[list[Piece]]:
+    collected: list[list[Piece]] = [[] for _ in range(num_choices)]
+    async for together in pieces:
+        for piece in together:
+            collected[piece.index].append(piece)
+    return collected
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await `work`; if the client disconnects first, cancel it and return None."""
+    task = asyncio.create_task(work)
+    try:
+        return None if await _leaves_first(request, task) else task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _leaves_first(request: Request, task: asyncio.Task[Any], timeout: float | None = None) -> bool:
+    """Wait for a task, at most `timeout` seconds; return True if the client disconnects before."""
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        return gone.done() and not task.done()
+    finally:
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
