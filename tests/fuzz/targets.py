@@ -52,13 +52,17 @@ def _link_seeds() -> list[bytes]:
 def _bodies() -> Check:
     """Send what a client can."""
     from orca_master.bodies.lengths import Lengths
+    from orca_master.bodies.messages_requests import CountTokensRequest
+    from orca_master.bodies.messages_translation import chat_request
     from orca_master.bodies.validation import KINDS, check_body, pack, unpack
     from orca_master.errors import RequestError
 
     def check(data: bytes) -> None:
         for kind in KINDS:
             with contextlib.suppress(RequestError):
-                unpack(kind, *pack(check_body(kind, data, Lengths(1024))))
+                value = unpack(kind, *pack(check_body(kind, data, Lengths(1024))))
+                if isinstance(value, CountTokensRequest):
+                    chat_request(value)
 
     return check
 
@@ -68,6 +72,15 @@ def _body_seeds() -> list[bytes]:
         {"prompt": "a", "max_tokens": 2, "temperature": 0.5, "logit_bias": {"5": 1}, "stop": ["b"], "seed": 1},
         {"prompt": [[1, 2], [3]], "n": 2, "logprobs": 1, "stream": True, "stream_options": {"include_usage": True}},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "chat_template_kwargs": {"a": 1}},
+        {
+            "model": "m",
+            "max_tokens": 2,
+            "messages": [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "a", "input": {"b": [1]}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "c"}]},
+            ],
+            "tools": [{"name": "a", "input_schema": {}}],
+        },
     ]
     return [json.dumps(body).encode() for body in bodies]
 

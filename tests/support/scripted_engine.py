@@ -74,9 +74,16 @@ class ScriptedEngine(EngineClient):
 class Scripted:
     """The application over a model folder and an engine that gives one answer, and official clients of it."""
 
-    def __init__(self, model: Path, answer: str, reason: FinishReason = FinishReason.STOP, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        answer: str,
+        reason: FinishReason = FinishReason.STOP,
+        engine: Callable[[TextCodec, str, FinishReason], ScriptedEngine] = ScriptedEngine,
+        **options: Any,
+    ) -> None:
         codec = TextCodec(model)
-        self.engine = ScriptedEngine(codec, answer, reason)
+        self.engine = engine(codec, answer, reason)
         self.template = ChatTemplate(model)
         self.endpoint = Endpoint(EndpointConfig((MODEL,), **options), self.engine, codec, self.template)
         self.codec = codec

@@ -14,13 +14,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
-from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeRequest
+from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.errors import RequestError
 
 KINDS: dict[str, TypeAdapter[Any]] = {
     "completion": TypeAdapter(CompletionRequest),
     "chat": TypeAdapter(ChatCompletionRequest),
+    "messages": TypeAdapter(MessagesRequest),
+    "count_tokens": TypeAdapter(CountTokensRequest),
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }
@@ -74,7 +77,7 @@ def pack(value: Any) -> tuple[dict[str, Any], bytes]:
     """Convert a validated value to JSON data and 32-bit token ids; the inverse of `unpack`."""
     names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
     packed: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
-    if "messages" in packed["value"]:
+    if isinstance(value, ChatCompletionRequest | TokenizeChatRequest):
         packed["value"]["messages"] = [
             message.model_dump(exclude={"content"}, exclude_none=True) | {"content": message.text}
             for message in value.messages

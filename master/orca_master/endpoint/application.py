@@ -1,7 +1,7 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
-/v1/completions is in completions.py, /v1/chat/completions in chat.py. Order of middleware, outermost first: request id
-and access log → Host → CORS → API key → body limits → early refusal.
+/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/messages in messages.py. Order of middleware,
+outermost first: request id and access log → errors of messages → Host → CORS → API key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from orca_master.endpoint.checked_route import checked_route
 from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.messages import add_messages
+from orca_master.endpoint.messages_errors import MessagesErrors
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
 from orca_master.endpoint.requests_route import add_requests
@@ -58,6 +60,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
+    add_messages(app, endpoint)
     if endpoint.resumable is not None:
         add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
@@ -77,6 +80,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         )
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
+    app.add_middleware(MessagesErrors)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
     # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, endpoint.config.model_names))
@@ -197,6 +201,8 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
     for name in (
         "CompletionRequest",
         "ChatCompletionRequest",
+        "MessagesRequest",
+        "CountTokensRequest",
         "TokenizeTextRequest",
         "TokenizeChatRequest",
         "DetokenizeRequest",
@@ -204,7 +210,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         parts[name]["properties"]["model"] = {"type": "string", "enum": list(model_names)}
     if vocabulary_size:
         _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
-    for name in ("CompletionRequest", "ChatCompletionRequest"):
+    for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest"):
         for field in ("max_tokens", "max_completion_tokens"):
             if field in parts[name]["properties"]:
                 schema_of_field = parts[name]["properties"][field]

@@ -24,6 +24,8 @@ OPEN_PATHS = frozenset(
 REQUEST_ID = "X-Request-Id"
 VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 256
+MESSAGES = "/v1/messages"
+"""Anthropic's routes: this path and those below it."""
 OWNER = "orca.owner"
 """Key of a request's scope: the SHA-256 of its API key in hexadecimal digits; absent without keys."""
 
@@ -36,6 +38,11 @@ def owner_of(request: Request) -> str:
 def path_of(scope: Scope) -> str:
     """Return the path of a request below the root path."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def is_of_messages(scope: Scope) -> bool:
+    """Return True if a request is for one of Anthropic's routes."""
+    return f"{path_of(scope)}/".startswith(f"{MESSAGES}/")
 
 
 class RequestIds:
@@ -73,7 +80,7 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Answers 401 to requests without a valid key (`Authorization: Bearer KEY`)."""
+    """Answers 401 to requests without a valid key: `Authorization: Bearer KEY`; for messages also `x-api-key: KEY`."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -82,17 +89,22 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
         is_open = scope["type"] != "http" or path_of(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
-        key = None if is_open else _key_of(Headers(scope=scope).get("authorization", ""))
-        if is_open or (key is not None and self._keys.accepts(key)):
+        key = None if is_open else next(filter(self._keys.accepts, _keys_of(scope)), None)
+        if is_open or key is not None:
             scope[OWNER] = "" if key is None else digest(key)
             await self._app(scope, receive, send)
             return
-        message = "an API key of this server is needed: Authorization: Bearer KEY"
+        other = "x-api-key: KEY, or " if is_of_messages(scope) else ""
+        message = f"an API key of this server is needed: {other}Authorization: Bearer KEY"
         await error_response(401, message, code="invalid_api_key")(scope, receive, send)
 
 
-def _key_of(authorization: str) -> str | None:
-    """Return the key of an Authorization header, None without one."""
-    scheme, _, credentials = authorization.partition(" ")
+def _keys_of(scope: Scope) -> list[str]:
+    """Return the keys that a request names in its headers."""
+    headers = Headers(scope=scope)
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    keys = [credentials] if scheme.lower() == "bearer" else []
+    if is_of_messages(scope) and "x-api-key" in headers:
+        keys.append(headers["x-api-key"])
     # ASGI headers are bytes, which Starlette decodes as latin-1; configured keys are UTF-8.
-    return credentials.encode("latin-1").decode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else None
+    return [key.encode("latin-1").decode("utf-8", "surrogateescape") for key in keys]

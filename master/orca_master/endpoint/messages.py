@@ -1,0 +1,137 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the pipeline of chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
+from orca_master.bodies.messages_translation import chat_request
+from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.chat import chat_prompt, room_after
+from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.delivery import FirstPieces, deliver, deliver_stream
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.messages_answers import InputTokens, Message, MessagesErrorBody
+from orca_master.endpoint.messages_errors import error_body
+from orca_master.endpoint.messages_events import Event, MessageEvents, message_of
+from orca_master.endpoint.middleware import MESSAGES, owner_of
+from orca_master.endpoint.request_deadline import requested_timeout
+from orca_master.endpoint.resumable_request import CHAT
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+PIECES_AT_ONCE = 256
+"""Pieces of a whole message between which the event loop can serve other requests."""
+STATUSES: dict[type[Exception], int] = {
+    EngineError: 500,
+    EngineUnavailableError: 503,
+    QueueFullError: 429,
+    RequestError: 500,  # the tokenizer fails on a generated token
+    RequestTimeoutError: 408,
+}
+"""HTTP statuses of the errors that can end a stream, which is then HTTP 200 already."""
+
+
+def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
+    """Add the routes."""
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": MessagesErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)
+    }
+
+    @app.post(MESSAGES, response_model=Message, responses=errors)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Generate the assistant's next message."""
+        _check_thinking(endpoint, body)
+        chat = chat_request(body)
+        prompt = await chat_prompt(endpoint, chat)
+        # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
+        max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
+        generation = endpoint.generator.prepare(
+            "msg", chat, [prompt], max_tokens, None, requested_timeout(request.headers), owner_of(request)
+        )
+        pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
+        events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
+        if body.stream:
+            return await deliver_stream(request, pieces, partial(_stream, events, pieces), PING)
+        return await deliver(request, pieces, 1, partial(_whole, events))
+
+    @app.post(f"{MESSAGES}/count_tokens", response_model=InputTokens, responses=errors)
+    async def count_tokens(body: CountTokensRequest) -> InputTokens:
+        """Return the number of tokens of the prompt that a message's body makes."""
+        _check_thinking(endpoint, body)
+        return InputTokens(input_tokens=len(await chat_prompt(endpoint, chat_request(body))))
+
+
+def _check_thinking(endpoint: Endpoint, body: CountTokensRequest) -> None:
+    if body.thinking is not None and body.thinking.type == "enabled" and endpoint.answers.reasoning is None:
+        raise RequestError(
+            'thinking: this server does not separate reasoning: send {"type": "disabled"}, or start the server with '
+            "--reasoning-parser",
+            "thinking",
+        )
+
+
+def _events_of(
+    endpoint: Endpoint, body: MessagesRequest, chat: ChatCompletionRequest, generation: Generation, fills_context: bool
+) -> MessageEvents:
+    def call_id(number: int) -> str:
+        assert endpoint.answers.tool_calls is not None
+        return endpoint.answers.tool_calls.call_id(generation.request_id, 0, number)
+
+    thinking = body.thinking
+    return MessageEvents(
+        generation.request_id,
+        endpoint.model_name,
+        generation.prompt_tokens,
+        endpoint.answers.parser(chat),
+        call_id,
+        thinking is not None and thinking.type != "disabled" and thinking.display == "summarized",
+        fills_context,
+    )
+
+
+async def _whole(events: MessageEvents, collected: list[list[Piece]]) -> bytes:
+    """Return the message as JSON, in ASCII: the input of a tool may have lone surrogates, which are not UTF-8."""
+    (pieces,) = collected
+    all_events = [events.start(pieces)]
+    for start in range(0, len(pieces), PIECES_AT_ONCE):
+        for piece in pieces[start : start + PIECES_AT_ONCE]:
+            all_events += events.of(piece)
+        await asyncio.sleep(0)
+    return json.dumps(message_of(all_events)).encode()
+
+
+async def _stream(
+    events: MessageEvents, pieces: AsyncIterator[list[Piece]], first: FirstPieces
+) -> AsyncIterator[list[str]]:
+    """Yield server-sent events, those of pieces that come together in one list; an error becomes the last event."""
+    ready: list[str] = []
+    """Events that have not been yielded."""
+    try:
+        together = await first
+        ready.append(_as_text(events.start(together)))
+        while True:
+            ready.extend(_as_text(event) for piece in together for event in events.of(piece))
+            if ready:  # while a tool call is generated there is none, and pings are due
+                yield ready
+            ready = []
+            try:
+                together = await anext(pieces)
+            except StopAsyncIteration:
+                break
+    except tuple(STATUSES) as error:
+        status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+        yield [*ready, f"event: error\ndata: {error_body(status, str(error)).decode()}\n\n"]
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _as_text(event: Event) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
