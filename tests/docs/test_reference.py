@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from orca_master.bodies.messages_requests import MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.config import EndpointConfig
@@ -24,7 +25,7 @@ def test_options_and_metrics_agree_with_the_code():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("body", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize("body", [CompletionRequest, ChatCompletionRequest, MessagesRequest])
 def test_every_field_of_a_request_is_documented(body):
     rows = set(re.findall(r"`(\w+)`", HTTP_PAGE.read_text()))
     assert set(body.model_fields) <= rows
