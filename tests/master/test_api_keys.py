@@ -13,7 +13,7 @@ from orca_master.commands.model_options import add_model_options
 from orca_master.commands.options import add_engine_options, add_server_options, endpoint_config
 from orca_master.endpoint import api_keys
 from orca_master.endpoint.api_keys import KeyRing, digest, digests_of, read_key_file
-from orca_master.endpoint.middleware import _key_of
+from orca_master.endpoint.middleware import keys_of
 from orca_master.errors import ConfigurationError
 
 HASH = hashlib.sha256(b"hashed").hexdigest()
@@ -78,13 +78,17 @@ def test_a_newline_after_the_variable_is_not_of_the_key(monkeypatch):
 def test_keys_beyond_ascii(key):
     """Keys are the bytes that a client sends."""
     keys = KeyRing(frozenset([digest(key)]), None)
-    sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
-    found, other = _key_of(f"Bearer {sent}"), _key_of(f"Bearer {sent}x")
-    assert found is not None
-    assert other is not None
-    assert keys.accepts(found)
-    assert not keys.accepts(other)
-    assert _key_of(f"Basic {sent}") is None
+    sent = key.encode("utf-8", "surrogateescape")
+
+    def found(path: str, name: str, value: bytes) -> list[str]:
+        return keys_of({"type": "http", "path": path, "headers": [(name.encode(), value)]})
+
+    for path in ("/v1/completions", "/v1/messages", "/v1/messages/count_tokens"):
+        assert [keys.accepts(key) for key in found(path, "authorization", b"Bearer " + sent)] == [True]
+        assert [keys.accepts(key) for key in found(path, "authorization", b"Bearer " + sent + b"x")] == [False]
+        assert found(path, "authorization", b"Basic " + sent) == []
+        accepted = [keys.accepts(key) for key in found(path, "x-api-key", sent)]
+        assert accepted == ([] if path == "/v1/completions" else [True])
 
 
 @pytest.mark.parametrize("options", [["--api-key", ""], ["--api-key", "sha256:12"], ["--api-key", f"sha256:{HASH}0"]])

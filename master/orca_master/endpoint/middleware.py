@@ -89,7 +89,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
         is_open = scope["type"] != "http" or path_of(scope) in OPEN_PATHS or scope["method"] == "OPTIONS"
-        key = None if is_open else next(filter(self._keys.accepts, _keys_of(scope)), None)
+        key = None if is_open else next(filter(self._keys.accepts, keys_of(scope)), None)
         if is_open or key is not None:
             scope[OWNER] = "" if key is None else digest(key)
             await self._app(scope, receive, send)
@@ -99,7 +99,7 @@ class ApiKeys:
         await error_response(401, message, code="invalid_api_key")(scope, receive, send)
 
 
-def _keys_of(scope: Scope) -> list[str]:
+def keys_of(scope: Scope) -> list[str]:
     """Return the keys that a request names in its headers."""
     headers = Headers(scope=scope)
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
