@@ -334,7 +334,7 @@ def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_
         generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
         body = CompletionRequest(prompt=[1, 2])
-        generation = generator.prepare("cmpl", body, [[1, 2]], 16, None)
+        generation = generator.prepare("cmpl-", body, [[1, 2]], 16, None)
         recorder = resumable.accept("completions", body, generation, "")
         assert recorder is not None
         recorder.accept()

@@ -113,10 +113,12 @@ def test_calls_and_results():
     ],
 )
 def test_tools_and_their_choice(choice, expected, parallel):
-    tools = [TOOL | {"type": "custom", "cache_control": {"type": "ephemeral"}, "description": "Add."}]
+    strict = {"name": "now", "input_schema": {}, "strict": True}
+    tools = [TOOL | {"type": "custom", "cache_control": {"type": "ephemeral"}, "description": "Add."}, strict]
     chat = translated(tools=tools, tool_choice=choice)
-    function = {"name": "add", "parameters": {"type": "object"}, "description": "Add."}
-    assert chat["tools"] == [{"type": "function", "function": function}]
+    add = {"name": "add", "parameters": {"type": "object"}, "description": "Add."}
+    now = {"name": "now", "parameters": {}, "strict": True}
+    assert chat["tools"] == [{"type": "function", "function": function} for function in (add, now)]
     assert (chat["tool_choice"], chat["parallel_tool_calls"]) == (expected, parallel)
 
 

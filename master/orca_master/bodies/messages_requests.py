@@ -33,7 +33,7 @@ def _check_type(value: Any) -> Any:
 
 
 class Tool(Body):
-    """A tool that the client runs. `strict` and `eager_input_streaming` have no effect."""
+    """A tool that the client runs. `eager_input_streaming` has no effect; `strict`: as in a chat."""
 
     type: Annotated[Literal["custom"], BeforeValidator(_check_type)] = "custom"
     name: FunctionName

@@ -116,6 +116,8 @@ def _function(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -188,20 +188,23 @@ def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
     return room
 
 
+async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, request: Request, prefix: str) -> Generation:
+    """Render and check a conversation, and return the generation of its next message, with an id after `prefix`."""
+    prompt = await chat_prompt(endpoint, body)
+    # Default as in vLLM: the rest of the context.
+    max_tokens = body.max_completion_tokens or body.max_tokens or room_after(endpoint, prompt)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    timeout = requested_timeout(request.headers)
+    return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, timeout, owner_of(request))
+
+
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the route."""
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the assistant's message of a conversation."""
-        prompt = await chat_prompt(endpoint, body)
-        # Default as in vLLM: the rest of the context.
-        max_tokens = body.max_completion_tokens or body.max_tokens or room_after(endpoint, prompt)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        timeout = requested_timeout(request.headers)
-        generation = endpoint.generator.prepare(
-            "chatcmpl", body, [prompt], max_tokens, logprobs, timeout, owner_of(request)
-        )
+        generation = await chat_generation(endpoint, body, request, "chatcmpl-")
         style = ChatFormat(body, endpoint.model_name, endpoint.codec, endpoint.answers)
         recorder = endpoint.recorder(CHAT, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

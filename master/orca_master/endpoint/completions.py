@@ -122,7 +122,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         prompts = await token_prompts(body, endpoint)
         timeout = requested_timeout(request.headers)
         generation = endpoint.generator.prepare(
-            "cmpl", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
+            "cmpl-", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
         )
         style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)

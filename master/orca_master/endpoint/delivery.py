@@ -1,4 +1,4 @@
-"""Waits for the pieces of a generation and the client's connection: one whole body, or a stream of events.
+"""Sends the answer of a running generation: one body, or a stream of events.
 
 A stream starts after the first piece, so that a refusal has its own status code, but at the latest after
 COMMENT_SECONDS. A client that disconnects cancels its generation.
@@ -7,7 +7,7 @@ COMMENT_SECONDS. A client that disconnects cancels its generation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -18,33 +18,25 @@ from orca_master.endpoint.choice_run import Piece
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that has disconnected; only visible in logs."""
 T = TypeVar("T")
-FirstPieces = asyncio.Task[list[Piece]]
-"""Awaits the pieces that come first."""
 
 
-async def deliver(
-    request: Request,
-    pieces: AsyncIterator[list[Piece]],
-    num_choices: int,
-    whole: Callable[[list[list[Piece]]], Awaitable[bytes]],
-) -> Response:
-    """Collect all pieces and return the JSON that `whole` makes of those of each choice; raise what `pieces` raises."""
-    collected = await unless_gone(request, _collect(pieces, num_choices))
-    if collected is None:
+async def deliver_body(request: Request, answer: Coroutine[Any, Any, bytes]) -> Response:
+    """Return a response with the JSON that `answer` generates; raise what it raises."""
+    body = await unless_gone(request, answer)
+    if body is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(await whole(collected), media_type="application/json")
+    return Response(body, media_type="application/json")
 
 
 async def deliver_stream(
     request: Request,
     pieces: AsyncIterator[list[Piece]],
-    events: Callable[[FirstPieces], AsyncIterator[list[str]]],
+    events: Callable[[asyncio.Task[list[Piece]]], AsyncIterator[list[str]]],
     keep_alive: bytes = event_stream.COMMENT,
 ) -> Response:
-    """Return a stream of the server-sent events that `events` makes of the pieces; raise a refusal.
+    """Return a stream of `events`, which awaits the first pieces from the given task and closes `pieces`.
 
-    `events` gets the task that awaits the first pieces, and closes the iterator of the others. `keep_alive`: see
-    EventStream.
+    `keep_alive`: see EventStream. Raises what `pieces` raises before the stream starts.
     """
     first = asyncio.create_task(_first(pieces))
     try:
@@ -60,18 +52,6 @@ async def deliver_stream(
     return event_stream.EventStream(events(first), first, keep_alive)
 
 
-async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
-    return await anext(pieces)
-
-
-async def _collect(pieces: AsyncIterator[list[Piece]], num_choices: int) -> list[list[Piece]]:
-    collected: list[list[Piece]] = [[] for _ in range(num_choices)]
-    async for together in pieces:
-        for piece in together:
-            collected[piece.index].append(piece)
-    return collected
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; if the client disconnects first, cancel it and return None."""
     task = asyncio.create_task(work)
@@ -80,6 +60,10 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
+    return await anext(pieces)
 
 
 async def _leaves_first(request: Request, task: asyncio.Task[Any], timeout: float | None = None) -> bool:

@@ -102,7 +102,8 @@ class Generator:
     ) -> Generation:
         """Create the choices of a request. `timeout`: the client's, in seconds; the smaller of both timeouts applies.
 
-        `owner`: digest of the client's key; requests of different owners share no K/V blocks.
+        `prefix`: of the request's id. `owner`: digest of the client's key; requests of different owners share no K/V
+        blocks.
 
         Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
         for more than it can hold now.
@@ -127,7 +128,7 @@ class Generator:
         if body.min_tokens > max_tokens:
             raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
-        request_id = f"{prefix}-{secrets.token_hex(16)}"
+        request_id = f"{prefix}{secrets.token_hex(16)}"
         now = time.time()
         timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
         deadline = now + min(timeouts) if timeouts else None

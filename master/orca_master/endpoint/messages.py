@@ -15,7 +15,7 @@ from orca_master.bodies.messages_translation import chat_request
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.chat import chat_prompt, room_after
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import FirstPieces, deliver, deliver_stream
+from orca_master.endpoint.delivery import deliver_body, deliver_stream
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.messages_answers import InputTokens, Message, MessagesErrorBody
@@ -25,10 +25,9 @@ from orca_master.endpoint.middleware import MESSAGES, owner_of
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from orca_master.text.tool_calls import FORMATS
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-PIECES_AT_ONCE = 256
-"""Pieces of a whole message between which the event loop can serve other requests."""
 STATUSES: dict[type[Exception], int] = {
     EngineError: 500,
     EngineUnavailableError: 503,
@@ -54,13 +53,13 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
         generation = endpoint.generator.prepare(
-            "msg", chat, [prompt], max_tokens, None, requested_timeout(request.headers), owner_of(request)
+            "msg_", chat, [prompt], max_tokens, None, requested_timeout(request.headers), owner_of(request)
         )
         pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
         events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
         if body.stream:
             return await deliver_stream(request, pieces, partial(_stream, events, pieces), PING)
-        return await deliver(request, pieces, 1, partial(_whole, events))
+        return await deliver_body(request, _whole(events, pieces))
 
     @app.post(f"{MESSAGES}/count_tokens", response_model=InputTokens, responses=errors)
     async def count_tokens(body: CountTokensRequest) -> InputTokens:
@@ -82,8 +81,8 @@ def _events_of(
     endpoint: Endpoint, body: MessagesRequest, chat: ChatCompletionRequest, generation: Generation, fills_context: bool
 ) -> MessageEvents:
     def call_id(number: int) -> str:
-        assert endpoint.answers.tool_calls is not None
-        return endpoint.answers.tool_calls.call_id(generation.request_id, 0, number)
+        form = endpoint.answers.tool_calls or FORMATS["hermes"]
+        return form.call_id(generation.request_id, 0, number)
 
     thinking = body.thinking
     return MessageEvents(
@@ -97,19 +96,19 @@ def _events_of(
     )
 
 
-async def _whole(events: MessageEvents, collected: list[list[Piece]]) -> bytes:
+async def _whole(events: MessageEvents, pieces: AsyncIterator[list[Piece]]) -> bytes:
     """Return the message as JSON, in ASCII: the input of a tool may have lone surrogates, which are not UTF-8."""
-    (pieces,) = collected
-    all_events = [events.start(pieces)]
-    for start in range(0, len(pieces), PIECES_AT_ONCE):
-        for piece in pieces[start : start + PIECES_AT_ONCE]:
+    all_events: list[Event] = []
+    async for together in pieces:
+        if not all_events:
+            all_events.append(events.start(together))
+        for piece in together:
             all_events += events.of(piece)
-        await asyncio.sleep(0)
     return json.dumps(message_of(all_events)).encode()
 
 
 async def _stream(
-    events: MessageEvents, pieces: AsyncIterator[list[Piece]], first: FirstPieces
+    events: MessageEvents, pieces: AsyncIterator[list[Piece]], first: asyncio.Task[list[Piece]]
 ) -> AsyncIterator[list[str]]:
     """Yield server-sent events, those of pieces that come together in one list; an error becomes the last event."""
     ready: list[str] = []

@@ -1,6 +1,6 @@
-"""Runs a generation and returns its HTTP response: one JSON body, or server-sent events.
+"""Runs a generation and returns its HTTP response: one JSON body, or server-sent events (delivery.py).
 
-A `Format` builds the response objects of one of OpenAI's routes; delivery.py waits for the pieces and the client.
+A `Format` builds the response objects of one route.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import deliver, deliver_stream
+from orca_master.endpoint.delivery import deliver_body, deliver_stream
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, PromptTokensDetails, Usage
 from orca_master.endpoint.recorder import Recorder
@@ -89,17 +89,22 @@ async def respond(
     With a recorder the events of a stream have numbers, from which a client can continue (Last-Event-ID).
     """
     pieces = generator.pieces(generation, recorder)
-    if body.stream:
-        numbers = None if recorder is None else itertools.count(1)
-        return await deliver_stream(
-            request, pieces, lambda first: events(generation, pieces, first, body.include_usage, style, numbers)
-        )
+    if not body.stream:
+        return await deliver_body(request, _whole(generation, pieces, style))
+    numbers = None if recorder is None else itertools.count(1)
+    return await deliver_stream(
+        request, pieces, lambda first: events(generation, pieces, first, body.include_usage, style, numbers)
+    )
 
-    async def whole(collected: list[list[Piece]]) -> bytes:
-        usage = usage_of(generation, sum(map(len, collected)), generation.num_cached(itertools.chain(*collected)))
-        return await answer_of(generation, collected, usage, style)
 
-    return await deliver(request, pieces, len(generation.choices), whole)
+async def _whole(generation: Generation, pieces: AsyncIterator[list[Piece]], style: Format) -> bytes:
+    """Return the response as JSON after the last piece."""
+    collected: list[list[Piece]] = [[] for _ in generation.choices]
+    async for together in pieces:
+        for piece in together:
+            collected[piece.index].append(piece)
+    usage = usage_of(generation, sum(map(len, collected)), generation.num_cached(itertools.chain(*collected)))
+    return await answer_of(generation, collected, usage, style)
 
 
 async def answer_of(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
