@@ -44,7 +44,9 @@ WEATHER: Any = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     model = make_parrot(tmp_path_factory.mktemp("parrot"), TEMPLATE, SCRIPTS, loop="<song>")
-    with serve(model, "--served-model-name", NAME, "--api-key", KEY, "--max-body-bytes", "1000000") as server:
+    journal = str(tmp_path_factory.mktemp("journal"))
+    options = ("--served-model-name", NAME, "--api-key", KEY, "--max-body-bytes", "1000000", "--journal", journal)
+    with serve(model, *options) as server:
         yield server
 
 
@@ -55,22 +57,25 @@ def client(served):
 
 
 def test_a_message_and_its_count_of_tokens(client):
-    message = client.messages.create(model=NAME, max_tokens=20, messages=COUNT, metadata={"user_id": "me"})
+    # Begins unlike the other tests' messages, so that nothing of it is cached.
+    asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "Up to four, please."}]}
+    message = client.messages.create(**asked, max_tokens=20, metadata={"user_id": "me"})
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "One, two, three, four."}]
     assert (message.role, message.model, message.stop_reason) == ("assistant", NAME, "end_turn")
     assert message.stop_sequence is None
-    prompt = len("user: Count to four.\n") + 1
+    prompt = len("user: Up to four, please.\n") + 1
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (prompt, 0)
     assert message.usage.output_tokens == 5, "four words and the end"
-    assert client.messages.count_tokens(model=NAME, messages=COUNT).input_tokens == prompt
-    again = client.messages.create(model=NAME, max_tokens=20, messages=COUNT)
+    assert client.messages.count_tokens(**asked).input_tokens == prompt
+    again = client.messages.create(**asked, max_tokens=20)
     cached = (prompt - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert again.usage.cache_read_input_tokens == cached > 0
     assert again.usage.input_tokens == prompt - cached
 
 
 def test_a_stream_gives_the_same_message(client):
-    whole = client.messages.create(model=NAME, max_tokens=20, messages=COUNT)
+    # The first message of this prompt makes up the prefix that the second and the third have in common.
+    _, whole = (client.messages.create(model=NAME, max_tokens=20, messages=COUNT) for _ in range(2))
     with client.messages.stream(model=NAME, max_tokens=20, messages=COUNT) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
@@ -191,6 +196,15 @@ def test_both_kinds_of_keys(served):
         assert answer.status_code == 200, answer.text
     other = {"model": NAME, "max_tokens": 2, "prompt": "a"}
     assert httpx.post(f"{served.url}/v1/completions", json=other, headers={"x-api-key": KEY}).status_code == 401
+
+
+def test_the_journal_has_a_message_as_a_chat(client, served):
+    message = client.messages.create(model=NAME, max_tokens=20, messages=COUNT)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    kept = httpx.get(f"{served.url}/v1/requests/{message.id}", headers=headers).json()
+    assert kept["status"] == "completed"
+    (choice,) = kept["response"]["choices"]
+    assert choice["message"]["content"] == message.content[0].text
 
 
 def test_a_client_that_leaves_cancels_its_message(served):
