@@ -321,6 +321,50 @@ def test_max_tokens_beyond_the_context_are_those_that_fit(model):
     play(scripted, scene)
 
 
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"type": "any"}, '[{"name": "add", "parameters": {"x": 1}}]'),
+        ({"type": "tool", "name": "add"}, '{"x": 1}'),
+    ],
+    ids=["any", "tool"],
+)
+def test_forced_calls(model, choice, text):
+    """The engine of the test gives what the grammar would have enforced."""
+    scripted = Scripted(model, f"{text}{END}", tool_call_parser="none")
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("add", "now")]
+        answer = (await client.post(PATH, json={**ASK, "tools": tools, "tool_choice": choice})).json()
+        (call,) = answer["content"]
+        assert (call["name"], call["input"], answer["stop_reason"]) == ("add", {"x": 1}, "tool_use")
+        assert scripted.engine.submissions[-1].grammar is not None
+
+    play(scripted, scene)
+
+
+def test_an_unsupported_schema_is_named_as_the_client_wrote_it(model):
+    async def scene(client: httpx.AsyncClient) -> None:
+        tools = [{"name": "add", "input_schema": {"type": "array"}, "strict": True}]
+        answer = await client.post(PATH, json={**ASK, "tools": tools})
+        assert error_of(answer)[2].startswith("tools.0.input_schema: ")
+
+    play(Scripted(model, END), scene)
+
+
+def test_an_answer_that_is_begun_is_continued(tmp_path):
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    scripted = Scripted(make_model(tmp_path, template), f"two{END}")
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        messages = [*ASK["messages"], {"role": "assistant", "content": [{"type": "text", "text": "One,"}]}]
+        answer = (await client.post(PATH, json={**ASK, "messages": messages})).json()
+        assert answer["content"] == [{"type": "text", "text": "two"}]
+        assert scripted.prompt == "user: Hi\nassistant: One,"
+
+    play(scripted, scene)
+
+
 def test_the_headers_and_the_query_of_clients_change_nothing(model):
     scripted = Scripted(model, f"Yes.{END}")
 

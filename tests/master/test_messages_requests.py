@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from orca_master.bodies.lengths import Lengths
-from orca_master.bodies.messages_blocks import MAX_BLOCKS, MAX_DEPTH
+from orca_master.bodies.lengths import MAX_DEPTH, Lengths
+from orca_master.bodies.messages_blocks import MAX_BLOCKS
 from orca_master.bodies.messages_translation import chat_request
 from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.errors import RequestError
@@ -148,7 +148,9 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ({"messages": [user(CALL)]}, "messages.0.content.0: only text and tool_result blocks are supported in a user"),
         ({"messages": [user(result([IMAGE]))]}, "messages.0.content.0.content.0: only text blocks are supported here"),
         ({"messages": [assistant(result("a")), HI]}, "messages.0.content.0: only text, tool_use and thinking blocks"),
-        ({"messages": [HI, assistant(text("a"))]}, "messages: the last message must not be the assistant's"),
+        ({"messages": [HI, assistant(text("a"), CALL)]}, "messages: a last message of the assistant must consist of"),
+        ({"messages": [HI, assistant(text(""))]}, "messages: a last message of the assistant must consist of text"),
+        ({"messages": [HI, {"role": "assistant", "content": ""}]}, "messages: a last message of the assistant must"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages.0: the role must be user, assistant or system"),
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
         ({"messages": []}, "messages: List should have at least 1 item"),
@@ -160,7 +162,7 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ({"messages": [assistant(CALL | {"input": [1]}), HI]}, "messages.0.content.0.input: Input should be a valid"),
         (
             {"messages": [assistant(CALL | {"input": nested(MAX_DEPTH + 1)}), HI]},
-            "messages.0.content.0.input: nested deeper than 64 levels",
+            "messages.0.content.0.input: nested more than 128 levels deep",
         ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: only tools of the type custom are"),
         ({"tools": [{"name": "add"}]}, "tools.0.input_schema: Field required"),
@@ -183,6 +185,12 @@ def test_what_is_refused(fields, message):
         translated(**fields)
     assert str(caught.value).startswith(message)
     assert caught.value.field == message.partition(":")[0].partition(".")[0]
+
+
+def test_an_answer_that_is_begun_is_continued():
+    chat = translated(messages=[HI, assistant(text("One, "), text("two"))])
+    assert chat["messages"] == [HI, {"role": "assistant", "content": "One, two"}]
+    assert chat["continue_final_message"]
 
 
 def test_the_deepest_input_can_be_sent_to_a_template():

@@ -13,13 +13,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import Lengths, at_most
+from orca_master.bodies.lengths import MAX_DEPTH, Lengths, at_most, is_too_deep
 from orca_master.bodies.openai_requests import MAX_MESSAGES, MAX_PARTS
 
 MAX_BLOCKS = 4 * MAX_MESSAGES
 """Maximum blocks of all messages, which are translated on the event loop."""
-MAX_DEPTH = 64
-"""Maximum nesting of a tool's input: far below what Python's JSON can read again."""
 
 
 class CacheControl(Body):
@@ -30,17 +28,9 @@ class CacheControl(Body):
 
 
 def _check_input(value: dict[str, Any]) -> dict[str, Any]:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return value
-    raise PydanticCustomError("too_deep", "nested deeper than {limit} levels", {"limit": MAX_DEPTH})
+    if is_too_deep(value):
+        raise PydanticCustomError("too_deep", "nested more than {limit} levels deep", {"limit": MAX_DEPTH})
+    return value
 
 
 def tagged(tags: tuple[str, ...], field: str, message: str) -> Discriminator:
@@ -170,6 +160,13 @@ def _size(message: AnyMessage) -> tuple[int, int]:
     return blocks, characters
 
 
+def _can_be_continued(message: AssistantMessage) -> bool:
+    if isinstance(message.content, str):
+        return bool(message.content)
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    return len(texts) == len(message.content) and bool(text_of(texts, ""))
+
+
 def _check_messages(messages: list[AnyMessage], info: ValidationInfo) -> list[AnyMessage]:
     sizes = [_size(message) for message in messages]
     if (count := sum(blocks for blocks, _ in sizes)) > MAX_BLOCKS:
@@ -179,9 +176,9 @@ def _check_messages(messages: list[AnyMessage], info: ValidationInfo) -> list[An
             {"count": count, "limit": MAX_BLOCKS},
         )
     Lengths.of(info).check_characters(sum(characters for _, characters in sizes))
-    if messages[-1].role == "assistant":
+    if isinstance(last := messages[-1], AssistantMessage) and not _can_be_continued(last):
         raise PydanticCustomError(
-            "prefill", "the last message must not be the assistant's: an answer that is begun is not continued"
+            "prefill", "a last message of the assistant must consist of text, which the answer continues"
         )
     return messages
 

@@ -31,6 +31,8 @@ SEPARATOR = "\n"
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """Return the chat request; raise RequestError for what only the translation shows, such as too many messages."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body)}
+    if body.messages[-1].role == "assistant":
+        fields["continue_final_message"] = True
     if body.tools:
         fields["tools"] = [_function(tool) for tool in body.tools]
     if body.tool_choice is not None:

@@ -25,7 +25,6 @@ from orca_master.endpoint.middleware import MESSAGES, owner_of
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
-from orca_master.text.tool_calls import FORMATS
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STATUSES: dict[type[Exception], int] = {
@@ -81,8 +80,7 @@ def _events_of(
     endpoint: Endpoint, body: MessagesRequest, chat: ChatCompletionRequest, generation: Generation, fills_context: bool
 ) -> MessageEvents:
     def call_id(number: int) -> str:
-        form = endpoint.answers.tool_calls or FORMATS["hermes"]
-        return form.call_id(generation.request_id, 0, number)
+        return endpoint.answers.call_id(generation.request_id, 0, number)
 
     thinking = body.thinking
     return MessageEvents(

@@ -46,7 +46,11 @@ def converted(status: int, body: bytes) -> bytes:
         error = ErrorBody.model_validate_json(body).error
     except ValidationError:
         return error_body(status, body.decode("utf-8", "replace"))
-    return error_body(status, error.message, error.param)
+    # The place of an error in a schema is that in the chat request.
+    message = (
+        error.message.replace(".function.parameters", ".input_schema") if error.param == "tools" else error.message
+    )
+    return error_body(status, message, error.param)
 
 
 class MessagesErrors:
