@@ -90,11 +90,11 @@ class Scripted:
 
     async def __aenter__(self) -> openai.AsyncOpenAI:
         await self.template.__aenter__()
-        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(self.endpoint)))
-        return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", max_retries=0, http_client=self._http)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(self.endpoint)))
+        return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", max_retries=0, http_client=self.http)
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self.http.aclose()
         await self.template.__aexit__(None, None, None)
 
     @property
