@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.kubernetes import MASTER_IMAGE, Namespace, demo_spec, eventually, worker_settings
 
-SECONDS = 30
+SECONDS = 120
 UNREACHABLE_HUB = [{"name": "HF_ENDPOINT", "value": "http://127.0.0.1:9"}]
 ENDLESS = {"name": "wait", "image": "", "command": ["sleep", "300"]}
 
