@@ -12,11 +12,15 @@ class ConfigurationError(Exception):
 
 
 class RequestError(Exception):
-    """An invalid request (HTTP 400); `field` is the invalid parameter, None if no single parameter is."""
+    """An invalid request (HTTP 400); `field` is the invalid parameter, None if no single parameter is.
 
-    def __init__(self, message: str, field: str | None = None) -> None:
+    `code`: for programs, None for most errors.
+    """
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class ModelNotFoundError(Exception):

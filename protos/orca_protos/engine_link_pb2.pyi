@@ -80,14 +80,68 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
-    __slots__ = ("submit", "release", "ask_metrics")
+    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
+    STORE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ASK_RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    DELETE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     release: Release
     ask_metrics: AskMetrics
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ...) -> None: ...
+    store_response: StoreResponse
+    ask_responses: AskResponses
+    delete_response: DeleteResponse
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ...) -> None: ...
+
+class StoreResponse(_message.Message):
+    __slots__ = ("number", "stored")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stored: StoredResponse
+    def __init__(self, number: _Optional[int] = ..., stored: _Optional[_Union[StoredResponse, _Mapping]] = ...) -> None: ...
+
+class StoredResponse(_message.Message):
+    __slots__ = ("response_id", "owner", "previous", "data")
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    response_id: str
+    owner: str
+    previous: str
+    data: bytes
+    def __init__(self, response_id: _Optional[str] = ..., owner: _Optional[str] = ..., previous: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class AskResponses(_message.Message):
+    __slots__ = ("number", "response_id", "owner", "with_previous")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WITH_PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    with_previous: bool
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ..., with_previous: _Optional[bool] = ...) -> None: ...
+
+class StoredResponses(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, data: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ("number", "response_id", "owner")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("number", "submission")
@@ -176,7 +230,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +248,7 @@ class EndpointConfig(_message.Message):
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
+    STORED_RESPONSES_FIELD_NUMBER: _ClassVar[int]
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
@@ -211,7 +266,18 @@ class EndpointConfig(_message.Message):
     log_level: str
     tool_call_parser: str
     reasoning_parser: str
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ...) -> None: ...
+    stored_responses: StoreLimits
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ...) -> None: ...
+
+class StoreLimits(_message.Message):
+    __slots__ = ("count", "num_bytes", "seconds")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    num_bytes: int
+    seconds: float
+    def __init__(self, count: _Optional[int] = ..., num_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class HttpLimits(_message.Message):
     __slots__ = ("max_header_bytes", "max_header_count", "max_body_bytes", "max_connections", "header_timeout", "body_timeout", "keep_alive_timeout", "write_timeout", "max_unread_bytes", "max_requests_per_connection", "handshake_timeout", "idle_seconds_when_full", "busy_seconds_when_full")

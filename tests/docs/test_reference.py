@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from orca_master.bodies.messages_requests import MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.config import EndpointConfig
 
@@ -25,7 +26,7 @@ def test_options_and_metrics_agree_with_the_code():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("body", [CompletionRequest, ChatCompletionRequest, MessagesRequest])
+@pytest.mark.parametrize("body", [CompletionRequest, ChatCompletionRequest, MessagesRequest, ResponseRequest])
 def test_every_field_of_a_request_is_documented(body):
     rows = set(re.findall(r"`(\w+)`", HTTP_PAGE.read_text()))
     assert set(body.model_fields) <= rows
@@ -34,10 +35,10 @@ def test_every_field_of_a_request_is_documented(body):
 def test_every_route_is_documented():
     app = create_app(SimpleNamespace(config=EndpointConfig(model_names=("model",)), resumable=SimpleNamespace()))
     offered = {
-        f"{method} {route.path.partition(':')[0].rstrip('}')}" for route in app.routes for method in route.methods
+        f"{method} {route.path.partition(':')[0].replace('}', '')}" for route in app.routes for method in route.methods
     }
     schema = {f"{method} {path}" for method in ("GET", "HEAD") for path in ("/docs", "/docs/oauth2-redirect", "/redoc")}
     schema |= {"GET /openapi.json", "HEAD /openapi.json"}
     table = HTTP_PAGE.read_text().partition("## Routes")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"(?:GET|POST) /[\w/{]*", table))
+    documented = set(re.findall(r"(?:GET|POST|DELETE) /[\w/{]*", table.replace("}", "")))
     assert documented == offered - schema

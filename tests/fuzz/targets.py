@@ -41,12 +41,15 @@ def _link() -> Check:
 
 def _link_seeds() -> list[bytes]:
     from orca_master.api_processes.link_codec import encode_to_master
-    from orca_master.api_processes.link_messages import AskMetrics, Release, Submit
+    from orca_master.api_processes.link_messages import AskMetrics, AskResponses, Release, StoreResponse, Submit
+    from orca_master.endpoint.response_store import StoredResponse
     from orca_master.engine.messages import Submission
     from orca_master.scheduling.sampling_parameters import SamplingParameters
 
     submission = Submission("a", (1, 2), 4, SamplingParameters(logit_bias=((1, 0.5),)), frozenset({0}))
-    return [encode_to_master(message) for message in (Submit(1, submission), Release("a", "stop"), AskMetrics(2))]
+    stored = StoreResponse(3, StoredResponse("resp_1", "", "resp_0", b"{}"))
+    messages = (Submit(1, submission), Release("a", "stop"), AskMetrics(2), stored, AskResponses(4, "", "a", True))
+    return [encode_to_master(message) for message in messages]
 
 
 def _bodies() -> Check:
@@ -80,6 +83,12 @@ def _body_seeds() -> list[bytes]:
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "c"}]},
             ],
             "tools": [{"name": "a", "input_schema": {}}],
+        },
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": "reasoning"}],
+            "tools": [{"type": "function", "name": "f"}],
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": 1}}},
+            "metadata": {"a": "b"},
         },
     ]
     return [json.dumps(body).encode() for body in bodies]

@@ -16,7 +16,7 @@ import pytest
 from orca_contract.state import EngineState
 from orca_master.api_processes import link_frames
 from orca_master.api_processes.link_codec import decode_from_master, encode_from_master, encode_to_master
-from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send
+from orca_master.api_processes.link_frames import max_request_bytes, receive, send
 from orca_master.api_processes.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
 from orca_master.api_processes.link_server import EngineServer
 from orca_master.api_processes.remote_engine import RemoteEngine, connect
@@ -297,8 +297,8 @@ def test_the_limit_of_a_message_follows_the_model():
         grammar=Grammar(GrammarKind.REGEX, "ä" * (MAX_GRAMMAR_BYTES // 2)),
     )
     size = len(encode_to_master(Submit(2**64 - 1, longest)))
-    assert 0.4 < size / max_to_master_bytes(status) < 1
-    assert max_to_master_bytes(replace(status, vocabulary_size=0, max_model_len=0)) < 200_000
+    assert 0.4 < size / max_request_bytes(status) < 1
+    assert max_request_bytes(replace(status, vocabulary_size=0, max_model_len=0)) < 200_000
 
 
 def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):

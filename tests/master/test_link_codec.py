@@ -24,14 +24,18 @@ from orca_master.api_processes.link_codec import (
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    AskResponses,
+    DeleteResponse,
     Hello,
     LinkError,
     Outputs,
     Release,
+    StoreResponse,
     Submit,
 )
 from orca_master.api_processes.link_requests import MAX_TEXT
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.response_store import StoredResponse, StoreLimits
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
@@ -46,6 +50,7 @@ from orca_protos.http_limits import HttpLimits
 uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 floats = st.floats(allow_nan=False)
 texts = st.text(max_size=50)
+ids = st.text(min_size=1, max_size=50)
 paths = st.binary(max_size=30).map(lambda name: Path(os.fsdecode(name)))
 
 
@@ -119,6 +124,7 @@ configs = build(
     log_format=texts,
     log_level=texts,
     allowed_hosts=st.lists(texts, max_size=3).map(tuple),
+    stored_responses=build(StoreLimits, count=uint64, num_bytes=uint64, seconds=floats),
 )
 statuses = build(
     EngineStatus,
@@ -165,6 +171,13 @@ to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),
     build(Release, request_id=texts, ended_as=st.sampled_from([None, "stop", "abort"])),
     build(AskMetrics, number=uint64),
+    build(
+        StoreResponse,
+        number=uint64,
+        stored=build(StoredResponse, response_id=ids, owner=texts, previous=texts, data=st.binary(max_size=50)),
+    ),
+    build(AskResponses, number=uint64, owner=texts, response_id=ids, with_previous=st.booleans()),
+    build(DeleteResponse, number=uint64, owner=texts, response_id=ids),
 )
 from_master = st.one_of(
     build(Hello, model_path=paths, config=configs, status=statuses),
@@ -177,6 +190,11 @@ CARRIED = {
     Submit: pb.Submit,
     Release: pb.Release,
     AskMetrics: pb.AskMetrics,
+    StoreResponse: pb.StoreResponse,
+    StoredResponse: pb.StoredResponse,
+    AskResponses: pb.AskResponses,
+    DeleteResponse: pb.DeleteResponse,
+    StoreLimits: pb.StoreLimits,
     Submission: pb.Submission,
     SamplingParameters: engine_pb2.Sampling,
     Hello: pb.Hello,
@@ -289,7 +307,7 @@ def test_the_master_takes_any_bytes(data):
         message = decode_to_master(data)
     except LinkError:
         return
-    assert isinstance(message, Submit | Release | AskMetrics)
+    assert isinstance(message, Submit | Release | AskMetrics | StoreResponse | AskResponses | DeleteResponse)
 
 
 @given(st.binary(max_size=200) | st.tuples(from_master.map(encode_from_master), st.binary(max_size=9)).map(b"".join))

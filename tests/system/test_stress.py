@@ -108,6 +108,7 @@ def nothing_held(url: str) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # up to three seconds for each of 150 generations, and the queries
 def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     """Against /openapi.json, with bodies that follow the schema and bodies that do not, mixed as schemathesis does.
 
@@ -117,7 +118,7 @@ def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     options = ("--max-batch-size", "64", "--token-budget", "256", "--request-timeout", "3", "--disable-log-requests")
     with serve(model, *options) as served:
-        calls, report = run_schemathesis(served.url, tmp_path, ["--max-examples", "50", "--seed", "1"], 280)
+        calls, report = run_schemathesis(served.url, tmp_path, ["--max-examples", "50", "--seed", "1"], 560)
         assert eventually(lambda: nothing_held(served.url), 120)
     assert not report, report
     assert not [call for call in calls if call.status >= 500]
@@ -125,10 +126,12 @@ def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     for call in calls:
         if call.follows_schema:
             statuses.setdefault(call.route, []).append(call.status)
-    routes = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
+    routes = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses")
     assert {f"POST {route}" for route in (*routes, "/tokenize", "/detokenize")} <= set(statuses)
     for route, found in statuses.items():
         # 408: taken and begun, but not done within the three seconds, which says something about the machine only.
         share = sum(200 <= status < 300 or status == 408 for status in found) / len(found)
+        if "{response_id}" in route:  # the fuzzer knows few ids
+            continue
         print(f"{route}: {len(found)} calls that follow the schema, {share:.0%} taken")
         assert share >= 0.2, route

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -17,10 +16,9 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from support.checkpoints import CHAT_TEMPLATE, llama_like, randomise, with_long_context, with_tokenizer
-from support.grammars import byte_tokenizer
+from support.checkpoints import with_long_context, with_tokenizer
+from support.every_byte import every_byte_model
 from support.json_schemas import UNSUPPORTED, is_prefix_of_json, schemas
-from support.once import once
 from support.resuming import Transcript
 from support.resuming import stream as resume
 from support.served import Served, serve, worker_pid
@@ -58,16 +56,7 @@ def check(text: str, finish_reason: str | None, schema: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def model(run_folder):
-    """Return a model with a token for every byte, for which the vocabulary of the other checkpoints has no room."""
-
-    def make(folder: Path) -> None:
-        randomise(llama_like("llama", 4, 64, tied=False, vocab_size=260, num_hidden_layers=2), 3).save_pretrained(
-            folder
-        )
-        byte_tokenizer().save(str(folder / "tokenizer.json"))
-        (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-
-    return once(run_folder / "checkpoints" / "every-byte", make)
+    return every_byte_model(run_folder)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from orca_protos.http import serving
 from orca_protos.log_lines import configure_logging
 
 from orca_master.api_processes.remote_engine import connect
+from orca_master.api_processes.remote_store import RemoteStore
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.errors import EngineUnavailableError
@@ -38,7 +39,9 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     engine, hello = await connect(engine_path)
     config, path = hello.config, hello.model_path
     configure_logging(config.log_format, config.log_level)
-    endpoint = Endpoint(config, engine, TextCodec(path), ChatTemplate(path, config.chat_template))
+    endpoint = Endpoint(
+        config, engine, TextCodec(path), ChatTemplate(path, config.chat_template), store=RemoteStore(engine)
+    )
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
     freeze_and_bound()

@@ -19,16 +19,21 @@ from orca_protos.http_limits import HttpLimits
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    AskResponses,
+    DeleteResponse,
     FromMaster,
     Hello,
     LinkError,
     Outputs,
     Release,
+    StoreResponse,
     Submit,
     ToMaster,
 )
 from orca_master.api_processes.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
+from orca_master.api_processes.link_responses import fill_response_message, response_message_of
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.response_store import StoreLimits
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
@@ -52,6 +57,7 @@ ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
 }
 """Kinds of errors in an Answer → class; an unknown kind becomes EngineError."""
 _HTTP_LIMITS = tuple(field.name for field in dataclasses.fields(HttpLimits))
+_STORE_LIMITS = tuple(field.name for field in dataclasses.fields(StoreLimits))
 _ERROR_KINDS = {cls: kind for kind, cls in ERROR_CLASSES.items()}
 _ENDED_AS = {None: pb.ENDED_AS_NOT_COUNTED, "stop": pb.ENDED_AS_STOP, "abort": pb.ENDED_AS_ABORT}
 _ENDED_AS_OF_NUMBER: dict[int, str | None] = {number: ended_as for ended_as, number in _ENDED_AS.items()}
@@ -81,6 +87,8 @@ def encode_to_master(message: ToMaster) -> bytes:
             envelope.release.ended_as = _ENDED_AS[ended_as]
         case AskMetrics(number):
             envelope.ask_metrics.number = number
+        case StoreResponse() | AskResponses() | DeleteResponse():
+            fill_response_message(envelope, message)
     return envelope.SerializeToString()
 
 
@@ -97,6 +105,8 @@ def decode_to_master(data: bytes) -> ToMaster:
             return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
         case "ask_metrics":
             return AskMetrics(envelope.ask_metrics.number)
+        case "store_response" | "ask_responses" | "delete_response" as name:
+            return response_message_of(getattr(envelope, name))
     raise LinkError("a message without content")
 
 
@@ -185,6 +195,8 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.allowed_hosts.extend(config.allowed_hosts)
     for field in _HTTP_LIMITS:
         setattr(message.http, field, getattr(config.http, field))
+    for field in _STORE_LIMITS:
+        setattr(message.stored_responses, field, getattr(config.stored_responses, field))
 
 
 def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
@@ -206,6 +218,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         log_level=message.log_level,
         allowed_hosts=tuple(message.allowed_hosts),
         http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
+        stored_responses=StoreLimits(**{field: getattr(message.stored_responses, field) for field in _STORE_LIMITS}),
     )
 
 

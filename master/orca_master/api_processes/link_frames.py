@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 
 from orca_master.api_processes.link_messages import LinkError
+from orca_master.endpoint.response_store import MAX_RESPONSE_BYTES
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 
@@ -22,11 +23,17 @@ _LENGTH = struct.Struct("<I")
 _TOKEN_BYTES = 5
 _BIAS_BYTES = _TOKEN_BYTES + 8
 _OTHER_BYTES = (64 << 10) + MAX_GRAMMAR_BYTES
+_RESPONSE_BYTES = (4 << 10) + MAX_RESPONSE_BYTES
+
+
+def max_request_bytes(status: EngineStatus) -> int:
+    """Return the maximum frame of a request: a prompt as long as the context, a bias for every token, a grammar."""
+    return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
 
 
 def max_to_master_bytes(status: EngineStatus) -> int:
-    """Return the maximum frame to the master: a prompt as long as the context, a bias for every token, a grammar."""
-    return _OTHER_BYTES + _TOKEN_BYTES * status.max_model_len + _BIAS_BYTES * status.vocabulary_size
+    """Return the maximum frame to the master: a request, or a response that is stored."""
+    return max(max_request_bytes(status), _RESPONSE_BYTES)
 
 
 def send(writer: asyncio.StreamWriter, body: bytes) -> None:

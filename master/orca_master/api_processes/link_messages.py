@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.response_store import StoredResponse
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
 
@@ -39,6 +40,33 @@ class AskMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreResponse:
+    """Stores a response. The Answer with the same number has True (b"1") or False (b"") of ResponseStore.put."""
+
+    number: int
+    stored: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class AskResponses:
+    """Requests a response, with `with_previous` also all before it. The Answer has a StoredResponses."""
+
+    number: int
+    owner: str
+    response_id: str
+    with_previous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResponse:
+    """Deletes a response. The Answer has True (b"1") or False (b"") of ResponseStore.delete."""
+
+    number: int
+    owner: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """First message on a connection: the model, and the options for serving."""
 
@@ -49,7 +77,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to Submit or AskMetrics: a value, or the error to raise."""
+    """The answer to a message with a number: a value, or the error to raise."""
 
     number: int
     value: bytes | None = None
@@ -63,5 +91,5 @@ class Outputs:
     outputs: list[Output]
 
 
-ToMaster: TypeAlias = Submit | Release | AskMetrics
+ToMaster: TypeAlias = Submit | Release | AskMetrics | StoreResponse | AskResponses | DeleteResponse
 FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus

@@ -13,7 +13,7 @@ from typing import Any
 from orca_contract.state import EngineState
 
 from orca_master.api_processes.link_codec import decode_from_master, encode_to_master
-from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_to_master_bytes, receive, send
+from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_request_bytes, receive, send
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
@@ -23,6 +23,7 @@ from orca_master.api_processes.link_messages import (
     Outputs,
     Release,
     Submit,
+    ToMaster,
 )
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
@@ -98,11 +99,16 @@ class RemoteEngine(EngineClient):
 
     async def metrics(self) -> bytes:
         """See EngineClient."""
-        number = next(self._numbers)
-        text: bytes | None = await self._ask(number, encode_to_master(AskMetrics(number)))
+        text = await self.ask(AskMetrics)
         if text is None:
             raise EngineError("the master's answer contains no metrics")
         return text
+
+    async def ask(self, message: Callable[[int], ToMaster]) -> bytes | None:
+        """Send the message with a new number, and return the value of its answer or raise its error."""
+        number = next(self._numbers)
+        value: bytes | None = await self._ask(number, encode_to_master(message(number)))
+        return value
 
     async def listen(self) -> None:
         """Process the master's messages until the link closes; then fail all pending answers and requests."""
@@ -150,7 +156,7 @@ class RemoteEngine(EngineClient):
             body = encode_to_master(message)
         except ValueOutOfRangeError as error:
             raise RequestError(str(error), error.field) from error
-        if len(body) > (limit := max_to_master_bytes(status)):
+        if len(body) > (limit := max_request_bytes(status)):
             raise RequestError(f"the request has {len(body)} bytes, the limit is {limit}: shorten prompt or logit_bias")
         return body
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.errors import RequestError
 
@@ -24,6 +25,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "chat": TypeAdapter(ChatCompletionRequest),
     "messages": TypeAdapter(MessagesRequest),
     "count_tokens": TypeAdapter(CountTokensRequest),
+    "response": TypeAdapter(ResponseRequest),
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }

@@ -22,6 +22,7 @@ from orca_master.commands.argument_types import (
     wait_seconds,
 )
 from orca_master.commands.http_options import add_http_limits, http_limits
+from orca_master.commands.response_options import add_response_options, store_limits
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
@@ -211,6 +212,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="with --journal: how long a request is kept after its end (300)",
     )
     add_http_limits(parser)
+    add_response_options(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--no-vllm-metrics", action="store_true", help="export no metrics under vLLM's names")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
@@ -288,4 +290,5 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         vllm_metrics=not arguments.no_vllm_metrics,
         num_processes=arguments.api_processes,
         http=http_limits(arguments),
+        stored_responses=store_limits(arguments),
     )

@@ -48,6 +48,11 @@ class AnswerParser:
         return self._reasoning is None and self._tools is None
 
     @property
+    def is_reasoning(self) -> bool:
+        """True if the next characters are reasoning, or end it."""
+        return self._reasoning is not None and self._reasoning.within
+
+    @property
     def ends_with_calls(self) -> bool:
         """See CallParser."""
         return self._tools is not None and self._tools.ends_with_calls

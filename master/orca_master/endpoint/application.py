@@ -1,7 +1,8 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
-/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/messages in messages.py. Order of middleware,
-outermost first: request id and access log → errors of messages → Host → CORS → API key → body limits → early refusal.
+/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/messages in messages.py, /v1/responses in
+responses.py. Order of middleware, outermost first: request id and access log → errors of messages → Host → CORS → API
+key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
 from orca_master.endpoint.requests_route import add_requests
 from orca_master.endpoint.responding import error_response, queue_full_response
+from orca_master.endpoint.responses import add_responses
+from orca_master.endpoint.stored_responses import add_stored_responses
 from orca_master.engine.progress import progress_report
 from orca_master.errors import (
     EngineError,
@@ -61,6 +64,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     add_completions(app, endpoint)
     add_chat(app, endpoint)
     add_messages(app, endpoint)
+    add_responses(app, endpoint)
+    add_stored_responses(app, endpoint)
     if endpoint.resumable is not None:
         add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
@@ -93,12 +98,13 @@ def create_app(endpoint: Endpoint) -> FastAPI:
 def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        request_error = described(error.errors())
+        # Without the place of a parameter, such as "query".
+        request_error = described([{**entry, "loc": entry["loc"][1:]} for entry in error.errors()])
         return error_response(400, str(request_error), request_error.field)
 
     @app.exception_handler(RequestError)
     async def _refused(_: Request, error: RequestError) -> JSONResponse:
-        return error_response(400, str(error), error.field)
+        return error_response(400, str(error), error.field, error.code)
 
     @app.exception_handler(ModelNotFoundError)
     async def _not_found(_: Request, error: ModelNotFoundError) -> JSONResponse:
@@ -203,6 +209,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         "ChatCompletionRequest",
         "MessagesRequest",
         "CountTokensRequest",
+        "ResponseRequest",
         "TokenizeTextRequest",
         "TokenizeChatRequest",
         "DetokenizeRequest",
@@ -210,8 +217,8 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         parts[name]["properties"]["model"] = {"type": "string", "enum": list(model_names)}
     if vocabulary_size:
         _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
-    for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest"):
-        for field in ("max_tokens", "max_completion_tokens"):
+    for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest", "ResponseRequest"):
+        for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if field in parts[name]["properties"]:
                 schema_of_field = parts[name]["properties"][field]
                 schema_of_field["description"] = f"at most {longest} tokens together with the prompt"

@@ -144,17 +144,21 @@ class ChatFormat:
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
-        return ChatLogprobs(content=[self._token(piece) for piece in pieces if piece.logprobs is not None])
+        return ChatLogprobs(
+            content=[token_logprob(self._codec, piece) for piece in pieces if piece.logprobs is not None]
+        )
 
-    def _token(self, piece: Piece) -> ChatTokenLogprob:
-        logprobs = piece.logprobs or pb.Logprobs()
-        top = [self._token_logprob(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]
-        sampled = self._token_logprob(piece.token, logprobs.sampled)
-        return ChatTokenLogprob(**sampled.model_dump(), top_logprobs=top)
 
-    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
-        text = self._codec.decode([token])
+def token_logprob(codec: TextCodec, piece: Piece) -> ChatTokenLogprob:
+    """Return the log probabilities at a piece's token."""
+
+    def of(token: int, logprob: float) -> TokenLogprob:
+        text = codec.decode([token])
         return TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
+
+    logprobs = piece.logprobs or pb.Logprobs()
+    top = [of(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]
+    return ChatTokenLogprob(**of(piece.token, logprobs.sampled).model_dump(), top_logprobs=top)
 
 
 def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "length", "tool_calls"] | None:

@@ -24,6 +24,7 @@ KIND_OF_PATH = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
+    "/v1/responses": "response",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }

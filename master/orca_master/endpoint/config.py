@@ -8,6 +8,8 @@ from pathlib import Path
 
 from orca_protos.http_limits import HttpLimits
 
+from orca_master.endpoint.response_store import StoreLimits
+
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -27,7 +29,7 @@ class EndpointConfig:
     `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
     `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
     API processes, 0 to serve in the master's process. `allowed_origins`: () for no CORS. `allowed_hosts`: () for any.
-    `http`: limits of the API port in each process.
+    `http`: limits of the API port in each process. `stored_responses`: of all processes together.
     """
 
     model_names: tuple[str, ...]
@@ -47,3 +49,4 @@ class EndpointConfig:
     log_level: str = "info"
     allowed_hosts: tuple[str, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
+    stored_responses: StoreLimits = field(default_factory=StoreLimits)

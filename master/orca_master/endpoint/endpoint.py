@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from fastapi import Request
 
@@ -17,6 +17,7 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
+from orca_master.endpoint.response_store import MemoryStore, ResponseStore
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.engine_client import EngineClient
@@ -41,9 +42,14 @@ class Endpoint:
     bodies: BodyChecker = field(default_factory=BodyChecker)
     resumable: ResumableRequests | None = None
     """The requests in the journal, None without a journal."""
+    store: InitVar[ResponseStore | None] = None
+    """Of `responses`; None: in the memory of this process."""
+    responses: ResponseStore = field(init=False)
+    """Stored responses of /v1/responses."""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, store: ResponseStore | None) -> None:
+        self.responses = MemoryStore(self.config.stored_responses) if store is None else store
         self._encoder = Encoder(self.codec)
         self.answers = AnswerFormat.of(self.config.tool_call_parser, self.config.reasoning_parser, self.template.source)
         self.generator = Generator(

@@ -24,7 +24,8 @@ class ReasoningParser:
         self._text = ""
         """Text that has not been passed on."""
         self._has_begun = False
-        self._within = False
+        self.within = False
+        """True if the next characters are reasoning, or end it."""
         self._drops_space = False
         """True after a tag, where white space is no part of the answer."""
 
@@ -36,18 +37,18 @@ class ReasoningParser:
             if not last and may_become(begun, BEGIN):
                 return "", ""
             self._has_begun, self._drops_space = True, begun.startswith(BEGIN)
-            self._within = self._begins_within or self._drops_space
+            self.within = self._begins_within or self._drops_space
             if self._drops_space:
                 self._text = begun.removeprefix(BEGIN)
         reasoning = ""
-        if self._within:
+        if self.within:
             end = self._text.find(END)
             count = end if end >= 0 else len(self._text) - (0 if last else overlap(self._text, END))
             reasoning = self._take(count)
             if end < 0:
                 return reasoning, ""
             self._text = self._text.removeprefix(END)
-            self._within, self._drops_space = False, True
+            self.within, self._drops_space = False, True
         return reasoning, self._take(len(self._text))
 
     def _take(self, count: int) -> str:

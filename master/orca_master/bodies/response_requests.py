@@ -1,0 +1,163 @@
+"""`ResponseRequest`: the body of POST /v1/responses; unsupported fields are refused with the way out.
+
+Source: OpenAI API reference, "Responses". Further fields (`top_k`, `ignore_eos` …) have vLLM's names and meanings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator, with_config
+from typing_extensions import TypedDict
+
+from orca_master.bodies.body import Body, Name
+from orca_master.bodies.json_values import repeatable
+from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
+from orca_master.bodies.openai_requests import MAX_COUNT, TokenCount
+from orca_master.bodies.response_items import InputItem, InputItems, MessageItem
+from orca_master.bodies.tools import MAX_TOOLS, FunctionName
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
+from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
+
+LOGPROBS = "message.output_text.logprobs"
+MAX_METADATA = 16
+UNSUPPORTED = {
+    "background": "is not supported: leave the request open, with stream: true for long answers",
+    "conversation": "is not supported: set previous_response_id, or send all items in input",
+    "prompt": "prompt templates are not stored: send instructions and input",
+    "max_tool_calls": "limits built-in tools, which this server does not have",
+}
+"""Fields that are refused, unless they are null, false or without values, with the way out."""
+
+
+class FunctionTool(Body):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], check_options, repeatable] = {}
+    strict: bool | None = None
+
+
+class FunctionToolChoice(Body):
+    """A `tool_choice` of one function."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+# A typed dictionary, because a pydantic model cannot have a field named `schema`.
+@with_config(ConfigDict(extra="forbid"))
+class TextFormat(TypedDict, total=False):
+    """`format` of `text`."""
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    name: Annotated[str, at_most_characters(4096)] | None
+    description: Annotated[str, at_most_characters(MAX_GRAMMAR_BYTES)] | None
+    schema: Annotated[dict[str, Any], repeatable] | None
+    strict: bool | None
+
+
+class TextOptions(Body):
+    """`text`."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class ReasoningOptions(Body):
+    """`reasoning`: the effort is a variable of the chat template."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    """`stream_options`: events are sent without padding."""
+
+    include_obfuscation: Literal[False] = False
+
+
+def _kind_of_input(value: Any) -> str:
+    return "[items]" if isinstance(value, list) else "[text]"
+
+
+class ResponseRequest(Body):
+    """Body of POST /v1/responses."""
+
+    input: Annotated[
+        Annotated[str, check_text, Tag("[text]")] | Annotated[InputItems, Tag("[items]")],
+        Discriminator(_kind_of_input),
+    ]
+    model: Name | None = None
+    instructions: Annotated[str, check_text] | None = None
+    max_output_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: bool = True
+    previous_response_id: Name | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)] = []
+    tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions = ReasoningOptions()
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16, fail_fast=True)] = []
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    truncation: Literal["disabled"] = "disabled"
+    metadata: Annotated[
+        dict[
+            Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
+            Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
+        ],
+        Field(max_length=MAX_METADATA),
+        at_most(MAX_METADATA),
+    ] = {}
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Name | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unsupported_field(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, remedy in UNSUPPORTED.items():
+            value = data.get(name)
+            if any(value.values()) if isinstance(value, dict) else value not in (None, False):
+                raise ValueError(f"{name}: {remedy}")
+        return {name: value for name, value in data.items() if name not in UNSUPPORTED}
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ResponseRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: is only allowed with stream: true")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise ValueError(f"top_logprobs: needs include: [{LOGPROBS!r}]")
+        form = self.text.format or {"type": "text"}
+        wanted = form["type"] == "json_schema"
+        for name in ("name", "schema"):
+            if wanted and form.get(name) is None:
+                raise ValueError(f"text: format.{name} is missing, it is needed with type: json_schema")
+        if not wanted and any(form.get(name) is not None for name in ("name", "description", "schema", "strict")):
+            raise ValueError("text: name, description, schema and strict of format are only allowed with json_schema")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the texts of the answer have log probabilities."""
+        return LOGPROBS in self.include
+
+    @property
+    def items(self) -> list[InputItem]:
+        """`input` as a list."""
+        return self.input if isinstance(self.input, list) else [MessageItem(role="user", content=self.input)]

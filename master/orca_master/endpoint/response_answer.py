@@ -1,0 +1,89 @@
+"""`ResponseAnswer`: the response object of one generation and the events of its stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from orca_master.endpoint.answer_parts import AnswerParser
+from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.response_objects import (
+    IncompleteDetails,
+    InputTokensDetails,
+    Logprob,
+    OutputTokensDetails,
+    ResponseFault,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+from orca_master.endpoint.response_output import Event, ResponseOutput
+
+
+class ResponseAnswer:
+    """State of one answer. `response`: without output; `logprobs`: of a piece; `clock`: seconds since the epoch."""
+
+    def __init__(
+        self,
+        response: ResponseObject,
+        input_tokens: int,
+        parser: AnswerParser,
+        output: ResponseOutput,
+        logprobs: Callable[[Piece], list[Logprob]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.response = response
+        self._input_tokens = input_tokens
+        self._parser = parser
+        self._output = output
+        self._logprobs = logprobs
+        self._clock = clock
+        self._output_tokens = self._reasoning_tokens = self._cached_tokens = 0
+        self._is_complete = False
+
+    def begin(self) -> list[Event]:
+        """Return the events before the first piece."""
+        return [{"type": f"response.{kind}", "response": self.response} for kind in ("created", "in_progress")]
+
+    def feed(self, piece: Piece) -> list[Event]:
+        """Add a piece; return its events."""
+        is_last = piece.finish_reason is not None
+        was_reasoning = self._parser.is_reasoning
+        parts = self._parser.feed(piece.text, is_last)
+        self._output_tokens += 1
+        self._reasoning_tokens += was_reasoning or self._parser.is_reasoning
+        self._cached_tokens += piece.num_cached
+        self._is_complete = piece.finish_reason == "stop"
+        return self._output.feed(parts, self._logprobs(piece))
+
+    def end(self) -> list[Event]:
+        """Complete the response after the last piece; return the last events."""
+        status: Status = "completed" if self._is_complete else "incomplete"
+        events = self._output.end(status)
+        self.response = self._ended()
+        self.response["status"] = status
+        if self._is_complete:
+            self.response["completed_at"] = int(self._clock())
+        else:
+            self.response["incomplete_details"] = IncompleteDetails(reason="max_output_tokens")
+        return [*events, {"type": f"response.{status}", "response": self.response}]
+
+    def fail(self, code: str, message: str) -> list[Event]:
+        """End the response with an error; return the last event."""
+        if self._output.items:
+            self._output.end("incomplete")
+        self.response = self._ended()
+        self.response["status"] = "failed"
+        self.response["error"] = ResponseFault(code=code, message=message)
+        return [{"type": "response.failed", "response": self.response}]
+
+    def _ended(self) -> ResponseObject:
+        """Return the response with its output and usage; earlier events keep theirs."""
+        usage = ResponseUsage(
+            input_tokens=self._input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=self._cached_tokens),
+            output_tokens=self._output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reasoning_tokens),
+            total_tokens=self._input_tokens + self._output_tokens,
+        )
+        return cast(ResponseObject, {**self.response, "output": self._output.items, "usage": usage})

@@ -1,0 +1,94 @@
+"""The form in which a response is stored, and what is read from it. Pure functions.
+
+JSON with `response`, the response object, and `input`, the items of its request: each with an id, texts as parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from orca_master.bodies.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    text_of,
+)
+from orca_master.endpoint.response_objects import ResponseObject, wire_json
+
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+MAX_LISTED = 100
+"""Maximum items of one page of `listed`."""
+
+
+def record(response: ResponseObject, items: Sequence[InputItem]) -> bytes:
+    """Return a response and the items of its request as JSON."""
+    suffix = response["id"].rpartition("_")[2]
+    wire = [_wire(item, f"{suffix}i{number:04x}") for number, item in enumerate(items)]
+    return wire_json({"response": response, "input": wire}).encode()
+
+
+def response_of(data: bytes) -> dict[str, Any]:
+    """Return the response object of a record."""
+    response: dict[str, Any] = json.loads(data)["response"]
+    return response
+
+
+def input_of(data: bytes) -> list[dict[str, Any]]:
+    """Return the items of the request of a record."""
+    items: list[dict[str, Any]] = json.loads(data)["input"]
+    return items
+
+
+def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
+    """Return the input and output items of consecutive records."""
+    items: list[dict[str, Any]] = []
+    for data in records:
+        value = json.loads(data)
+        items += value["input"]
+        items += value["response"]["output"]
+    return _ITEMS.validate_python(items)
+
+
+def listed(items: Sequence[dict[str, Any]], after: str | None, limit: int, newest_first: bool) -> dict[str, Any] | None:
+    """Return a page of items behind the one with the id `after`; None if no item has this id."""
+    ordered = list(reversed(items)) if newest_first else list(items)
+    if after is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            return None
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ordered) > limit,
+    }
+
+
+def _wire(item: InputItem, suffix: str) -> dict[str, Any]:
+    """Return an item without log probabilities and other fields that are not read."""
+    fields: dict[str, Any]
+    match item:
+        case MessageItem(role="assistant"):
+            part = {"type": "output_text", "text": text_of(item.content), "annotations": []}
+            prefix, fields = "msg", {"type": "message", "role": item.role, "content": [part]}
+        case MessageItem():
+            part = {"type": "input_text", "text": text_of(item.content)}
+            prefix, fields = "msg", {"type": "message", "role": item.role, "content": [part]}
+        case FunctionCallItem():
+            fields = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            prefix = "fc"
+        case FunctionCallOutputItem():
+            prefix, fields = "fco", {"type": item.type, "call_id": item.call_id, "output": text_of(item.output)}
+        case ReasoningItem():
+            content = [{"type": "reasoning_text", "text": item.text}]
+            prefix, fields = "rs", {"type": item.type, "summary": [], "content": content}
+    return {**fields, "id": item.id or f"{prefix}_{suffix}", "status": item.status or "completed"}

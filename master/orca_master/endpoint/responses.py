@@ -1,0 +1,154 @@
+"""POST /v1/responses: the Responses API over the generation of chat completions.
+
+response_prompt.py converts a request to a chat request, response_answer.py the pieces of the answer to a response and
+to the events of its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import cast
+
+from fastapi import FastAPI, Request, Response
+
+from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.bodies.response_items import InputItem
+from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.endpoint.chat import chat_generation, token_logprob
+from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.delivery import deliver_body, deliver_stream
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.response_answer import ResponseAnswer
+from orca_master.endpoint.response_objects import Logprob, ResponseObject, begun_response, wire_json
+from orca_master.endpoint.response_output import Event, ResponseOutput
+from orca_master.endpoint.response_prompt import chat_request, in_response_fields, response_fields
+from orca_master.endpoint.response_record import conversation_of, record
+from orca_master.endpoint.response_store import RESPONSE_ID, StoredResponse
+from orca_master.endpoint.resumable_request import CHAT
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+
+Keep = Callable[[ResponseObject], Awaitable[None]]
+"""Stores a response that has ended, or notes in it that it is not stored."""
+
+
+def add_responses(app: FastAPI, endpoint: Endpoint) -> None:
+    """Add the route."""
+
+    @app.post("/v1/responses", response_model=ResponseObject)
+    async def responses(body: ResponseRequest, request: Request) -> Response:
+        """Generate the next items of a conversation."""
+        owner = owner_of(request)
+        earlier = await _earlier_items(endpoint, body, owner)
+        chat = chat_request(body, earlier, endpoint.lengths)
+        with response_fields():
+            generation = await chat_generation(endpoint, chat, request, "resp_")
+            answer = _answer(endpoint, body, chat, generation)
+            pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
+
+            async def keep(response: ResponseObject) -> None:
+                if response["store"]:
+                    data = record(response, body.items)
+                    previous = body.previous_response_id or ""
+                    stored = StoredResponse(response["id"], owner, previous, data)
+                    try:
+                        response["store"] = await endpoint.responses.put(stored)
+                    except EngineUnavailableError:  # the master has ended after the last token
+                        response["store"] = False
+
+            if not body.stream:
+                return await deliver_body(request, _whole(answer, pieces, keep))
+            return await deliver_stream(request, pieces, lambda first: _events(answer, pieces, first, keep))
+
+
+async def _earlier_items(endpoint: Endpoint, body: ResponseRequest, owner: str) -> Sequence[InputItem]:
+    """Return the items of the conversation that the request continues; raise RequestError if they are not stored."""
+    is_off = not endpoint.config.stored_responses.count
+    if is_off and body.store and "store" in body.model_fields_set:
+        raise RequestError("store: this server stores no responses (--max-stored-responses 0)", "store")
+    previous = body.previous_response_id
+    if previous is None:
+        return ()
+    records = await endpoint.responses.conversation(owner, previous) if RESPONSE_ID.fullmatch(previous) else []
+    if not records:
+        raise RequestError(
+            f"previous_response_id: the response {previous[:80]!a} or one before it is not stored, or another API key "
+            "made it: send all items in input",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    return conversation_of(records)
+
+
+def _answer(
+    endpoint: Endpoint, body: ResponseRequest, chat: ChatCompletionRequest, generation: Generation
+) -> ResponseAnswer:
+    response_id = generation.request_id
+    store = body.store and endpoint.config.stored_responses.count > 0
+
+    def call_id(index: int) -> str:
+        return endpoint.answers.call_id(response_id, 0, index)
+
+    def logprobs(piece: Piece) -> list[Logprob]:
+        if piece.logprobs is None or not body.wants_logprobs:
+            return []
+        return [cast("Logprob", token_logprob(endpoint.codec, piece).model_dump())]
+
+    return ResponseAnswer(
+        begun_response(body, response_id, generation.created, endpoint.model_name, store),
+        generation.prompt_tokens,
+        endpoint.answers.parser(chat),
+        ResponseOutput(response_id, call_id),
+        logprobs,
+        time.time,
+    )
+
+
+async def _whole(answer: ResponseAnswer, pieces: AsyncIterator[list[Piece]], keep: Keep) -> bytes:
+    """Return the response as JSON after the last piece."""
+    async for together in pieces:
+        for piece in together:
+            answer.feed(piece)
+    answer.end()
+    await keep(answer.response)
+    return wire_json(answer.response).encode()
+
+
+async def _events(
+    answer: ResponseAnswer, pieces: AsyncIterator[list[Piece]], first: asyncio.Task[list[Piece]], keep: Keep
+) -> AsyncIterator[list[str]]:
+    """Yield server-sent events, those of pieces that come together in one list; an error becomes the last event."""
+    numbers = itertools.count()
+    ready = [_event(event, numbers) for event in answer.begin()]
+    try:
+        if not first.done():
+            yield ready
+            ready = []
+        together = await first
+        while True:
+            ready += [_event(event, numbers) for piece in together for event in answer.feed(piece)]
+            yield ready
+            ready = []
+            try:
+                together = await anext(pieces)
+            except StopAsyncIteration:
+                break
+        ending = answer.end()
+        await keep(answer.response)
+        yield [_event(event, numbers) for event in ending]
+    except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
+        codes = {QueueFullError: "rate_limit_exceeded", RequestError: "invalid_prompt"}
+        code = codes.get(type(error), "server_error")
+        ending = answer.fail(code, str(in_response_fields(error)))
+        await keep(answer.response)
+        yield [*ready, *(_event(event, numbers) for event in ending)]
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _event(event: Event, numbers: itertools.count[int]) -> str:
+    return f"event: {event['type']}\ndata: {wire_json({**event, 'sequence_number': next(numbers)})}\n\n"

@@ -1,0 +1,87 @@
+"""GET and DELETE of /v1/responses/{response_id}, and the items of its request: stored responses of the same API key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
+
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.response_objects import ResponseObject, wire_json
+from orca_master.endpoint.response_record import MAX_LISTED, input_of, listed, response_of
+from orca_master.endpoint.response_store import RESPONSE_ID
+from orca_master.errors import RequestError
+
+
+class DeletedResponse(TypedDict):
+    """Response of DELETE."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputItemList(TypedDict):
+    """Response of /v1/responses/{response_id}/input_items; the ids are null without items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def add_stored_responses(app: FastAPI, endpoint: Endpoint) -> None:
+    """Add the routes."""
+
+    async def find(response_id: str, request: Request) -> bytes:
+        data = None
+        if RESPONSE_ID.fullmatch(response_id):
+            data = await endpoint.responses.get(owner_of(request), response_id)
+        if data is None:
+            raise HTTPException(404, _unknown(response_id))
+        return data
+
+    @app.get("/v1/responses/{response_id}", response_model=ResponseObject)
+    async def stored_response(response_id: str, request: Request, stream: bool = False) -> Response:
+        """Return a stored response."""
+        if stream:
+            raise RequestError("stream: a stored response is not streamed again, leave stream out", "stream")
+        return _json(response_of(await find(response_id, request)))
+
+    @app.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+    async def delete_response(response_id: str, request: Request) -> Response:
+        """Delete a stored response; responses that continue it can no longer be continued."""
+        known = RESPONSE_ID.fullmatch(response_id)
+        if not known or not await endpoint.responses.delete(owner_of(request), response_id):
+            raise HTTPException(404, _unknown(response_id))
+        return _json(DeletedResponse(id=response_id, object="response", deleted=True))
+
+    @app.get("/v1/responses/{response_id}/input_items", response_model=InputItemList)
+    async def input_items(
+        response_id: str,
+        request: Request,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """Return the items of the request of a stored response, without those of earlier responses."""
+        items = input_of(await find(response_id, request))
+        page = listed(items, after, limit, order == "desc")
+        if page is None:
+            raise RequestError(f"after: no item of this response has the id {(after or '')[:80]!a}", "after")
+        return _json(page)
+
+
+def _unknown(response_id: str) -> str:
+    return (
+        f"the response {response_id[:80]!a} is not stored: it was not used for too long or made room for others, or "
+        "another API key made it"
+    )
+
+
+def _json(value: Any) -> Response:
+    return Response(wire_json(value), media_type="application/json")

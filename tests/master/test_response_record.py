@@ -1,0 +1,77 @@
+"""Stored responses as JSON: a conversation is read from them, and the input is listed in pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.endpoint.answer_parts import Parts
+from orca_master.endpoint.response_objects import begun_response
+from orca_master.endpoint.response_output import ResponseOutput
+from orca_master.endpoint.response_prompt import chat_request
+from orca_master.endpoint.response_record import conversation_of, input_of, listed, record, response_of
+from orca_master.text.tool_calls import CallDelta
+
+LOGPROB: Any = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+BODY = ResponseRequest.model_validate(
+    {
+        "input": [
+            {"role": "user", "content": "a\ud800"},
+            {"type": "reasoning", "id": "rs_own", "content": [{"type": "reasoning_text", "text": "r"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "b", "logprobs": [LOGPROB]}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "é"}]},
+        ]
+    }
+)
+
+
+def recorded() -> bytes:
+    response = begun_response(BODY, "resp_12", 5, "m", True)
+    output = ResponseOutput("resp_12", lambda index: f"call_{index}")
+    output.feed(Parts("t", "u", [CallDelta(0, "g", "{}")]), [LOGPROB])
+    output.end("completed")
+    return record({**response, "output": output.items}, BODY.items)  # type: ignore[typeddict-item]
+
+
+def test_the_response_is_unchanged():
+    response = response_of(recorded())
+    assert response["id"] == "resp_12"
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+
+
+def test_input_items_have_ids_and_parts():
+    items = input_of(recorded())
+    assert [item["id"] for item in items] == ["msg_12i0000", "rs_own", "msg_12i0002", "fc_12i0003", "fco_12i0004"]
+    assert {item["status"] for item in items} == {"completed"}
+    assert items[0]["content"] == [{"type": "input_text", "text": "a\ud800"}]
+    assert items[2]["content"] == [{"type": "output_text", "text": "b", "annotations": []}]
+    assert items[4]["output"] == "é"
+
+
+def test_the_conversation_is_that_of_the_items_themselves():
+    items = conversation_of([recorded()])
+    output = response_of(recorded())["output"]
+    last = {"type": "function_call_output", "call_id": "call_0", "output": "x"}
+    whole = ResponseRequest.model_validate({"input": [*BODY.items, *output, last]})
+    continued = ResponseRequest.model_validate({"input": [last]})
+    assert chat_request(continued, items) == chat_request(whole)
+
+
+def test_pages():
+    items = [{"id": name} for name in "abcde"]
+
+    def page(after: str | None, limit: int, newest_first: bool = False) -> Any:
+        found = listed(items, after, limit, newest_first)
+        return found and ("".join(item["id"] for item in found["data"]), found["has_more"])
+
+    assert page(None, 3) == ("abc", True)
+    assert page("c", 3) == ("de", False)
+    assert page("b", 3) == ("cde", False)
+    assert page("e", 3) == ("", False)
+    assert page(None, 2, newest_first=True) == ("ed", True)
+    assert page("d", 9, newest_first=True) == ("cba", False)
+    assert page("x", 3) is None
+    whole = listed(items, None, 9, False)
+    assert whole is not None
+    assert (whole["object"], whole["first_id"], whole["last_id"]) == ("list", "a", "e")
