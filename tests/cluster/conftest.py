@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 RELEASE_NAMESPACE = "orca-system"
 
 
-TEST_SECONDS = 600
+TEST_SECONDS = 900
 """A test waits for pods; each wait has a bound of its own."""
 
 

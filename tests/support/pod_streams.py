@@ -11,7 +11,7 @@ from typing import Any
 from support.kubernetes import Namespace
 
 STOP = "/tmp/stop"
-MOST_SECONDS = 560
+MOST_SECONDS = 860
 """Bound of the streams of a test, below that of the test."""
 STREAMER = """
 import concurrent.futures, json, os, sys, time, urllib.request
