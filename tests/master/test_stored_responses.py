@@ -11,6 +11,7 @@ import openai
 import pytest
 from orca_master.endpoint.api_keys import digest
 from orca_master.endpoint.response_store import StoreLimits
+from orca_master.scheduling.request import FinishReason
 from support.scripted_engine import END, MODEL, Scripted, make_model
 
 TEMPLATE = "{% if tools %}{{ tools | tojson }} in <tool_call>{% endif %}{{ messages | tojson }}"
@@ -168,3 +169,21 @@ def test_queries_that_are_refused(tmp_path, query, param):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
     play(scripted(tmp_path), scene)
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1', f'{{"x": {"[" * 128}{"]" * 128}}}'], ids=["cut", "deep"])
+def test_a_response_with_a_call_that_no_request_can_contain_is_continued_without_the_call(tmp_path, arguments):
+    answer = f'Yes. <tool_call>{{"name": "add", "arguments": {arguments}'
+    server = Scripted(make_model(tmp_path, TEMPLATE), answer, FinishReason.LENGTH)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        response = await client.responses.create(model=MODEL, input="a", tools=[ADD])
+        assert [item.type for item in response.output] == ["message", "function_call"]
+        await client.responses.create(model=MODEL, input="b", previous_response_id=response.id)
+        assert [(message["role"], message["content"]) for message in messages(server)] == [
+            ("user", "a"),
+            ("assistant", "Yes. "),
+            ("user", "b"),
+        ]
+
+    play(server, scene)

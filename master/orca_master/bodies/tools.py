@@ -61,6 +61,15 @@ class NamedTool(Body):
     function: FunctionReference
 
 
+def is_object(arguments: str) -> bool:
+    """Return True if the arguments of a call are a JSON object that a request can contain, or empty."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not is_too_deep(value)
+
+
 class FunctionCall(Body):
     """Name and arguments of a call; the arguments are a JSON object as text."""
 
@@ -70,11 +79,7 @@ class FunctionCall(Body):
     @field_validator("arguments")
     @classmethod
     def _is_an_object(cls, text: str) -> str:
-        try:
-            value = json.loads(text or "{}")
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict) or is_too_deep(value):
+        if not is_object(text):
             limit = f"the text must be a JSON object of at most {MAX_DEPTH} levels"
             raise PydanticCustomError("no_object", limit)
         return text

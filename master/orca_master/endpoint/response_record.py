@@ -19,6 +19,7 @@ from orca_master.bodies.response_items import (
     ReasoningItem,
     text_of,
 )
+from orca_master.bodies.tools import is_object
 from orca_master.endpoint.response_objects import ResponseObject, wire_json
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -46,12 +47,16 @@ def input_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
-    """Return the input and output items of consecutive records."""
+    """Return the input and output items of consecutive records.
+
+    Calls whose arguments are no JSON object, such as one that max_output_tokens cut off, are left out: chat templates
+    read the arguments as an object.
+    """
     items: list[dict[str, Any]] = []
     for data in records:
         value = json.loads(data)
         items += value["input"]
-        items += value["response"]["output"]
+        items += [item for item in value["response"]["output"] if is_object(item.get("arguments", ""))]
     return _ITEMS.validate_python(items)
 
 
