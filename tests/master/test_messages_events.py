@@ -144,3 +144,14 @@ def test_what_is_no_input(text):
 
 def test_an_input_may_have_lone_surrogates():
     assert input_of('{"a": "\\ud800"}') == {"a": "\ud800"}
+
+
+def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():
+    texts = ('<tool_call>{"name": "add", "arguments": {"x": 1', "}}. Bye", "")
+    message = message_of(events_of([Piece(0, text, 7, None, None if text else "stop") for text in texts]))
+    assert blocks(message) == [("add", {"x": 1}), ("text", ". Bye")]
+
+
+def test_a_number_that_json_cannot_write_makes_no_input():
+    assert input_of('{"a": 1e999}') is None
+    assert input_of('{"a": 1.5}') == {"a": 1.5}

@@ -121,3 +121,11 @@ def test_log_probabilities_are_those_of_the_text():
     events = output.end("completed")
     done = next(event for event in events if event["type"] == "response.output_text.done")
     assert done["logprobs"] == [LOGPROB] * 3
+
+
+def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():
+    both = Parts("", ". ", [CallDelta(0, None, "}"), CallDelta(1, "now", "{}")])
+    output, _ = play(call(0, "add", '{"x": 1'), both)
+    add, message, now = output.items
+    assert (add["type"], message["type"], now["type"]) == ("function_call", "message", "function_call")
+    assert (add["arguments"], message["content"][0]["text"], now["arguments"]) == ('{"x": 1}', ". ", "{}")

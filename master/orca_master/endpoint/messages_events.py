@@ -8,6 +8,8 @@ arguments are no JSON object, such as a call that max_tokens cuts off, is left o
 from __future__ import annotations
 
 import json
+import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,9 +71,12 @@ class MessageEvents:
         events: list[Event] = []
         if parts.reasoning and self._shows_thinking:
             events += self._append("thinking", parts.reasoning)
+        calls = deque(parts.calls)
+        while calls and calls[0].name is None:  # one token can end a call and begin a text
+            self._arguments.append(calls.popleft().arguments)
         if parts.content:
             events += self._append("text", parts.content)
-        for delta in parts.calls:
+        for delta in calls:
             if delta.name is not None:
                 events += self._close()
                 self._call = delta
@@ -170,10 +175,16 @@ def message_of(events: Iterable[Event]) -> dict[str, Any]:
 def input_of(arguments: str) -> dict[str, Any] | None:
     """Return the arguments of a call as an object; None if they are no JSON object."""
     try:
-        value = json.loads(arguments, parse_constant=_refuse)
+        value = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _finite(number: str) -> float:
+    if math.isinf(value := float(number)):
+        raise ValueError(number)  # it would be written as Infinity
+    return value
 
 
 def _refuse(constant: str) -> None:
