@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from orca_master.bodies.lengths import MIN_CHARACTERS, Lengths
 from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.bodies.response_items import FunctionCallItem, MessageItem
 from orca_master.bodies.response_requests import LOGPROBS, ResponseRequest
 from orca_master.endpoint.response_prompt import chat_request, in_response_fields, response_fields
 from orca_master.errors import QueueFullError, RequestError
@@ -154,3 +155,16 @@ def test_errors_name_the_field_of_the_responses_api():
         assert (str(refused.value), refused.value.field) == expected
     other = QueueFullError("messages: full")
     assert in_response_fields(other) is other
+
+
+def test_texts_of_one_message_are_joined_once():
+    class Text(str):
+        """A text that is not copied for each further text."""
+
+        def __radd__(self, before: str) -> str:
+            raise AssertionError("joined one by one")
+
+    call = FunctionCallItem(type="function_call", call_id="c", name="f", arguments="{}")
+    texts = [MessageItem.model_construct(role="assistant", content=Text(text)) for text in ("a", "b", "c")]
+    chat = chat_request(ResponseRequest(input="go on"), [call, *texts])
+    assert [message.text for message in chat.messages] == ["abc", "go on"]

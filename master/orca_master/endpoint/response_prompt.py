@@ -114,9 +114,9 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
             messages.append(turn)
         match item:
             case MessageItem(role="assistant") if turn is not None:
-                turn["content"] = turn.get("content", "") + text_of(item.content)
+                _append(turn, "content", text_of(item.content))
             case ReasoningItem() if turn is not None:
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text
+                _append(turn, "reasoning_content", item.text)
             case FunctionCallItem() if turn is not None:
                 called.add(item.call_id)
                 call = {"name": item.name, "arguments": item.arguments}
@@ -129,7 +129,20 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
             case MessageItem():
                 messages.append({"role": item.role, "content": text_of(item.content)})
-    return messages
+    return [_joined(message) for message in messages]
+
+
+def _append(turn: dict[str, Any], field: str, text: str) -> None:
+    """Add a text to those that `_joined` joins. To join each one would take the square of the time for many items."""
+    turn.setdefault(field, []).append(text)
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its texts as strings."""
+    return {
+        name: "".join(value) if isinstance(value, list) and name != "tool_calls" else value
+        for name, value in message.items()
+    }
 
 
 def _is_assistants(item: InputItem) -> bool:
