@@ -1,10 +1,10 @@
-"""`Body`: the base of all JSON objects that clients send, and texts that are neither prompt nor message."""
+"""`Body`: the base of all JSON objects that clients send; the choice between several, and short texts."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
 from orca_master.bodies.lengths import at_most_characters
 
@@ -35,3 +35,16 @@ class Body(BaseModel):
         }
         unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
         return known | {unknown: data[unknown]} if unknown in data else known
+
+
+def tagged(tags: tuple[str, ...], field: str, message: str, default: str = "") -> Discriminator:
+    """Return the choice of a class by a field's value, which is its tag in brackets; `message` refuses others.
+
+    `default`: the value where the field is absent, "" if it is required.
+    """
+
+    def tag_of(value: Any) -> str | None:
+        name = value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+        return f"[{name}]" if isinstance(name, str) and name in tags else None
+
+    return Discriminator(tag_of, custom_error_type="unsupported", custom_error_message=message)

@@ -8,12 +8,11 @@ from typing import Any
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from orca_master.bodies.lengths import MAX_DEPTH, is_too_deep
+from orca_master.bodies.lengths import check_depth
 
 
 def _check(value: dict[str, Any]) -> dict[str, Any]:
-    if is_too_deep(value):
-        raise PydanticCustomError("too_deep", "nested more than {limit} levels deep", {"limit": MAX_DEPTH})
+    check_depth(value)
     try:
         json.dumps(value, allow_nan=False)
     except ValueError as error:

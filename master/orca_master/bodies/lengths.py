@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -114,9 +114,15 @@ def is_too_deep(value: dict[str, Any] | list[Any]) -> bool:
     return True
 
 
-def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    if is_too_deep(options):
+def check_depth(value: dict[str, Any]) -> dict[str, Any]:
+    """Return `value`; raise PydanticCustomError if it is too deep."""
+    if is_too_deep(value):
         raise PydanticCustomError("too_deep", "nested more than {limit} levels deep", {"limit": MAX_DEPTH})
+    return value
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    check_depth(options)
     count = len(json.dumps(options))
     if count > MAX_OPTIONS_BYTES:
         raise PydanticCustomError(
@@ -127,6 +133,22 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+class Texts(Protocol):
+    """Something with texts that the prompt has."""
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all texts."""
+
+
+def _check_texts(entries: list[Any], info: ValidationInfo) -> list[Any]:
+    texts: list[Texts] = entries
+    Lengths.of(info).check_characters(sum(entry.num_characters for entry in texts))
+    return entries
+
+
+check_texts = AfterValidator(_check_texts)
+"""Checks the characters of a list of Texts together."""
 within_context = BeforeValidator(_within_context)
 check_text = AfterValidator(_check_text)
 check_options = AfterValidator(_check_options)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import AfterValidator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import MAX_DEPTH, Lengths, at_most, is_too_deep
+from orca_master.bodies.body import Body, Name, tagged
+from orca_master.bodies.lengths import Lengths, at_most, check_depth
 from orca_master.bodies.openai_requests import MAX_MESSAGES, MAX_PARTS
 
 MAX_BLOCKS = 4 * MAX_MESSAGES
@@ -25,22 +25,6 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: Name | None = None
-
-
-def _check_input(value: dict[str, Any]) -> dict[str, Any]:
-    if is_too_deep(value):
-        raise PydanticCustomError("too_deep", "nested more than {limit} levels deep", {"limit": MAX_DEPTH})
-    return value
-
-
-def tagged(tags: tuple[str, ...], field: str, message: str) -> Discriminator:
-    """Return the choice of a class by a field's value, which is its tag in brackets; `message` refuses others."""
-
-    def tag_of(value: Any) -> str | None:
-        name = value.get(field) if isinstance(value, dict) else getattr(value, field, None)
-        return f"[{name}]" if isinstance(name, str) and name in tags else None
-
-    return Discriminator(tag_of, custom_error_type="unsupported", custom_error_message=message)
 
 
 class TextBlock(Body):
@@ -65,7 +49,7 @@ class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: Annotated[dict[str, Any], AfterValidator(_check_input)]
+    input: Annotated[dict[str, Any], AfterValidator(check_depth)]
     cache_control: CacheControl | None = None
 
     @property

@@ -29,6 +29,7 @@ from orca_master.bodies.lengths import (
     at_most_characters,
     check_options,
     check_text,
+    check_texts,
     within_context,
 )
 from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
@@ -236,16 +237,12 @@ class ChatMessage(Body):
         return len(self.text) + len(self.reasoning_content or "") + arguments
 
 
-def _check_texts(messages: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
-    Lengths.of(info).check_characters(sum(message.num_characters for message in messages))
-    return messages
-
-
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
     at_most(MAX_MESSAGES),
-    AfterValidator(_check_texts),
+    check_texts,
 ]
 
 
@@ -259,7 +256,7 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import Field, Tag
 
-from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import Lengths, at_most
+from orca_master.bodies.body import Body, Name, tagged
+from orca_master.bodies.lengths import at_most, check_texts
 from orca_master.bodies.tools import FunctionCall
 
 MAX_ITEMS = 4096
@@ -44,17 +44,12 @@ class ReasoningText(Body):
     text: str
 
 
-def _kind_of_part(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"[{kind}]" if kind in ("input_text", "output_text") else None
-
-
 TextPart = Annotated[
     Annotated[InputText, Tag("[input_text]")] | Annotated[OutputText, Tag("[output_text]")],
-    Discriminator(
-        _kind_of_part,
-        custom_error_type="unsupported_part",
-        custom_error_message="type: a part must be input_text or output_text, this server reads only text",
+    tagged(
+        ("input_text", "output_text"),
+        "type",
+        "type: a part must be input_text or output_text, this server reads only text",
     ),
 ]
 TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)]
@@ -133,33 +128,23 @@ class ReasoningItem(Body):
 KINDS_OF_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
-def _kind_of_item(value: Any) -> str | None:
-    """Return the tag of an item; a message needs no type."""
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"[{kind}]" if kind in KINDS_OF_ITEMS else None
-
-
 InputItem = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")],
-    Discriminator(
-        _kind_of_item,
-        custom_error_type="unsupported_item",
-        custom_error_message=f"type: an item must be one of {', '.join(KINDS_OF_ITEMS)}",
+    tagged(
+        KINDS_OF_ITEMS,
+        "type",
+        f"type: an item must be one of {', '.join(KINDS_OF_ITEMS)}",
+        default="message",
     ),
 ]
-
-
-def _check_texts(items: list[Any], info: ValidationInfo) -> list[Any]:
-    Lengths.of(info).check_characters(sum(item.num_characters for item in items))
-    return items
 
 
 InputItems = Annotated[
     list[InputItem],
     Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True),
     at_most(MAX_ITEMS),
-    AfterValidator(_check_texts),
+    check_texts,
 ]

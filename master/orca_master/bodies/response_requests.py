@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
-from orca_master.bodies.openai_requests import MAX_COUNT, TokenCount
+from orca_master.bodies.openai_requests import MAX_COUNT, ReasoningEffort, TokenCount
 from orca_master.bodies.response_items import InputItem, InputItems, MessageItem
 from orca_master.bodies.tools import MAX_TOOLS, FunctionName
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
@@ -69,7 +69,7 @@ class TextOptions(Body):
 class ReasoningOptions(Body):
     """`reasoning`: the effort is a variable of the chat template."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: ReasoningEffort | None = None
 
 
 class ResponseStreamOptions(Body):

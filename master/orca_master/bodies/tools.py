@@ -61,13 +61,13 @@ class NamedTool(Body):
     function: FunctionReference
 
 
-def is_object(arguments: str) -> bool:
-    """Return True if the arguments of a call are a JSON object that a request can contain, or empty."""
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the arguments of a call, {} for empty ones; None if they are no JSON object that a request can contain."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and not is_too_deep(value)
+        return None
+    return value if isinstance(value, dict) and not is_too_deep(value) else None
 
 
 class FunctionCall(Body):
@@ -79,7 +79,7 @@ class FunctionCall(Body):
     @field_validator("arguments")
     @classmethod
     def _is_an_object(cls, text: str) -> str:
-        if not is_object(text):
+        if object_of(text) is None:
             limit = f"the text must be a JSON object of at most {MAX_DEPTH} levels"
             raise PydanticCustomError("no_object", limit)
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,16 @@ class Parts:
     reasoning: str
     content: str
     calls: list[CallDelta]
+
+    @property
+    def continued_call(self) -> list[CallDelta]:
+        """What continues the call before these characters, and so precedes `content`: a token can end it and go on."""
+        return list(itertools.takewhile(lambda delta: delta.name is None, self.calls))
+
+    @property
+    def new_calls(self) -> list[CallDelta]:
+        """The calls that begin in these characters, and so follow `content`."""
+        return self.calls[len(self.continued_call) :]
 
 
 class CallParser(Protocol):

@@ -8,11 +8,10 @@ arguments are no JSON object, such as a call that max_tokens cuts off, is left o
 from __future__ import annotations
 
 import json
-import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from orca_master.bodies.tools import object_of
 from orca_master.endpoint.answer_parts import AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.messages_answers import Message, MessageUsage, StopReason, Text, Thinking, ToolUse
@@ -71,12 +70,10 @@ class MessageEvents:
         events: list[Event] = []
         if parts.reasoning and self._shows_thinking:
             events += self._append("thinking", parts.reasoning)
-        calls = deque(parts.calls)
-        while calls and calls[0].name is None:  # one token can end a call and begin a text
-            self._arguments.append(calls.popleft().arguments)
+        self._arguments += [delta.arguments for delta in parts.continued_call]
         if parts.content:
             events += self._append("text", parts.content)
-        for delta in calls:
+        for delta in parts.new_calls:
             if delta.name is not None:
                 events += self._close()
                 self._call = delta
@@ -173,19 +170,10 @@ def message_of(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def input_of(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments of a call as an object; None if they are no JSON object."""
+    """Return the arguments of a call as an object; None if they are no JSON object, or cannot be written as one."""
+    value = object_of(arguments) if arguments else None
     try:
-        value = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
+        json.dumps(value, allow_nan=False)  # NaN, Infinity and numbers as large as 1e999 are no JSON
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None
-
-
-def _finite(number: str) -> float:
-    if math.isinf(value := float(number)):
-        raise ValueError(number)  # it would be written as Infinity
     return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity, which are no JSON

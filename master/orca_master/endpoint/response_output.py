@@ -6,7 +6,6 @@ that grows is the last one; the events about it come in OpenAI's documented orde
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -47,12 +46,11 @@ class ResponseOutput:
         self._logprobs += logprobs
         if parts.reasoning:
             self._add_reasoning(parts.reasoning, events)
-        calls = deque(parts.calls)
-        while calls and calls[0].name is None:  # one token can end a call and begin a text
-            self._add_call(calls.popleft(), events)
+        for delta in parts.continued_call:
+            self._add_call(delta, events)
         if parts.content:
             self._add_text(parts.content, events)
-        for delta in calls:
+        for delta in parts.new_calls:
             self._add_call(delta, events)
         if parts.reasoning or parts.calls:
             self._logprobs = []  # only texts have log probabilities

@@ -19,7 +19,7 @@ from orca_master.bodies.response_items import (
     ReasoningItem,
     text_of,
 )
-from orca_master.bodies.tools import is_object
+from orca_master.bodies.tools import object_of
 from orca_master.endpoint.response_objects import ResponseObject, wire_json
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -56,7 +56,7 @@ def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
     for data in records:
         value = json.loads(data)
         items += value["input"]
-        items += [item for item in value["response"]["output"] if is_object(item.get("arguments", ""))]
+        items += [item for item in value["response"]["output"] if object_of(item.get("arguments", "")) is not None]
     return _ITEMS.validate_python(items)
 
 

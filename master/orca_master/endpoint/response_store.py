@@ -107,6 +107,7 @@ class MemoryStore:
 
     async def conversation(self, owner: str, response_id: str) -> list[bytes]:
         """See ResponseStore."""
+        self._expire()
         found: dict[str, bytes] = {}
         num_bytes = 0
         while response_id:
@@ -126,6 +127,7 @@ class MemoryStore:
 
     async def get(self, owner: str, response_id: str) -> bytes | None:
         """See ResponseStore."""
+        self._expire()
         stored = self._use(owner, response_id)
         return None if stored is None else stored.data
 
@@ -135,7 +137,6 @@ class MemoryStore:
         return self._remove(owner, response_id)
 
     def _use(self, owner: str, response_id: str) -> StoredResponse | None:
-        self._expire()
         shelf = self._shelves.get(owner)
         kept = None if shelf is None else shelf.responses.get(response_id)
         if shelf is None or kept is None:
