@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run install test short-tests style types test-long moves mutations docs reference fuzz chaos resolve test-cluster test-cluster-long lint lock audit figures protos crds crds-legacy clean
+.PHONY: run install test short-tests style types test-long test-exhaustive moves mutations docs reference fuzz chaos resolve test-cluster test-cluster-long lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
@@ -20,11 +20,16 @@ test: style
 	@$(MAKE) --no-print-directory --jobs 2 types short-tests
 
 short-tests: $(VENV)/dev-installed
-	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist worksteal --durations 40
+	$(BIN)/pytest -m 'not long and not exhaustive' --numprocesses 2 --dist worksteal --durations 40
 
-# The tests with the marker `long`, then the properties of master, worker and kernels with ten times as many examples.
+# The tests with the marker `long`.
 test-long: $(VENV)/dev-installed
 	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal --durations 40
+
+# The tests for which .ci/run has no time: those with the marker `exhaustive`, then the properties of master, worker and
+# kernels with ten times as many examples. Half an hour.
+test-exhaustive: $(VENV)/dev-installed
+	$(BIN)/pytest -m exhaustive --numprocesses 2 --dist worksteal --durations 40
 	$(BIN)/pytest tests/master tests/worker tests/kernels -m 'hypothesis and not qemu' --hypothesis-profile long --numprocesses 2 --dist worksteal
 
 # Whether every test of before is still collected, under its id or the one of tests/moves/moves.txt.

@@ -18,7 +18,7 @@ from support import cpu_targets
 from support.once import once
 from support.worker_pool import WorkerPool
 
-# `make test-long` repeats the property tests of master and worker with `--hypothesis-profile long`.
+# `make test-exhaustive` repeats the property tests of master, worker and kernels with `--hypothesis-profile long`.
 hypothesis.settings.register_profile("short", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=500, deadline=None)
 hypothesis.settings.load_profile("short")

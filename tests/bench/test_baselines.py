@@ -116,7 +116,7 @@ class Recorder:
         self._add(request)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_all_generate_the_same_tokens_on_the_engine(checkpoint):
     """Only the order of work differs: a prompt fed whole, from the shortest on, or token by token ends the same."""
     trace = [

@@ -15,7 +15,7 @@ BENCH = (sys.executable, "-m", "orca_master.cli", "bench", "engine")
 NAME = "gpt2-head64-tied"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_batches_of_equal_requests(checkpoint, tmp_path):
     path = tmp_path / "engine.json"
     options = ["--batch-size", "1", "3", "--input-len", "5", "9", "--output-len", "4", "--repeat", "3"]
@@ -46,7 +46,7 @@ def test_mistakes_end_with_one_line(options, words):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_live_server_calibrates_the_simulator(checkpoint, tmp_path):
     """The log has every iteration once, with its work and both stages, and costs can be fitted to it."""
     import httpx
@@ -74,7 +74,7 @@ def test_a_live_server_calibrates_the_simulator(checkpoint, tmp_path):
     assert 0 < cost.stage_seconds(0, [Work(1, 8)]) < 5
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_log_that_cannot_be_written(checkpoint):
     serve = (*BENCH[:-2], "serve", str(checkpoint(NAME)), "--port", "0")
     done = subprocess.run(

@@ -20,7 +20,7 @@ def test_the_workflow_runs_targets_of_the_makefile():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert commands == ["make ${{ matrix.targets }}"]
     runs = job["strategy"]["matrix"]["targets"]
-    assert runs == ["lint test resolve", "test-long"]
+    assert runs == ["lint test resolve", "test-long", "test-exhaustive"]
     assert set(" ".join(runs).split()) <= targets
     (python,) = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]

@@ -170,7 +170,7 @@ def test_every_history_keeps_what_serves_and_ends(bounds, history, last):
     play(bounds, history, last)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @settings(max_examples=300, deadline=None, suppress_health_check=UNHURRIED)
 @histories

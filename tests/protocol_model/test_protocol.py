@@ -14,7 +14,7 @@ SHORT = [
     (Bounds(crashes=1, anomalies=0, num_tokens=3), 9_000),
     (Bounds(crashes=1, anomalies=0, machine=True, rounding=False), 7_000),
 ]
-LONG = [
+EXHAUSTIVE = [
     (Bounds(crashes=2, anomalies=1), 600_000),
     (Bounds(crashes=2, anomalies=0, num_tokens=3), 150_000),
     (Bounds(crashes=1, anomalies=1, num_tokens=3), 180_000),
@@ -34,7 +34,7 @@ def name(bounds: Bounds) -> str:
     ("bounds", "num_states"),
     [
         *(pytest.param(*entry, id=name(entry[0])) for entry in SHORT),
-        *(pytest.param(*entry, id=name(entry[0]), marks=pytest.mark.long) for entry in LONG),
+        *(pytest.param(*entry, id=name(entry[0]), marks=pytest.mark.exhaustive) for entry in EXHAUSTIVE),
     ],
 )
 def test_all_invariants_hold_in_every_state(bounds: Bounds, num_states: int) -> None:

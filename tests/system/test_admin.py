@@ -23,7 +23,7 @@ def cluster(checkpoint, tmp_path):
     made.stop()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_master_waits_for_its_workers_and_forms_a_lost_pipeline_again(cluster):
     cluster.start_master()
     assert eventually(lambda: cluster.probe(cluster.master_probe, "/livez") == 200)
@@ -67,7 +67,7 @@ def test_a_master_waits_for_its_workers_and_forms_a_lost_pipeline_again(cluster)
     assert cluster.probe(cluster.probes[0], "/readyz") == 200, "and keep their weights"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_pipelines_come_and_go(cluster):
     for index in range(4):
         cluster.start_worker(index)
@@ -92,7 +92,7 @@ def test_pipelines_come_and_go(cluster):
     assert (refused.status_code, "only `pipelines` and `closed` can change" in refused.text) == (409, True)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("api_processes", ["0", "2"])
 def test_knobs_tokens_and_the_drain(cluster, api_processes):
     for index in range(2):
@@ -136,7 +136,7 @@ def test_knobs_tokens_and_the_drain(cluster, api_processes):
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_outlasts_its_masters_drain_and_takes_no_new_master(cluster):
     """All get their signal together; a new master of the same addresses waits for new workers."""
     for index in range(2):
@@ -160,7 +160,7 @@ def test_a_worker_outlasts_its_masters_drain_and_takes_no_new_master(cluster):
     assert cluster.workers[0].wait(20) == 0, "its master is gone"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_options_are_checked(cluster, tmp_path):
     (tmp_path / "empty").write_text("")
     base = [sys.executable, "-m", "orca_master.cli", "master", "--topology", str(cluster.folder / "topology.json")]

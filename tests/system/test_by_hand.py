@@ -22,7 +22,7 @@ from support.served import READY
 NAME = "gpt2-head80-untied"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("source", "has_certificates"), [("--pipeline", True), ("--topology", False)])
 def test_orca_master_over_workers_that_were_started_elsewhere(
     checkpoint, references, tmp_path, source, has_certificates
@@ -73,7 +73,7 @@ def test_orca_master_over_workers_that_were_started_elsewhere(
             process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_without_a_supervisor_of_its_workers_a_master_ends_with_its_last_pipeline(checkpoint):
     with worker_processes(1) as (addresses, processes):
         options = ["--pipeline", addresses[0], "--model", str(checkpoint(NAME)), "--port", "0"]
@@ -92,7 +92,7 @@ def test_without_a_supervisor_of_its_workers_a_master_ends_with_its_last_pipelin
         assert last.startswith(f"orca master: error: pipeline local-0 is lost: worker {addresses[0]}: ")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_silent_worker_is_given_up_within_the_bound(checkpoint, tmp_path):
     """A kernel that never returns: the iteration's own deadline ends the pipeline and its requests."""
     workers = {0: command("watched_rank.py", str(tmp_path))}
@@ -114,7 +114,7 @@ def test_a_silent_worker_is_given_up_within_the_bound(checkpoint, tmp_path):
     asyncio.run(run())
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_requests_that_came_before_the_limits_were_known_are_checked(checkpoint, worker_pool):
     """Queued while the model loads: one that can never fit ends with the numbers, the others are served."""
 

@@ -41,8 +41,9 @@ def processes(served: Served) -> dict[int, set[int]]:
     return {index: {pid} | descendants(pid) for index, pid in workers.items()}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [2, 3])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.exhaustive)]
+)
 def test_requests_of_a_departing_worker_move_to_the_other_pipeline(endless, victim):
     """The first or the last worker of the second pipeline. The worker ends at once, all others keep their processes."""
     with serve(endless, "-pp", "2", "--replicas", "2", "--dtype", "float32") as served:
@@ -61,7 +62,7 @@ def test_requests_of_a_departing_worker_move_to_the_other_pipeline(endless, vict
         assert f"worker-{victim}.sock is shutting down: it got a signal to end" in lost
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_only_pipeline_computes_until_its_worker_has_to_go(endless):
     """The requests finish within the grace; then the worker is replaced. A longer one continues with the new worker."""
     with serve(endless, "-pp", "2", "--dtype", "float32") as served:
@@ -73,7 +74,7 @@ def test_the_only_pipeline_computes_until_its_worker_has_to_go(endless):
         assert asyncio.run(complete(served, 0, lambda: None)) == undisturbed
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_server_whose_processes_all_get_the_signal_finishes_what_runs(endless):
     """As a supervisor may send it: to the workers first, and to the server afterwards."""
     with serve(endless, "-pp", "2", "--dtype", "float32") as served:

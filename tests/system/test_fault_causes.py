@@ -13,7 +13,7 @@ from support.served import Served, descendants, eventually, serve, worker_pid
 ENDLESS = {"prompt": [1, 2], "max_tokens": 8000, "stream": True, "ignore_eos": True}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("partition", "tensor_rank"), [(0, 1), (1, 0)])
 def test_the_killed_rank_is_the_reported_cause(checkpoint, tmp_path, partition, tensor_rank):
     """Two partitions of two ranks: all of the other three lose a neighbour in the middle of an iteration."""

@@ -59,7 +59,7 @@ def test_streams_continue_when_the_master_is_killed(tmp_path):
         assert re.search(r"^orca:journal_on\{.*\} 1.0$", metrics, re.MULTILINE)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_streams_continue_when_the_master_is_stopped(tmp_path):
     """It gives no sign of life, so its parent process kills and restarts it."""
     with serve(DEMO, *FLOAT32, "--journal", str(tmp_path)) as served:
@@ -71,7 +71,7 @@ def test_streams_continue_when_the_master_is_stopped(tmp_path):
         assert sum("the master gives no sign of life and is killed" in line for line in served.log) == 1
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_request_whose_client_does_not_come_back_is_finished_and_can_be_read(tmp_path):
     body = {**BASE, "temperature": 0.9, "seed": 5, "max_tokens": 300}
     options = ("--journal", str(tmp_path), "--api-key", "one", "--api-key", "two")
@@ -99,7 +99,7 @@ def test_a_request_whose_client_does_not_come_back_is_finished_and_can_be_read(t
         assert kept["response"] == whole, "also what had ended before the kill"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_stopped_server_continues_at_its_next_start_and_forgets_what_is_old(tmp_path):
     options = ("--journal", str(tmp_path), "--resume-window", "1", "--drain-timeout", "1")
     body = {**BASE, "max_tokens": 690, "temperature": 0.9, "seed": 5}
@@ -131,7 +131,7 @@ def test_a_stopped_server_continues_at_its_next_start_and_forgets_what_is_old(tm
     assert _tokens(transcript) == whole["choices"][0]["token_ids"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(checkpoint, tmp_path):
     """`orca master` as in a pod: the workers live on."""
     cluster = Cluster(checkpoint("qwen2-gqa-tied"), tmp_path)
@@ -172,7 +172,7 @@ def _tokens(transcript: Transcript) -> list[int]:
     return [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_one_master_at_a_time_has_the_folder(tmp_path):
     with serve(DEMO, "--journal", str(tmp_path)):
         second = Served([str(DEMO), "--journal", str(tmp_path)])

@@ -121,7 +121,7 @@ def test_a_full_queue_answers_429_and_a_slow_request_408(model):
         asyncio.run(run(served.url))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_sigterm_drains(model):
     """Running streams go on to their end, new requests get 503, /readyz turns, and the exit code is 0."""
     with serve(model, "-pp", "2", "--drain-timeout", "240") as served:

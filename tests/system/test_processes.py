@@ -214,7 +214,7 @@ def test_no_process_stays_behind(checkpoint, number):
         assert eventually(lambda: not any(map(alive, processes)))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_parent_gives_the_port_up_when_the_server_ends(endless):
     """Else the kernel would go on to accept connections after the master has closed the port."""
     with serve(endless) as served, httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS) as answer:
@@ -266,7 +266,7 @@ def test_a_signal_during_start_leaves_nothing(checkpoint):
     assert not any("Traceback" in line for line in served.log), served.log
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settled", [True, False])
 def test_ranks_have_cores_of_their_own(checkpoint, monkeypatch, settled):
     """Where nobody settled the number of threads, and there are as many cores as ranks."""

@@ -21,7 +21,7 @@ LONGEST = {**ENDLESS, "max_tokens": 700}
 """As long as the context of `copy` allows."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("partition", [0, 1, 2])
 @pytest.mark.parametrize("victim", ["rank", "controller"])
 def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
@@ -42,7 +42,7 @@ def test_a_stream_goes_on_when_a_worker_dies(endless, partition, victim):
         assert httpx.get(f"{served.url}/readyz").status_code == 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 def test_the_other_ranks_of_the_worker_keep_their_weights(endless, number):
     """Two partitions of two ranks, with spares: each rank in turn is killed, or stopped, which the master notices."""
@@ -61,7 +61,7 @@ def test_the_other_ranks_of_the_worker_keep_their_weights(endless, number):
                 assert kept <= after, "the spare, too: it is the new rank"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_waiting_streams_have_comments(endless):
     """For longer than a comment's interval a stream waits in the queue, and for a worker that nobody restarts."""
 
@@ -91,7 +91,7 @@ def test_waiting_streams_have_comments(endless):
         assert waited[-1] == "data: [DONE]"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--api-processes", "1")], ids=["one process", "API process"])
 def test_a_new_request_waits_for_the_recovery(endless, options):
     """The server stays ready; with --max-recovery-wait 0 it refuses the request with Retry-After."""
@@ -120,7 +120,7 @@ def test_a_new_request_waits_for_the_recovery(endless, options):
                 served.process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_idle_death_is_noticed_too(checkpoint):
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "3") as served:
         os.kill(worker_pid(served, 1, "rank"), signal.SIGKILL)
@@ -128,14 +128,14 @@ def test_an_idle_death_is_noticed_too(checkpoint):
         assert httpx.get(f"{served.url}/readyz").status_code == 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_lost_replica_is_formed_again(checkpoint):
     with serve(checkpoint(NAME), "--replicas", "2") as served:
         os.kill(worker_pid(served, 1, "controller"), signal.SIGKILL)
         assert eventually(lambda: any("pipeline local-1 serves: epoch" in line for line in served.log))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--api-processes", "1")], ids=["one process", "API process"])
 def test_a_killed_master_is_restarted_and_the_workers_keep_their_weights(checkpoint, options):
     """New connections wait on the port, which the parent process keeps; other deaths may come at the same time."""
@@ -157,7 +157,7 @@ def test_a_killed_master_is_restarted_and_the_workers_keep_their_weights(checkpo
         assert not folders, served.log
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_master_that_is_killed_again_and_again_ends_the_server(checkpoint):
     with serve(checkpoint("gpt2-head64-tied")) as served:
         for count in range(1, 7):
@@ -187,7 +187,7 @@ def _answered(ask: Callable[[], httpx.Response]) -> list[int]:
     return answers[-1].json()["choices"][0]["token_ids"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_workers_that_cannot_be_formed_again_end_the_server(copy):
     """Five attempts, then exit code 1 with the reason in one line; the request that waited gets it, too."""
     with serve(copy, "--pipeline-parallel-size", "2") as served:

@@ -21,7 +21,7 @@ from support.served import READY, descendants, serve, value
 NAME = "qwen2-gqa-tied"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_one_pool_feeds_both_pipelines(checkpoint):
     prompts = make_prompts(tuple(range(5, 105, 5)))
 
@@ -80,7 +80,7 @@ def test_requests_move_when_a_pipeline_is_lost(checkpoint):
         asyncio.run(run(served))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_orca_master_with_two_pipelines_by_hand(checkpoint, references, tmp_path):
     (reference,) = references(NAME, (33,), 32)
     with worker_processes(4) as (addresses, _):

@@ -78,7 +78,7 @@ def group(quota: float) -> Iterator[Path]:
         folder.rmdir()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_workers_on_tcp_share_threads_and_pin_nothing(checkpoint):
     """Other workers that their master does not know may compute on the same cores: those of other pods on a node."""
     addresses = []
@@ -92,7 +92,7 @@ def test_workers_on_tcp_share_threads_and_pin_nothing(checkpoint):
         assert sum(map(threads, ranks)) == max(2, len(cores))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_quota_bounds_the_threads_and_pins_nothing(checkpoint, tmp_path):
     """In a real control group of one CPU, on a Unix socket, where ranks are pinned otherwise."""
     cores = os.sched_getaffinity(0)

@@ -70,8 +70,9 @@ def anonymous_memory(pid: int) -> int:
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("admission", ["reserve", "paged"])
+@pytest.mark.parametrize(
+    "admission", [pytest.param("reserve", marks=pytest.mark.exhaustive), pytest.param("paged", marks=pytest.mark.long)]
+)
 def test_rounds_of_random_requests(checkpoint, tmp_path, admission):
     """Every finished request equals its solo run; nothing is held; no round keeps its requests in memory."""
     model = with_tokenizer(checkpoint(NAME), tmp_path)
@@ -107,7 +108,7 @@ def nothing_held(url: str) -> bool:
     return all(value(metrics, name) == 0 for name in names)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)  # up to three seconds for each of 150 generations, and the queries
 def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     """Against /openapi.json, with bodies that follow the schema and bodies that do not, mixed as schemathesis does.
