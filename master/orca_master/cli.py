@@ -7,6 +7,7 @@ code 2, without a traceback.
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import entry_points, version
 
@@ -44,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         command = commands[arguments[0]].load()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # during the imports of a command; afterwards the command handles its signals
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(arguments[0], "worker")
         print(f"orca: error: {arguments[0]} needs {error.name}: install orca-serving[{extra}]", file=sys.stderr)

@@ -64,7 +64,7 @@ def recorded(url: str) -> tuple[list[dict], float]:
         return record["requests"], record["lag"] * 1e3
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("rate", "count"), [(5, 25), (50, 150), (200, 500)])
 def test_the_figures_are_the_servers_own(slow, tmp_path, rate, count):
     """Within 5 % of what the server says it did, and the lags of client and server; both look at the same clock."""
@@ -91,7 +91,7 @@ def test_the_figures_are_the_servers_own(slow, tmp_path, rate, count):
     assert abs(last - found["arrivals"][-1]) < 1.0 + (found["max_lag_ms"] + server_lag) / 1e3
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
     offered = []
     for seed in (1, 1, 2):
@@ -106,7 +106,7 @@ def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
     assert offered[0] == offered[1] != offered[2]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
     path, curve = tmp_path / "out.json", tmp_path / "curve.svg"
     done = bench(
@@ -132,7 +132,7 @@ def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
     assert "requests/s within the limits                  0.00" in tight
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_failures_are_counted_by_kind(stub, tmp_path):
     few = ("--trace", "homogeneous", "--num-requests", "3", "--no-progress")
     assert "HTTP 500: 3" in bench(stub, *few, "--model", "broken", code=1).stdout
@@ -157,7 +157,7 @@ def test_mistakes_end_with_one_line(stub, tmp_path):
         assert words in errors
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_recorded_traces(stub, tmp_path):
     azure = tmp_path / "azure.csv"
     azure.write_text(
@@ -177,7 +177,7 @@ def test_recorded_traces(stub, tmp_path):
     assert [(entry["input"], entry["output"]) for entry in recorded(stub)[0]] == [(len("Who are you"), 6)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_against_orca_serve(tmp_path):
     path = tmp_path / "out.json"
     with serve(ROOT / "examples" / "demo-model", "-pp", "2") as served:

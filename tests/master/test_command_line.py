@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from orca_master import cli
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 BY_HAND = ("master", "--pipeline", "unix:/nowhere")
@@ -61,3 +63,19 @@ def test_a_configuration_file_with_bytes_that_no_option_has(tmp_path, content, w
     file = tmp_path / "orca.yaml"
     file.write_bytes(content)
     assert f"--config {file}: {words}" in refusal("serve", "--config", str(file))
+
+
+def test_ctrl_c_during_the_imports_of_a_command(monkeypatch, capsys):
+    def load():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [SimpleNamespace(name="serve", load=load)])
+    assert cli.main(["serve", str(MODEL)]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypatch):
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert "orca serve: error: TMPDIR: " in refusal("serve", str(MODEL))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from unittest import mock
@@ -15,6 +16,7 @@ import pytest
 from orca_master.commands import local_workers
 from orca_master.commands.heartbeat import FIRST_SECONDS, SILENT_SECONDS
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS, LocalWorkers
+from orca_master.errors import ConfigurationError
 from orca_protos.process_state import is_stopped
 from support.served import eventually
 
@@ -169,6 +171,17 @@ def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_as_one_that_
         assert process.poll() == -signal.SIGKILL
         monkeypatch.setattr(local_workers, "EXIT_SECONDS", 0.1)
         monkeypatch.setattr(local_workers, "time", time)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("a" * 100, "is too long: the path of a Unix socket has at most 107 bytes"), ("none", "none")]
+)
+def test_a_folder_for_temporary_files_that_cannot_have_sockets(tmp_path, monkeypatch, folder, words):
+    (tmp_path / ("a" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    with pytest.raises(ConfigurationError, match=rf"TMPDIR: .*{words}"):
+        LocalWorkers(1)
+    assert not list((tmp_path / ("a" * 100)).iterdir())
 
 
 def test_the_folder_of_the_sockets_is_removed():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from orca_protos.exit_code import describe_exit
 from orca_protos.parent_death import bound_command
 
 from orca_master.commands.heartbeat import Heartbeat
+from orca_master.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Wait before the restarts of a worker that ends again and again; the last one repeats."""
 WITHOUT_RECOVERY = ("--log-level", "warning", "--no-spare-rank")
 """Options of workers that are not used any more after a failure."""
+PATH_BYTES = 107
+"""Maximum length of the path of a Unix socket on Linux (unix(7): `sun_path` without the final zero)."""
 STABLE_SECONDS = 60.0
 """A worker that ran for so long is restarted without a wait."""
 
@@ -50,8 +54,8 @@ class _Worker:
 class LocalWorkers:
     """`count` workers at `addresses`. A context manager, to be entered on a thread that outlives the workers.
 
-    Raises OSError on entry. `options`: more options of `orca worker`; `own_options`: those of each worker. `folder` is
-    temporary and has the sockets.
+    Raises ConfigurationError if the folder for temporary files cannot have the sockets, OSError on entry. `options`:
+    more options of `orca worker`; `own_options`: those of each worker. `folder` is temporary and has the sockets.
     """
 
     def __init__(
@@ -60,9 +64,18 @@ class LocalWorkers:
         options: Sequence[str] = WITHOUT_RECOVERY,
         own_options: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="orca-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="orca-")
+        except OSError as error:
+            raise ConfigurationError(f"TMPDIR: no folder for the workers' sockets can be created: {error}") from error
         self.folder = self._folder.name
-        self.addresses = [f"unix:{self.folder}/worker-{index}.sock" for index in range(count)]
+        paths = [f"{self.folder}/worker-{index}.sock" for index in range(count)]
+        if any(len(os.fsencode(path)) > PATH_BYTES for path in paths):
+            self._folder.cleanup()
+            raise ConfigurationError(
+                f"TMPDIR: {tempfile.gettempdir()} is too long: the path of a Unix socket has at most {PATH_BYTES} bytes"
+            )
+        self.addresses = [f"unix:{path}" for path in paths]
         self._options = options
         self._own_options = own_options
         self._workers: list[_Worker] = []

@@ -66,21 +66,22 @@ def main(argv: list[str]) -> int:
             # More ranks than cores gain nothing, and a size that the model refuses must not start thousands of them.
             check(*checks)
             checks = []
+        # The report of the start says what a worker's lines would.
+        worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
+        worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
+        # A worker that gets a signal computes until the master has moved its requests, or has drained.
+        worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
+        if arguments.no_spare_ranks:
+            worker_options.append("--no-spare-rank")
+
+        # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
+        def early_ranks(index: int) -> list[str]:
+            return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{arguments.device}"]
+
+        local_workers = LocalWorkers(num_workers, worker_options, early_ranks)
     except ConfigurationError as error:
         parser.error(str(error))
-    # The report of the start says what a worker's lines would.
-    worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
-    worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
-    # A worker that gets a signal computes until the master has moved its requests, or has drained.
-    worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
-    if arguments.no_spare_ranks:
-        worker_options.append("--no-spare-rank")
-
-    # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
-    def early_ranks(index: int) -> list[str]:
-        return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{arguments.device}"]
-
-    with LocalWorkers(num_workers, worker_options, early_ranks) as workers:
+    with local_workers as workers:
         try:
             with checking(*checks):
                 # Here and not in the master, which is forked, so that a restarted master is ready sooner.
