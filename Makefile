@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# Bytecode is written also where the environment forbids it: the tests start hundreds of interpreters.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: run install test short-tests style types test-long test-exhaustive moves mutations docs reference fuzz chaos resolve test-cluster test-cluster-long lint lock audit figures protos crds crds-legacy clean
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
@@ -13,8 +16,6 @@ run: $(VENV)/run-installed
 # ORCA and torch in $(VENV), as `make run` installs them.
 install: $(VENV)/run-installed
 
-# Bytecode is written also where the environment forbids it: the tests start hundreds of interpreters.
-test: export PYTHONDONTWRITEBYTECODE =
 # mypy takes one processor and pytest both: beside each other they end sooner.
 test: style
 	@$(MAKE) --no-print-directory --jobs 2 types short-tests
@@ -72,8 +73,8 @@ resolve: $(VENV)/dev-installed
 test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m 'not long' -raP
 
-# The cluster tests that CI leaves out: ten minutes of steady load do not change the number of pipelines, and the seconds
-# of an edit of `replicas`.
+# The cluster tests that CI leaves out: ten minutes of steady load do not change the number of pipelines, more edits that
+# begin a revision, and the seconds of an edit of `replicas`.
 test-cluster-long: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m long -raP
 

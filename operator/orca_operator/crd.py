@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,28 +191,26 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     return closed
 
 
-def files() -> dict[str, str]:
-    """Return the content of every generated file by its path below the repository's root."""
-    return {
-        POD_API: derive(),
-        "crds/orcadeployment.yaml": dump(crd()),
-        "charts/orca/files/orcadeployment.yaml": dump(crd()),
-        "charts/orca/files/orcadeployment-legacy.yaml": dump(crd(with_rules=False)),
-        "charts/orca-model/values.schema.json": json.dumps(values_schema(), indent=1) + "\n",
-        "docs/api.md": page(),
-    }
+FILES: dict[str, Callable[[], str]] = {
+    POD_API: derive,  # the other files are derived from this one
+    "crds/orcadeployment.yaml": lambda: dump(crd()),
+    "charts/orca/files/orcadeployment.yaml": lambda: dump(crd()),
+    "charts/orca/files/orcadeployment-legacy.yaml": lambda: dump(crd(with_rules=False)),
+    "charts/orca-model/values.schema.json": lambda: json.dumps(values_schema(), indent=1) + "\n",
+    "docs/api.md": page,
+}
+"""What makes the content of each generated file, by the file's path below the repository's root."""
 
 
 def main(arguments: list[str]) -> int:
-    """Write `files` below DIR, or with `--legacy FILE` the CRD without rules alone."""
+    """Write FILES below DIR, or with `--legacy FILE` the CRD without rules alone."""
     if arguments[:1] == ["--legacy"]:
         Path(arguments[1]).write_text(dump(crd(with_rules=False)))
         return 0
-    (Path(arguments[0]) / POD_API).write_text(derive())  # the other files are derived from this one
-    for name, text in files().items():
+    for name, content in FILES.items():
         path = Path(arguments[0]) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(content())
     return 0
 
 
