@@ -18,6 +18,7 @@ commands:
   master     run the engine master, with workers that are started separately
   worker     run one worker, which waits for a master
   operator   run the Kubernetes operator, which creates masters and workers for OrcaDeployments
+  batch      send the requests of a file to a server, and write the answers to a file
   bench      send load to a server and measure latency and throughput
   simulate   simulate a serving system under load, without its hardware
   fetch      download a model from a hub or a bucket
@@ -25,7 +26,7 @@ commands:
 
 orca COMMAND --help lists the options of a command."""
 
-EXTRAS = {"operator": "operator", "fetch": "hub", "bench": "bench", "simulate": "bench"}
+EXTRAS = {"operator": "operator", "fetch": "hub", "batch": "bench", "bench": "bench", "simulate": "bench"}
 """Command → extra that installs its dependencies; other commands need the extra `worker`."""
 
 
