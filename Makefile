@@ -73,8 +73,8 @@ resolve: $(VENV)/dev-installed
 test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m 'not long' -raP
 
-# The cluster tests that CI leaves out: ten minutes of steady load do not change the number of pipelines, more edits that
-# begin a revision, and the seconds of an edit of `replicas`.
+# The cluster tests for which CI has no time: ten minutes of steady load do not change the number of pipelines, the seconds
+# of an edit of `replicas`, further edits, broken edits and shapes, and upgrades of the operator under streams.
 test-cluster-long: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m long -raP
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from orca_operator.names import FIELD_MANAGER
 from support.kubernetes import Kubernetes, Namespace, demo_spec, eventually, helm, images
 
@@ -203,7 +204,7 @@ def snapshot(namespace: Namespace) -> dict[str, str]:
 
 def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
     """Thirty passes of an idle operator: the API server counts no mutating request of its own."""
-    deployments = [f"idle-{index}" for index in range(10)]
+    deployments = [f"idle-{index}" for index in range(30)]
     for name in deployments:
         namespace.deploy(demo_spec(suspend=True), name)
     for name in deployments:
@@ -215,7 +216,7 @@ def test_at_rest_nothing_is_written(namespace: Namespace, operator: str):
     versions, said = snapshot(namespace), operator_events(namespace.cluster)
     assert len(said) >= len(deployments)
     before = mutations(namespace.cluster)
-    time.sleep(75)  # ten deployments, a pass every 20 seconds at the latest: at least 30 passes
+    time.sleep(25)  # thirty deployments, a pass every 20 seconds at the latest: at least 30 passes
     assert mutations(namespace.cluster) == before
     assert snapshot(namespace) == versions
     assert operator_events(namespace.cluster) == said
@@ -262,6 +263,7 @@ def scale(cluster: Kubernetes, operator: str, replicas: int) -> None:
         assert eventually(lambda: not cluster.kubectl(*gone).strip(), POD_SECONDS)
 
 
+@pytest.mark.long
 def test_a_deleted_admin_secret_locks_nobody_out(namespace: Namespace, operator: str):
     """The restarted operator makes a new token, which the master reads as soon as the kubelet brings it."""
     namespace.deploy(demo_spec())

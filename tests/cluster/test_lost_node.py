@@ -75,6 +75,7 @@ def test_pods_of_a_lost_node_are_replaced_on_another_node(namespace: Namespace, 
     assert all(f"node {kubeletless} is lost since " in event["message"] for event in events)
 
 
+@pytest.mark.long
 def test_a_long_end_on_a_node_with_a_kubelet_is_not_cut_short(namespace: Namespace):
     """Process 1 of the init container ignores SIGTERM, so that its pod ends with its grace period."""
     endless = {"name": "wait", "image": MASTER_IMAGE, "command": ["sleep", "300"]}

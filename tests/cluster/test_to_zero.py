@@ -83,12 +83,17 @@ def test_twenty_waiting_requests_bring_an_idle_deployment_back(namespace: Namesp
 @pytest.mark.parametrize(
     "edits",
     [
-        [{"restart": {"id": "2"}}],
-        [{"worker": {"image": "localhost/no-such-image:0"}}],
-        [{"worker": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}],
-        [{"restart": {"id": "2"}}, {"restart": {"id": "3"}}, {"restart": None}],
+        pytest.param([{"restart": {"id": "2"}}], id="a new revision", marks=pytest.mark.long),
+        pytest.param(
+            [{"worker": {"image": "localhost/no-such-image:0"}}], id="one that cannot start", marks=pytest.mark.long
+        ),
+        pytest.param(
+            [{"worker": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}],
+            id="a rejected spec",
+            marks=pytest.mark.long,
+        ),
+        pytest.param([{"restart": {"id": "2"}}, {"restart": {"id": "3"}}, {"restart": None}], id="edited back"),
     ],
-    ids=["a new revision", "one that cannot start", "a rejected spec", "edited back"],
 )
 def test_an_edit_loses_no_waiting_request(namespace: Namespace, operator: str, edits):
     """The edits come before, with and after the requests; the operator ends by force in between."""
