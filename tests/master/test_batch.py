@@ -112,6 +112,21 @@ def test_what_the_server_cannot_accept_yet_is_sent_again(tmp_path, status):
     assert {response["status_code"] for response in answers(tmp_path).values()} == {200}
 
 
+def test_patience_begins_with_a_failure(tmp_path):
+    """An answer may take longer than the patience; the connection that is lost then is no reason to end."""
+    write_input(tmp_path, 1)
+
+    async def slow_first(number: int) -> web.Response:
+        if number == 0:
+            await asyncio.sleep(1.5)
+            return web.Response(status=503, body=b"\xff", content_type="text/plain", charset="utf-8")
+        return await ok(number)
+
+    with server(slow_first) as (url, bodies):
+        assert run(tmp_path, url, "--patience", "1") == 0
+    assert len(bodies) == 2
+
+
 def test_a_refusal_is_final_and_its_text_is_kept(tmp_path, capsys):
     write_input(tmp_path, 3)
 
@@ -173,6 +188,8 @@ def test_a_server_that_would_refuse_every_request_gets_none(tmp_path, capsys, st
     ("options", "words"),
     [
         (("--url", "nowhere"), "orca batch: error: --url nowhere: "),
+        (("--url", "ftp://x"), "orca batch: error: --url ftp://x: "),
+        (("--api-key", "a\nb"), "orca batch: error: --api-key: printable ASCII characters are expected"),
         (("--concurrency", "0"), "is not a whole number from 1 to 1024"),
         (("--concurrency", "5000"), "is not a whole number from 1 to 1024"),
     ],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import functools
 import json
 import os
@@ -46,7 +45,8 @@ class ServerUnavailable(Exception):
 class Settings:
     """Where and how a batch is sent. `url`: the server's, without /v1. `concurrency`: requests at a time.
 
-    `timeout`: seconds for one attempt. `patience`: seconds without any answer after which the batch ends.
+    `timeout`: seconds for one attempt. `patience`: the batch ends if a request has failed for so many seconds, and no
+    request was answered in them.
     """
 
     url: str
@@ -72,7 +72,6 @@ class Batch:
         """
         bound = aiohttp.ClientTimeout(total=self._settings.timeout)
         limits = aiohttp.TCPConnector(limit=0)
-        self._last_answer = time.monotonic()
         async with aiohttp.ClientSession(connector=limits, timeout=bound, headers=self._settings.headers) as session:
             await self._check_server(session)
             left = iter(requests)
@@ -93,22 +92,25 @@ class Batch:
     async def _check_server(self, session: aiohttp.ClientSession) -> None:
         """Raise ConfigurationError if every request would be refused; a server that does not answer may still come."""
         url = f"{self._settings.url}/v1/models"
-        with contextlib.suppress(aiohttp.ClientConnectionError, OSError):
-            try:
-                async with session.get(url, timeout=aiohttp.ClientTimeout(total=CHECK_SECONDS)) as response:
-                    if response.status != 200 and response.status not in TEMPORARY:
-                        raise ConfigurationError(f"{url}: HTTP {response.status}: see --url and --api-key")
-            except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:
-                raise ConfigurationError(f"--url {self._settings.url}: {error}") from error
+        try:
+            async with session.get(url, timeout=aiohttp.ClientTimeout(total=CHECK_SECONDS)) as response:
+                status = response.status
+        except (aiohttp.ClientConnectionError, OSError):
+            return
+        except (aiohttp.ClientError, ValueError) as error:
+            raise ConfigurationError(f"--url {self._settings.url}: {type(error).__name__}: {error}") from error
+        if status != 200 and status not in TEMPORARY:
+            raise ConfigurationError(f"{url}: HTTP {status}: see --url and --api-key")
 
     async def _answer(self, session: aiohttp.ClientSession, request: BatchRequest) -> BatchAnswer:
         """Return the final answer; raise ServerUnavailable."""
         shortest = FIRST_WAIT_SECONDS
+        first_failure: float | None = None
         while True:
             wait = shortest
             try:
                 async with session.post(self._settings.url + request.url, json=request.body) as response:
-                    text = await response.text()
+                    text = await response.text(errors="replace")
                     if response.status not in TEMPORARY:
                         request_id = response.headers.get("x-request-id", uuid4().hex)
                         return BatchAnswer(request.custom_id, response.status, request_id, _decoded(text))
@@ -118,7 +120,9 @@ class Batch:
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 failure = f"{type(error).__name__}: {error}"
             shortest = min(2 * shortest, MOST_WAIT_SECONDS)
-            left = self._last_answer + self._settings.patience - time.monotonic()
+            now = time.monotonic()
+            first_failure = now if first_failure is None else first_failure
+            left = max(first_failure, self._last_answer) + self._settings.patience - now
             if left <= 0:
                 raise ServerUnavailable(
                     f"{self._settings.url} gave no answer for {self._settings.patience:g} s: {failure}"
@@ -154,7 +158,9 @@ def _run(arguments: argparse.Namespace) -> int:
     wanted = {
         request.custom_id for request in read_requests(arguments.input)
     }  # all lines are valid: now requests go out
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    key = arguments.api_key or os.environ.get("OPENAI_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigurationError("--api-key: printable ASCII characters are expected")
     settings = Settings(
         arguments.url.rstrip("/").removesuffix("/v1"),
         {"Authorization": f"Bearer {key}"} if key else {},
@@ -203,8 +209,8 @@ def _parser() -> OneLineParser:
         type=positive,
         default=600,
         metavar="SECONDS",
-        help="time without any answer after which the run ends; until then, requests that the server cannot accept, "
-        "or that fail with the connection, are sent again (600)",
+        help="time after a failure without any answer after which the run ends; until then, requests that the server "
+        "cannot accept, or that fail with the connection, are sent again (600)",
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
