@@ -52,7 +52,7 @@ def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
     assert max(waits) > 0.6 * BOUND
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MIXES)
 def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
     """p99 waits of accepted requests: at most 1.2 x (60 s + that at 90 %); at twice that at 90 %, 2.5 x that."""

@@ -14,7 +14,7 @@ from support.instrumented_worker import command
 STAGE_SECONDS = "0.25"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_three_batches_overlap_on_three_stages_then_the_first_returns(checkpoint):
     """Requests A to F are queued before the scheduler starts, max batch size 2.
 

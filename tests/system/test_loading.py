@@ -56,13 +56,12 @@ def memory(pid: int) -> int:
     return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("partitions", "ranks", "dtype"),
     [
-        (2, 1, "float32"),
-        (1, 2, "float32"),
-        (2, 1, "bfloat16"),
+        pytest.param(2, 1, "float32", marks=pytest.mark.exhaustive),
+        pytest.param(1, 2, "float32", marks=pytest.mark.exhaustive),
+        pytest.param(2, 1, "bfloat16", marks=pytest.mark.long),
     ],
 )
 def test_a_rank_holds_its_shard_and_little_more(large_model, partitions, ranks, dtype):
@@ -116,7 +115,7 @@ def empty_rank() -> int:
         process.wait()
 
 
-@pytest.mark.parametrize("after", [0.5, *(pytest.param(after, marks=pytest.mark.long) for after in (1.5, 2.5))])
+@pytest.mark.parametrize("after", [0.5, *(pytest.param(after, marks=pytest.mark.exhaustive) for after in (1.5, 2.5))])
 def test_an_interrupted_load_leaves_nothing(large_model, after):
     served = Served([str(large_model), "-pp", "2"])
     time.sleep(after)

@@ -54,7 +54,7 @@ def test_one_pool_feeds_both_pipelines(checkpoint):
         asyncio.run(asyncio.wait_for(run(addresses), 120))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_requests_move_when_a_pipeline_is_lost(checkpoint):
     """A worker of one pipeline is killed in the middle: every stream goes on, on the other, with the same tokens."""
     body = {"prompt": [3, 4, 5], "max_tokens": 400, "temperature": 0.8, "ignore_eos": True, "return_token_ids": True}
