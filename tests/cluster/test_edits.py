@@ -37,14 +37,12 @@ OTHER_OPERATOR_IMAGE = os.environ.get("OTHER_OPERATOR_IMAGE", OPERATOR_IMAGE)
 """An operator of another version, which takes over and gives back; by default of the same version."""
 RENAMED = {"model": {"name": "renamed"}}
 Edits = dict[str, dict[str, Any]]
-SAME_SUMS: Edits = {
+SAME_SUMS: Edits = {"pipelineParallelSize 2 to 3": {"parallelism": {"pipelineParallelSize": 3}}}
+FURTHER_SAME_SUMS: Edits = {
+    "image": {"worker": {"image": WORKER_IMAGE}},
     "environment": {
         "worker": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "A", "value": "b"}]},
     },
-    "pipelineParallelSize 2 to 3": {"parallelism": {"pipelineParallelSize": 3}},
-}
-FURTHER_SAME_SUMS: Edits = {
-    "image": {"worker": {"image": WORKER_IMAGE}},
     "resources": {"worker": {"resources": {"requests": {"cpu": "20m"}}}},
     "model": RENAMED,
 }
@@ -53,7 +51,7 @@ OTHER_SUMS: Edits = {
     "tensorParallelSize 1 to 2": {"parallelism": {"tensorParallelSize": 2}},
 }
 """Edits that begin a revision, one after another; those of SAME_SUMS and FURTHER_SAME_SUMS do not change the tokens.
-A revision takes a minute and more while streams use two processors: CI tries those of SAME_SUMS alone."""
+A revision takes a minute and more while streams use two processors: CI tries that of SAME_SUMS alone."""
 NAMED = """
 import json, sys, urllib.error, urllib.request
 for name in sys.argv[2:]:
@@ -98,6 +96,7 @@ def test_new_revisions_take_over_without_a_failed_request(namespace: Namespace, 
     assert min(numbers) >= 1
 
 
+@pytest.mark.long
 def test_after_an_edit_of_the_model_the_old_name_gets_a_clear_answer(namespace: Namespace):
     namespace.deploy(SPEC)
     namespace.wait_ready()

@@ -66,6 +66,7 @@ def removed(changes: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_pod_setting_is_edited_while_a_broken_edit_is_stuck(namespace: Namespace):
     """The way forward needs no way back: the third revision replaces the first, and the second one goes."""
     namespace.deploy(SPEC)
