@@ -155,9 +155,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    wanted = {
-        request.custom_id for request in read_requests(arguments.input)
-    }  # all lines are valid: now requests go out
+    wanted = {request.custom_id for request in read_requests(arguments.input)}  # checks every line before one is sent
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY", "")
     if not (key.isascii() and key.isprintable()):
         raise ConfigurationError("--api-key: printable ASCII characters are expected")

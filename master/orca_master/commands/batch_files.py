@@ -117,7 +117,7 @@ class AnswerFile:
     def _read(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigurationError(f"{self._path}: another process writes this file") from error
         whole = 0
         for number, line in enumerate(self._file, 1):
