@@ -33,6 +33,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--recovery-timeout": "recoveryPolicy.recoveryTimeoutSeconds",
     "--resume-window": "master.journal.resumeWindowSeconds",
     "--scheduling-policy": "scheduler.policy",
+    "--speculative-tokens": "scheduler.speculativeTokens",
     "--stall-timeout": "recoveryPolicy.stallTimeoutSeconds",
     "--target-itl": "scheduler.targetItlMilliseconds",
     "--tensor-parallel-size": "parallelism.tensorParallelSize",

@@ -23,6 +23,7 @@ from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable
+from support.draft_oracle import DraftOracle
 
 STOP = 0
 SWITCHES = (*LEDGERS, *POLICIES)
@@ -72,7 +73,7 @@ class Run:
         self.worker = Worker(num_blocks)
         self.sent: deque[tuple[Batch, pb.Iteration]] = deque()
         self.computed: deque[tuple[Batch, list[int]]] = deque()
-        self.num_ahead = 0
+        self.num_ahead = self.num_sent = 0
 
     def arrive(self) -> None:
         if self.waiting:
@@ -96,8 +97,10 @@ class Run:
         ledger = self.scheduler.ledger("p")
         for scheduled in batch.requests:
             blocks = ledger.holding(scheduled.request).blocks
-            assert scheduled.context_length + scheduled.num_tokens <= len(blocks) * BLOCK_SIZE
+            end = scheduled.context_length + scheduled.num_tokens + len(scheduled.draft)
+            assert end <= min(len(blocks) * BLOCK_SIZE, scheduled.request.max_tokens)
         self.sent.append((batch, iteration))
+        self.num_sent += 1
         return True
 
     def compute(self) -> None:
@@ -149,6 +152,7 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
     budget=st.sampled_from([None, 3, 16]),
     num_blocks=st.integers(5, 14),
     admission=st.sampled_from(sorted(LEDGERS)),
+    speculative_tokens=st.sampled_from([0, 0, 1, 5]),
     script=st.lists(
         st.tuples(
             st.sampled_from(["arrive", "send", "compute", "commit", "cancel", "rewind", *SWITCHES]), st.integers(0, 7)
@@ -156,9 +160,12 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
         max_size=60,
     ),
 )
-def test_every_request_gets_its_own_tokens(shapes, size, budget, num_blocks, admission, script):
+def test_every_request_gets_its_own_tokens(shapes, size, budget, num_blocks, admission, speculative_tokens, script):
     requests = requests_of(shapes, STOP)
-    run = Run(requests, SchedulerConfig(size, 1, budget, balanced=True), num_blocks, admission)
+    for request in requests[::2]:
+        request.lookup = DraftOracle(request, alone(request)) if speculative_tokens else None
+    config = SchedulerConfig(size, 1, budget, balanced=True, speculative_tokens=speculative_tokens)
+    run = Run(requests, config, num_blocks, admission)
     for step, number in script:
         request = requests[number % len(requests)]
         held = request.request_id in run.scheduler._pipeline_of
@@ -237,3 +244,13 @@ def test_a_smaller_maximum_holds_from_the_next_iteration_on():
     batch, _ = run.sent[0]
     assert len(batch.requests) == 1
     run.drain()
+
+
+def test_who_is_drafted_on_is_not_ahead_and_needs_fewer_iterations():
+    requests = requests_of([(5, 12)])
+    requests[0].lookup = DraftOracle(requests[0], alone(requests[0]))
+    run = Run(requests, SchedulerConfig(2, 1, None, balanced=True, speculative_tokens=2), 20, "reserve")
+    run.arrive()
+    run.drain()
+    assert requests[0].generated == alone(requests[0])
+    assert (run.num_ahead, run.num_sent) == (1, 6), "behind the prompt no token is known from which to draft"

@@ -15,6 +15,7 @@ from orca_master.scheduling.policies import POLICIES, by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.draft_oracle import DraftOracle
 
 STOP = 5
 
@@ -25,6 +26,7 @@ configs = st.builds(
     n_workers=st.integers(1, 4),
     token_budget=st.none() | st.integers(1, 40),
     balanced=st.booleans(),
+    speculative_tokens=st.sampled_from([0, 0, 1, 4]),
 )
 
 
@@ -71,6 +73,8 @@ class FakeEngine:
             )
             for arrival, (length, limit) in enumerate(shapes)
         ]
+        for request in self.requests[::2]:
+            request.lookup = DraftOracle(request, solo(request.prompt, request.max_gen_tokens))
         self.in_flight: dict[str, deque[tuple[Batch, list[int]]]] = {pipeline: deque() for pipeline in self.pipelines}
         self.iterations = dict.fromkeys((request.request_id for request in self.requests), 0)
         self.admitted_order: list[int] = []
@@ -102,7 +106,8 @@ class FakeEngine:
             assert id(selection.request) not in busy, "no request in two batches"
             assert 1 <= selection.num_tokens <= selection.request.num_uncomputed
         if self.config.token_budget is not None:
-            assert sum(selection.num_tokens for selection in selected) <= self.config.token_budget
+            num_tokens = sum(selection.num_tokens + len(selection.draft) for selection in selected)
+            assert num_tokens <= self.config.token_budget
         self.check_order(pipeline, [selection.request for selection in selected])
         batch = self.scheduler.dispatch(pipeline, proposal)
         assert 0 <= ledger.num_reserved_slots <= ledger.num_blocks * BLOCK_SIZE
@@ -117,10 +122,12 @@ class FakeEngine:
             known = len(request.prompt) + len(request.generated)
             assert scheduled.samples == (scheduled.context_length + scheduled.num_tokens == known)
             held = ledger.holding(request).blocks
-            assert len(held) * BLOCK_SIZE >= scheduled.context_length + scheduled.num_tokens
+            assert len(held) * BLOCK_SIZE >= known + len(scheduled.draft)
+            assert len(scheduled.draft) <= self.config.speculative_tokens
             assert len(held) <= blocks_for(request.max_tokens)
             if scheduled.samples:
-                tokens.append(next_token([*request.prompt, *request.generated]))
+                inputs = [*request.prompt, *request.generated, *scheduled.draft]
+                tokens += [next_token(inputs[:length]) for length in range(known, len(inputs) + 1)]
         self.in_flight[pipeline].append((batch, tokens))
         assert self.scheduler.in_flight(pipeline) == len(self.in_flight[pipeline]) <= self.config.n_workers
         return True

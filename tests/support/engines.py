@@ -73,6 +73,7 @@ class Harness:
     batches: list[tuple[int, Batch]] = field(default_factory=list)
     timings: list[pb.StageTiming] = field(default_factory=list)
     preemptions: int = 0
+    drafts: list[tuple[int, int, int]] = field(default_factory=list)
     first_tokens: list[tuple[float, float]] = field(default_factory=list)
 
     def deliver(self, outputs: list[Output]) -> None:
@@ -84,6 +85,9 @@ class Harness:
 
     def on_preemption(self, count: int) -> None:
         self.preemptions += count
+
+    def on_drafts(self, num_drafts: int, num_tokens: int, num_accepted: int) -> None:
+        self.drafts.append((num_drafts, num_tokens, num_accepted))
 
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         self.first_tokens.append((queue_seconds, prefill_seconds))

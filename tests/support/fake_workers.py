@@ -144,6 +144,10 @@ class FakeWorkers:
                     if request.constraint is not None:
                         tokens[-1] = allowed_token(tokens[-1], next(masked))
                     pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
+                    tokens += [
+                        next_token([*known[:length], *scheduled.draft[: count + 1]])
+                        for count in range(len(scheduled.draft))
+                    ]
             await asyncio.sleep(0)
             on_result(pb.IterationResult(sequence=sequence, token=tokens))
 

@@ -54,7 +54,7 @@ def test_a_rewind_at_every_point_leaves_the_tokens_unchanged(variant, checkpoint
 
             harness.engine._dispatcher._observer = type("Observer", (), {
                 "on_dispatch": staticmethod(rewind_those_that_are_due), "on_timing": staticmethod(harness.on_timing),
-                "on_preemption": staticmethod(harness.on_preemption),
+                "on_preemption": staticmethod(harness.on_preemption), "on_drafts": staticmethod(harness.on_drafts),
             })  # fmt: skip
             names = [f"{number}-{point}" for number in range(len(SAMPLING)) for point in range(NUM_TOKENS)]
             for name in names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from typing import Any
 
 import httpx
@@ -14,58 +13,19 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Topology
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import make_prompts, with_tokenizer
-from support.engines import Harness, engine_over, topology
+from support.engines import engine_over, topology
+from support.random_arrivals import SAMPLING, Case, play
 from support.served import serve, value
 
 NAME = "llama-gqa-tied"
-SAMPLING: tuple[dict[str, float], ...] = (
-    {},
-    {"temperature": 0.9, "top_p": 0.8, "seed": 11},
-    {"temperature": 0.7, "seed": 5, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
-    {"min_tokens": 6, "seed": 3, "temperature": 1.0},
-)
 
 
-def requests() -> list[tuple[tuple[int, ...], int, dict[str, float]]]:
-    """Prompts with two common beginnings, one of them twice as a whole; prompt, generated tokens and sampling."""
+def requests() -> list[Case]:
+    """Prompts with two common beginnings, one of them twice as a whole."""
     first, second = make_prompts((70, 40))
     ends = make_prompts((1, 9, 16, 30, 5, 33))
     prompts = [(*first, *end) for end in ends] + [(*second, *end) for end in ends] + [first, first, second]
     return [(prompt, 8 + 5 * (index % 3), SAMPLING[index % 4]) for index, prompt in enumerate(prompts)]
-
-
-async def run(harness: Harness, seed: int) -> dict[str, list[int]]:
-    """Submit the requests in a random order and in groups; rewind and cancel some; return the others' tokens."""
-    chance, left, count = random.Random(seed), list(enumerate(requests())), 0
-    chance.shuffle(left)
-    while left:
-        for _ in range(min(len(left), chance.randint(1, 5))):
-            index, (prompt, max_tokens, sampling) = left.pop()
-            harness.submit(str(index), prompt, max_tokens, **sampling)
-            count += 1
-        if chance.random() < 0.5:
-            harness.submit(f"cancelled-{len(left)}", requests()[0][0], 50)
-            await asyncio.sleep(0.02)
-            harness.engine.cancel(f"cancelled-{len(left)}")
-        await asyncio.sleep(0.03)
-        held = [
-            request
-            for request in harness.engine._requests
-            if request.request_id in harness.engine.scheduler._pipeline_of
-        ]
-        if held:
-            harness.engine.scheduler.rewind(chance.choice(held))
-            harness.engine._dispatch()
-    tokens: dict[str, list[int]] = {}
-    async with asyncio.timeout(120):
-        while count:
-            output = await harness.outputs.get()
-            assert output.error is None
-            if not output.request_id.startswith("cancelled"):
-                assert output.token is not None
-                tokens.setdefault(output.request_id, []).append(output.token)
-                count -= output.finish_reason is not None
-    return tokens
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), pytest.param((1, 2), marks=pytest.mark.long)])
@@ -90,16 +50,16 @@ def check(spec: Topology, admission: str) -> None:
     """
     dtype = spec.model.dtype
 
-    async def play() -> None:
+    async def compare() -> None:
         shared: dict[str, Any] = {"max_batch_size": 4, "token_budget": 48, "deterministic": dtype == "float32"}
         async with engine_over(spec, EngineConfig(**shared, prefix_caching=False)) as harness:
-            expected = await run(harness, 0)
+            expected = await play(harness, requests(), 0)
             computed = sum(entry.num_tokens for _, batch in harness.batches for entry in batch.requests)
         config = EngineConfig(**shared, kv_slots=16 * BLOCK_SIZE, admission=admission)
         async with engine_over(spec, config) as harness:
             for seed in range(3):
                 harness.batches.clear()
-                assert await run(harness, seed) == expected
+                assert await play(harness, requests(), seed) == expected
                 uses = [batch.cache_use for _, batch in harness.batches]
                 assert sum(use.num_hits for use in uses) > 0
                 assert sum(use.num_evictions for use in uses) > 0
@@ -107,7 +67,7 @@ def check(spec: Topology, admission: str) -> None:
             await asyncio.sleep(0.1)
             harness.assert_nothing_held()
 
-    asyncio.run(asyncio.wait_for(play(), 240))
+    asyncio.run(asyncio.wait_for(compare(), 240))
 
 
 PROMPT = list(range(3, 90))

@@ -155,7 +155,7 @@ class RowTable:
             return rows, rows, blocks
         places = np.arange(len(rows)) + np.repeat(self._rows["num_blocks"][row] - counts.cumsum() + counts, counts)
         self._rows["blocks"][rows, places] = blocks
-        self._rows["num_blocks"][row] += counts
+        np.add.at(self._rows["num_blocks"], row, counts)  # a row with drafted tokens has several entries
         return rows, places, blocks
 
     def _block_table(

@@ -7,7 +7,6 @@ import logging
 import os
 from pathlib import Path
 
-from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -15,14 +14,13 @@ from orca_master.commands.argument_types import (
     bound_seconds,
     count,
     fraction,
-    milliseconds,
     positive,
-    slots,
     stall_seconds,
     wait_seconds,
 )
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
+from orca_master.commands.scheduling_options import add_scheduling_options
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
@@ -33,55 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of scheduler and engine."""
-    parser.add_argument(
-        "--max-batch-size", type=positive, default=32, help="maximum requests per iteration, Algorithm 1's max_bs (32)"
-    )
-    parser.add_argument(
-        "--token-budget",
-        type=positive,
-        default=2048,
-        help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",
-    )
-    parser.add_argument(
-        "--target-itl",
-        type=milliseconds,
-        default=0.0,
-        metavar="MILLISECONDS",
-        help="target of the time between the tokens of an answer: beside answers, an iteration has only so many tokens "
-        "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: only the "
-        "token budget limits them (0)",
-    )
-    parser.add_argument(
-        "--kv-slots",
-        type=slots,
-        help=f"K/V slots per pipeline, one per token (Algorithm 1's n_slots), rounded down to blocks of {BLOCK_SIZE} "
-        "(sized from free memory)",
-    )
-    parser.add_argument(
-        "--admission",
-        choices=("reserve", "paged"),
-        default="reserve",
-        help="reserve: allocate K/V slots for all tokens of a request at admission, as in the paper; paged: on demand, "
-        "preempting the youngest requests (reserve)",
-    )
-    parser.add_argument(
-        "--scheduling-policy",
-        choices=("fcfs", "priority"),
-        default="fcfs",
-        help="order of requests: by arrival, or by their field priority and waiting time (fcfs)",
-    )
-    parser.add_argument(
-        "--no-lookahead",
-        action="store_true",
-        help="with one partition: send an iteration only after the result of the previous iteration",
-    )
-    parser.add_argument(
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="requests of the same API key share the K/V blocks of a common prefix, which is computed once (on)",
-    )
+    """Add the options of the engine, also those of scheduling_options.py."""
+    add_scheduling_options(parser)
     parser.add_argument(
         "--enforce-eager",
         action="store_true",
@@ -93,11 +44,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="on: a request has the same tokens and log probabilities bit for bit, whatever else is computed and also "
         "after a recovery (level L2: on the CPU, with --dtype float32), verified by a self-test at start (off)",
-    )
-    parser.add_argument(
-        "--no-balanced-batches",
-        action="store_true",
-        help="Algorithm 1 as printed: do not split few requests into a batch per partition",
     )
     parser.add_argument(
         "--gpu-memory-utilization",
@@ -227,6 +173,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
         prefix_caching=arguments.enable_prefix_caching,
+        speculative_tokens=arguments.speculative_tokens,
         enforce_eager=arguments.enforce_eager,
         deterministic=arguments.deterministic == "on",
         admission=arguments.admission,

@@ -42,7 +42,8 @@ class EngineConfig:
     an iteration, None: automatic (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new
     requests are accepted meanwhile (recovery.py). `max_expected_wait`: longest expected wait in the queue for which
     new requests are accepted (admission.py). `drain_timeout`: maximum wait for running requests at the end.
-    `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `enforce_eager`: no CUDA graphs;
+    `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `speculative_tokens`: most drafted tokens of a
+    request in an iteration, 0 for none (speculation.py); `enforce_eager`: no CUDA graphs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
     takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
@@ -55,6 +56,7 @@ class EngineConfig:
     balanced: bool = True
     lookahead: bool = True
     prefix_caching: bool = True
+    speculative_tokens: int = 0
     enforce_eager: bool = False
     deterministic: bool = False
     admission: str = "reserve"
@@ -98,4 +100,5 @@ class EngineConfig:
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
         """Return the options of the scheduler; `n_workers` is the number of partitions."""
-        return SchedulerConfig(self.max_batch_size, n_workers, self.token_budget, self.balanced)
+        limits = self.max_batch_size, n_workers, self.token_budget, self.balanced
+        return SchedulerConfig(*limits, self.speculative_tokens)

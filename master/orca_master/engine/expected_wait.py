@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orca_master.engine.answer_lengths import AnswerLengths
+from orca_master.engine.row_cost import RowCost
 from orca_master.engine.token_costs import TokenCosts
 from orca_master.scheduling.backlog import backlog, leaves_behind
 from orca_master.scheduling.batch import Batch, ScheduledRequest
@@ -36,6 +37,7 @@ class ExpectedWait:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._costs = TokenCosts()
+        self.row_cost = RowCost()
         self._lengths = AnswerLengths()
         self._sent: dict[str, _Sent] = {}
 
@@ -53,6 +55,8 @@ class ExpectedWait:
         sent.returned_at = now
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
         self._costs.note(seconds, prompt, sum(entry.samples for entry in batch.requests), limited)
+        if not prompt:
+            self.row_cost.note(seconds, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()
 
     def note_lost(self, pipeline: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.errors import RequestError
-from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 
 
@@ -14,15 +16,14 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
     """Encode a dispatched batch, whose requests have passed `check_encodes`."""
     iteration = pb.Iteration(epoch=epoch, sequence=sequence)
     for scheduled in batch.requests:
-        iteration.row.append(scheduled.row)
-        iteration.num_tokens.append(scheduled.num_tokens)
-        iteration.context_length.append(scheduled.context_length)
-        iteration.token.extend(
-            scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
-        )
-        iteration.num_new_blocks.append(len(scheduled.new_blocks))
+        tokens = scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
+        _add_entry(iteration, scheduled, scheduled.context_length, tokens)
+        position = scheduled.context_length + scheduled.num_tokens
+        for token in scheduled.draft:
+            _add_entry(iteration, scheduled, position, (token,))
+            position += 1
+        iteration.num_new_blocks[-1] = len(scheduled.new_blocks)
         iteration.new_block.extend(scheduled.new_blocks)
-        iteration.sample.append(scheduled.samples)
         if scheduled.samples and scheduled.request.constraint is not None:
             iteration.masked_row.append(scheduled.row)
         if scheduled.admitted:
@@ -31,6 +32,18 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
             if request.sampling.reads_history:
                 admission.computed_token.extend(request.tokens(0, scheduled.context_length))
     return iteration
+
+
+def _add_entry(
+    iteration: pb.Iteration, scheduled: ScheduledRequest, context_length: int, tokens: Sequence[int]
+) -> None:
+    """Add an entry without new blocks, for input tokens from the position `context_length` on."""
+    iteration.row.append(scheduled.row)
+    iteration.num_tokens.append(len(tokens))
+    iteration.context_length.append(context_length)
+    iteration.token.extend(tokens)
+    iteration.num_new_blocks.append(0)
+    iteration.sample.append(scheduled.samples)
 
 
 def check_encodes(request: Request) -> None:

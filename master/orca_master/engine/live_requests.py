@@ -16,6 +16,7 @@ from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import most_cached
+from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -76,6 +77,7 @@ class LiveRequests:
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
             constraint=submission.constraint,
+            lookup=self._lookup(submission),
         )
         check_encodes(request)
         self._check(request)
@@ -114,18 +116,22 @@ class LiveRequests:
         self._admission.expected_wait.note_returned(batch, now)
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
-        for index, request in self._scheduler.commit(batch, list(result.token)):
+        progressed = self._scheduler.commit(batch, list(result.token))
+        last = {request: index for index, request in progressed}
+        if num_drafts := sum(bool(entry.draft) for entry in batch.requests):
+            num_tokens = sum(len(entry.draft) for entry in batch.requests)
+            self._observer.on_drafts(num_drafts, num_tokens, len(progressed) - len(last))
+        for index, request in progressed:
             is_first = len(request.generated) == 1
             if is_first:
                 self._admission.note_first_token(request, now)
                 self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
-            reason = request.finish_reason
+            reason = request.finish_reason if index == last[request] else None
             num_cached = request.num_cached if is_first else 0
             # The only other reasons are those of a complete answer.
             error = request.constraint.error if reason is FinishReason.FAULT and request.constraint else None
-            outputs.append(
-                Output(request.request_id, request.generated[-1], reason, error, logprobs.get(index), num_cached)
-            )
+            token = result.token[index]
+            outputs.append(Output(request.request_id, token, reason, error, logprobs.get(index), num_cached))
             if reason is not None:
                 self._admission.expected_wait.note_end(request)
                 del self._requests[request.request_id]
@@ -151,6 +157,13 @@ class LiveRequests:
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""
         self._fail([*self._incomplete, *self._requests.values()], reason)
+
+    def _lookup(self, submission: Submission) -> PromptLookup | None:
+        """Return what drafts a request's tokens; None if tokens before change which ones it may sample."""
+        drafts = self._scheduler.config.speculative_tokens and submission.constraint is None
+        if not drafts or submission.sampling.reads_history:
+            return None
+        return PromptLookup([*submission.prompt, *(submission.generated or ())])
 
     def _fail_overdue(self) -> None:
         """Fail the choices of requests that are incomplete after CHOICES_SECONDS, and free the places of all."""

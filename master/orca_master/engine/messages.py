@@ -71,6 +71,9 @@ class EngineObserver(Protocol):
     def on_preemption(self, count: int) -> None:
         """Record the number of requests preempted by an iteration."""
 
+    def on_drafts(self, num_drafts: int, num_tokens: int, num_accepted: int) -> None:
+        """Record the drafts of an iteration that returned, their tokens, and how many of them are part of an answer."""
+
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """Record a request's time in the queue, and the time from its first iteration to its first token."""
 
@@ -111,6 +114,11 @@ class Observers:
         """See EngineObserver."""
         for observer in self._observers:
             observer.on_preemption(count)
+
+    def on_drafts(self, num_drafts: int, num_tokens: int, num_accepted: int) -> None:
+        """See EngineObserver."""
+        for observer in self._observers:
+            observer.on_drafts(num_drafts, num_tokens, num_accepted)
 
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """See EngineObserver."""

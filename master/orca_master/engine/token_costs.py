@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from orca_master.engine.moving_line import MovingLine
+
 WINDOW_SECONDS = 5.0
 """The weight of an iteration decreases by the factor e in so much time of iterations."""
 LEAST_ITERATIONS = 16
@@ -29,8 +31,8 @@ class TokenCosts:
     """Moving averages over iterations. Idle time is no iteration, and so without effect."""
 
     def __init__(self) -> None:
-        # Over all iterations: sums of weights, seconds, prompt tokens, and products.
-        self._weight = self._all_seconds = self._all_prompt = self._prompt_squared = self._seconds_prompt = 0.0
+        self._line = MovingLine()
+        """Seconds over tokens of prompts, of all iterations."""
         # Over the iterations for which requests had to wait.
         self._seconds = self._prompt = self._generated = 0.0
 
@@ -40,11 +42,7 @@ class TokenCosts:
         `limited`: requests had to wait, because they did not fit into the iteration.
         """
         kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
-        self._weight = kept * self._weight + 1
-        self._all_seconds = kept * self._all_seconds + seconds
-        self._all_prompt = kept * self._all_prompt + prompt
-        self._prompt_squared = kept * self._prompt_squared + prompt * prompt
-        self._seconds_prompt = kept * self._seconds_prompt + seconds * prompt
+        self._line.note(prompt, seconds, kept)
         if limited:
             self._seconds = kept * self._seconds + seconds
             self._prompt = kept * self._prompt + prompt
@@ -57,7 +55,8 @@ class TokenCosts:
         if not tokens:
             return None
         equal = self._seconds / tokens
-        prompt = min(equal, max(0.0, self._slope(equal)))
+        slope = self._line.slope()
+        prompt = equal if slope is None else min(equal, max(0.0, slope))
         if not self._generated:
             return Costs(equal, equal)
         return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
@@ -68,14 +67,8 @@ class TokenCosts:
         At least as many as take the time of an iteration without prompts: where that exceeds `seconds`, prompts have
         half of the pipeline's time.
         """
-        if not self._weight or (slope := self._slope(0.0)) <= 0:
+        slope = self._line.slope()
+        if slope is None or slope <= 0:
             return None
-        constant = (self._all_seconds - slope * self._all_prompt) / self._weight
+        constant = self._line.constant(slope)
         return math.floor(max(seconds - constant, constant) / slope)
-
-    def _slope(self, default: float) -> float:
-        """Return the seconds per prompt token; `default` if the iterations are too much alike to tell."""
-        variance = self._weight * self._prompt_squared - self._all_prompt**2
-        if variance <= 1e-6 * self._weight * self._prompt_squared:
-            return default
-        return (self._weight * self._seconds_prompt - self._all_seconds * self._all_prompt) / variance

@@ -52,6 +52,9 @@ class IterationLog:
     def on_preemption(self, count: int) -> None:
         """See EngineObserver."""
 
+    def on_drafts(self, num_drafts: int, num_tokens: int, num_accepted: int) -> None:
+        """See EngineObserver."""
+
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """See EngineObserver."""
 
@@ -65,7 +68,7 @@ class IterationLog:
         line = {
             "pipeline": pipeline,
             "sequence": timing.sequence,
-            "num_tokens": [scheduled.num_tokens for scheduled in batch.requests],
+            "num_tokens": [scheduled.num_tokens + len(scheduled.draft) for scheduled in batch.requests],
             "context_length": [scheduled.context_length for scheduled in batch.requests],
             "stages": [stages[partition] for partition in range(self._num_partitions)],
         }

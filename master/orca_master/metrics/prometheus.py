@@ -45,6 +45,9 @@ class Metrics:
         )
         self._hits = self._counter("prefix_cache_hits", "Tokens of them that the prefix cache had")
         self._evictions = self._counter("prefix_cache_evictions", "K/V blocks that were evicted from the prefix cache")
+        self._drafts = self._counter("spec_decode_num_drafts", "Drafts of tokens that iterations computed")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Tokens of them that are part of an answer")
         self._finished = Counter(
             "orca:request_success",
             "Finished requests, by finish reason",
@@ -147,7 +150,7 @@ class Metrics:
         """See EngineObserver."""
         self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
-        self._batch_tokens.observe(sum(scheduled.num_tokens for scheduled in batch.requests))
+        self._batch_tokens.observe(sum(entry.num_tokens + len(entry.draft) for entry in batch.requests))
         self._queries.inc(batch.cache_use.num_queried)
         self._hits.inc(batch.cache_use.num_hits)
         self._evictions.inc(batch.cache_use.num_evictions)
@@ -159,6 +162,12 @@ class Metrics:
     def on_preemption(self, count: int) -> None:
         """See EngineObserver."""
         self._preemptions.inc(count)
+
+    def on_drafts(self, num_drafts: int, num_tokens: int, num_accepted: int) -> None:
+        """See EngineObserver."""
+        self._drafts.inc(num_drafts)
+        self._drafted.inc(num_tokens)
+        self._accepted.inc(num_accepted)
 
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """See EngineObserver."""

@@ -13,11 +13,13 @@ class Selection:
     """One request of a proposal, with the number of its tokens to compute.
 
     `num_shared_blocks`: of a request to admit, the first blocks, which other requests have computed or compute.
+    `draft`: tokens to compute in addition, which may follow the last known one (speculation.py).
     """
 
     request: Request
     num_tokens: int
     num_shared_blocks: int = 0
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request of a dispatched batch: one row of an Iteration (protos/engine.proto)."""
+    """One request of a dispatched batch: an entry of an Iteration (protos/engine.proto), and one per drafted token."""
 
     request: Request
     incarnation: int
@@ -45,6 +47,12 @@ class ScheduledRequest:
     new_blocks: tuple[int, ...]
     admitted: bool
     samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that the iteration samples for the request, also those that may turn out to be invalid."""
+        return self.samples + len(self.draft)
 
     @property
     def is_stale(self) -> bool:

@@ -8,8 +8,11 @@ iterations in order and the next holder of a block writes each slot before it re
 
 from __future__ import annotations
 
-from orca_master.scheduling.batch import Batch, Proposal, Selection
+from collections.abc import Sequence
+
+from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
 from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.speculation import draft
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
@@ -17,7 +20,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
 
     The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
     aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, too few blocks
-    are free, or the batch exceeds a limit.
+    are free, or the batch exceeds a limit. Also if `batch` has drafts, or its result is expected to be drafted on.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]
@@ -25,6 +28,8 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         return Proposal()
     requests = [scheduled.request for scheduled in alive]
     staying = [request for request in requests if request.num_left > 1]
+    if _speculates(scheduler, alive):
+        return Proposal()
     free_blocks = ledger.num_free_blocks - sum(
         ledger.blocks_to_grow(request, request.num_scheduled + 1) for request in staying
     )
@@ -41,3 +46,11 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         if leaves_room or goes_first or len(staying) < len(requests):
             return Proposal()
     return Proposal(tuple(Selection(request, 1) for request in staying))
+
+
+def _speculates(scheduler: Scheduler, batch: Sequence[ScheduledRequest]) -> bool:
+    """Whether a batch has drafts, or one of its requests would be drafted on if its next token were known."""
+    most = scheduler.config.speculative_tokens
+    return most > 0 and any(
+        entry.draft or draft(entry.request, most, len(batch), scheduler.row_cost) for entry in batch
+    )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca_master.scheduling.constraint import Constraint
+from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 LOSSES_BEFORE_ALONE = 2
@@ -77,6 +78,8 @@ class Request:
     """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
     constraint: Constraint | None = None
     """The state of `generated` in the request's grammar, None without one."""
+    lookup: PromptLookup | None = None
+    """Drafts of the next tokens (speculation.py), None if none are to be computed."""
     block_keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
@@ -149,6 +152,8 @@ class Request:
         self.num_losses = 0
         if self.constraint is not None:
             self.constraint.accept(token)
+        if self.lookup is not None:
+            self.lookup.append(token)
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.constraint is not None and self.constraint.error:

@@ -120,6 +120,17 @@ class Room:
         self.preempted, self.num_blocks = victims, num_free - num_blocks
         return True
 
+    def hold_draft(self, request: Request, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """Subtract tokens and blocks of a draft after the last known token; return () if its blocks are not free."""
+        held = self.ledger.blocks_to_grow(request, request.num_tokens)  # `grow` has subtracted these
+        num_blocks = self.ledger.blocks_to_grow(request, request.num_tokens + len(draft)) - held
+        if num_blocks > self.num_blocks:
+            return ()
+        self.num_blocks -= num_blocks
+        if self.num_tokens is not None:
+            self.num_tokens -= len(draft)
+        return draft
+
     def compute(self, request: Request, start: int, num_tokens: int) -> None:
         """Subtract tokens of a request from position `start` on; later requests of the batch can share their blocks."""
         if self.num_tokens is not None:

@@ -11,6 +11,7 @@ Extensions of the printed algorithm, each of which can be disabled:
 - Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests.
 - Paged admission: slots on demand; the youngest requests are preempted when slots run out (kv_ledger.py).
 - Shared prefixes: a request that begins with the tokens of another one shares its blocks (prefix_cache.py).
+- Speculative decoding: drafted tokens are computed beside the last token of an answer (speculation.py).
 - Several pipelines share one pool (docs/contracts.md, section 2, FCFS).
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
+from orca_master.scheduling.batch_cap import batch_cap
 from orca_master.scheduling.candidates import Candidates
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
@@ -30,16 +32,21 @@ from orca_master.scheduling.prompt_budget import prompt_limit
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.room import Room
+from orca_master.scheduling.speculation import ROW_COST, num_accepted, with_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit."""
+    """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit.
+
+    `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for none (speculation.py).
+    """
 
     max_batch_size: int
     n_workers: int
     token_budget: int | None = None
     balanced: bool = True
+    speculative_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -62,6 +69,8 @@ class Scheduler:
         """Requests that run alone."""
         self.prompt_budget: int | None = None
         """Tokens of prompts per iteration while answers are generated (prompt_budget.py)."""
+        self.row_cost = ROW_COST
+        """Time of a row of an iteration (speculation.py)."""
         self.num_pipeline_changes = 0
         """How often a pipeline has been added or removed."""
 
@@ -120,7 +129,10 @@ class Scheduler:
         self._suspects = [request for request in self._suspects if request.runs_alone and request.finish_reason is None]
         alone = [entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline]
         if not alone:
-            return self._fill(state, self.pool, state.admitted, self._batch_cap(state))
+            cap, n_workers = self.config.max_batch_size, self.config.n_workers
+            if self.config.balanced:
+                cap = batch_cap(cap, n_workers, self.pool, state.ledger, len(state.admitted), len(self._pipelines))
+            return self._fill(state, self.pool, state.admitted, cap)
         if state.in_flight:
             return Proposal()
         waiting = [request for request in self.pool if request in alone]
@@ -162,6 +174,8 @@ class Scheduler:
                     break
             room.compute(request, start, num_tokens)
             batch.append(Selection(request, num_tokens, num_shared_blocks))
+        if self.config.speculative_tokens:
+            batch = with_drafts(batch, room, self.config.speculative_tokens, self.row_cost)
         return Proposal(tuple(batch), tuple(room.preempted) if batch else (), room.is_full)
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
@@ -181,10 +195,11 @@ class Scheduler:
                 bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
-                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_tokens)
+                num_tokens = selection.num_tokens + len(selection.draft)
+                new_blocks = state.ledger.grow(request, request.num_scheduled + num_tokens)
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
-            request.num_tokens_in_flight += selection.num_tokens
+            request.num_tokens_in_flight += selection.num_tokens + len(selection.draft)
             state.ledger.note_contents(request, min(request.num_scheduled, request.num_tokens))
             scheduled.append(
                 ScheduledRequest(
@@ -196,6 +211,7 @@ class Scheduler:
                     tuple(new_blocks),
                     admitted,
                     samples=request.num_scheduled >= request.num_tokens,
+                    draft=selection.draft,
                 )
             )
         state.in_flight += 1
@@ -204,33 +220,34 @@ class Scheduler:
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
         """Record the result of a batch (lines 10 to 15).
 
-        Return the requests that got a token, each with the index of its token. `tokens` has one entry for each
-        scheduled request that samples, in order. Requests that were rewound or cancelled in the meantime are
-        skipped: their result is stale. A returned request with a `finish_reason` has ended, and its slots are free.
+        Return the requests that got tokens, once for each token, with its index. `tokens` has one entry for each
+        scheduled request that samples and one for each drafted token, in order. Requests that were rewound or
+        cancelled in the meantime are skipped: their result is stale. A returned request with a `finish_reason` has
+        ended, and its slots are free.
 
-        Raises ValueError if the number of tokens is not the number of requests that sample.
+        Raises ValueError if the number of tokens is not the number of those that the batch samples.
         """
-        if len(tokens) != sum(scheduled.samples for scheduled in batch.requests):
+        if len(tokens) != sum(scheduled.num_sampled for scheduled in batch.requests):
             raise ValueError(f"the engine returned {len(tokens)} tokens for {batch}")
         if batch.pipeline in self._pipelines:
             self._pipelines[batch.pipeline].in_flight -= 1
-        sampled = iter(enumerate(tokens))
-        progressed = []
+        progressed, end = [], 0
         for scheduled in batch.requests:
-            index, token = next(sampled) if scheduled.samples else (-1, -1)
-            request = scheduled.request
+            start, end = end, end + scheduled.num_sampled
+            request, draft = scheduled.request, scheduled.draft
             if request.incarnation != scheduled.incarnation:
                 continue
-            request.num_computed += scheduled.num_tokens
-            request.num_tokens_in_flight -= scheduled.num_tokens
+            accepted = num_accepted(draft, tokens[start:end])
+            request.num_computed += scheduled.num_tokens + accepted
+            request.num_tokens_in_flight -= scheduled.num_tokens + len(draft)
             request.state = RequestState.RUNNING if request.num_tokens_in_flight else RequestState.INCREMENT
-            if not scheduled.samples:
-                continue
-            request.append(token)
-            progressed.append((index, request))
-            if request.finish_reason is not None:
-                self._release(request)
-                request.finish(request.finish_reason)
+            for index in range(start, start + accepted + 1 if scheduled.samples else start):
+                request.append(tokens[index])
+                progressed.append((index, request))
+                if request.finish_reason is not None:
+                    self._release(request)
+                    request.finish(request.finish_reason)
+                    break
         return progressed
 
     # -- at any moment -------------------------------------------------------------------------------
@@ -270,28 +287,6 @@ class Scheduler:
             self._suspects.append(request)
 
     # -- inside --------------------------------------------------------------------------------------
-
-    def _batch_cap(self, state: _Pipeline) -> int:
-        """Return `max_batch_size`, or less if smaller batches keep every stage busy.
-
-        Live requests are the admitted requests of this pipeline and its proportion of the requests that could be
-        admitted now, counted only as far as they can change the result.
-        """
-        config = self.config
-        if not config.balanced or config.n_workers == len(self._pipelines) == 1:
-            return config.max_batch_size
-        enough = (config.max_batch_size * config.n_workers - len(state.admitted)) * len(self._pipelines)
-        room, admissible = Room.of(state.ledger), 0
-        for request in self.pool if enough > 0 else ():
-            if not state.ledger.can_finish(request):
-                continue
-            cost = room.cost_of(request)
-            if cost.num_blocks > room.num_blocks or admissible == enough:
-                break
-            room.admit(cost)
-            admissible += 1
-        live = len(state.admitted) + -(-admissible // len(self._pipelines))
-        return min(config.max_batch_size, -(-live // self.config.n_workers))
 
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]

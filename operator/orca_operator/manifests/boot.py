@@ -141,6 +141,8 @@ def _options(context: Context) -> dict[str, Any]:
         values["target-itl"] = spec.scheduler.target_itl_milliseconds
     if spec.scheduler.prefix_caching is False:
         values["no-enable-prefix-caching"] = True
+    if spec.scheduler.speculative_tokens is not None:
+        values["speculative-tokens"] = spec.scheduler.speculative_tokens
     if spec.master.api_processes:
         values["api-processes"] = spec.master.api_processes
     if spec.auth.api_key_secret_ref is not None:

@@ -1,0 +1,74 @@
+"""Command-line options of the scheduler: limits of an iteration and of the K/V cache, policies and extensions."""
+
+from __future__ import annotations
+
+import argparse
+
+from orca_contract.kv_blocks import BLOCK_SIZE
+
+from orca_master.commands.argument_types import count, milliseconds, positive, slots
+
+
+def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the scheduler."""
+    parser.add_argument(
+        "--max-batch-size", type=positive, default=32, help="maximum requests per iteration, Algorithm 1's max_bs (32)"
+    )
+    parser.add_argument(
+        "--token-budget",
+        type=positive,
+        default=2048,
+        help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",
+    )
+    parser.add_argument(
+        "--target-itl",
+        type=milliseconds,
+        default=0.0,
+        metavar="MILLISECONDS",
+        help="target of the time between the tokens of an answer: beside answers, an iteration has only so many tokens "
+        "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: only the "
+        "token budget limits them (0)",
+    )
+    parser.add_argument(
+        "--kv-slots",
+        type=slots,
+        help=f"K/V slots per pipeline, one per token (Algorithm 1's n_slots), rounded down to blocks of {BLOCK_SIZE} "
+        "(sized from free memory)",
+    )
+    parser.add_argument(
+        "--admission",
+        choices=("reserve", "paged"),
+        default="reserve",
+        help="reserve: allocate K/V slots for all tokens of a request at admission, as in the paper; paged: on demand, "
+        "preempting the youngest requests (reserve)",
+    )
+    parser.add_argument(
+        "--scheduling-policy",
+        choices=("fcfs", "priority"),
+        default="fcfs",
+        help="order of requests: by arrival, or by their field priority and waiting time (fcfs)",
+    )
+    parser.add_argument(
+        "--no-lookahead",
+        action="store_true",
+        help="with one partition: send an iteration only after the result of the previous iteration",
+    )
+    parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="requests of the same API key share the K/V blocks of a common prefix, which is computed once (on)",
+    )
+    parser.add_argument(
+        "--speculative-tokens",
+        type=count,
+        default=0,
+        metavar="N",
+        help="speculative decoding: draft up to N tokens per request and iteration, as they followed the same tokens "
+        "earlier in prompt or answer; answers stay the same, and drafts that do not pay are not computed; 0: none (0)",
+    )
+    parser.add_argument(
+        "--no-balanced-batches",
+        action="store_true",
+        help="Algorithm 1 as printed: do not split few requests into a batch per partition",
+    )

@@ -1,0 +1,74 @@
+"""`PromptLookup`: drafts the next tokens of a request by what followed the same tokens before. Pure.
+
+Answers often copy: code that is edited, documents that are quoted, tables, repetitions. Where the last NGRAM tokens
+have occurred before, in the prompt or in the answer, the tokens that followed them are the draft (prompt lookup
+decoding, Saxena, 2023: https://github.com/apoorvumang/prompt-lookup-decoding). No second model is needed.
+
+Each lookup also guesses the next token, whether a draft is computed or not, so `acceptance` is known before the first
+draft and falls where the text stops copying.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+
+NGRAM = 3
+"""Tokens that must have occurred before."""
+WEIGHT = 1 / 8
+"""Weight of the latest guess in `acceptance`."""
+FIRST_ACCEPTANCE = 0.5
+MOST_ACCEPTANCE = 0.98
+"""Assumed at most: a draft ends, however well earlier guesses did."""
+MOST_PLACES = 64
+"""Places among the bytes of the tokens that one lookup examines: only each fourth is the begin of a token."""
+_SIZE = 4
+"""Bytes of a token."""
+
+
+class PromptLookup:
+    """The tokens of one request, and how well their repetitions predict the next token."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._bytes = bytearray(array("I", tokens).tobytes())
+        self.acceptance = FIRST_ACCEPTANCE
+        """Share of the latest guesses that were right, a moving average."""
+        self._start: int | None = None
+        """Byte at which the continuation begins; None if the last tokens have not occurred before."""
+        self._look_up()
+
+    def append(self, token: int) -> None:
+        """Add the next token of the request, and compare it with the guess."""
+        code = token.to_bytes(_SIZE, sys.byteorder)
+        if self._start is not None:
+            right = self._bytes[self._start : self._start + _SIZE] == code
+            self.acceptance = min(MOST_ACCEPTANCE, self.acceptance + WEIGHT * (right - self.acceptance))
+        self._bytes += code
+        self._look_up()
+
+    def draft(self, threshold: float, most: int) -> tuple[int, ...]:
+        """Return up to `most` tokens, each expected to be accepted with a probability of `threshold` at least.
+
+        A continuation that reaches the end of the known tokens goes on with its own tokens, as repetitions do.
+        """
+        if self._start is None or self.acceptance <= threshold:
+            return ()
+        count = min(most, int(math.log(threshold) / math.log(self.acceptance)))
+        following = array("I", bytes(self._bytes[self._start : self._start + count * _SIZE]))
+        return tuple(following[index % len(following)] for index in range(count))
+
+    def _look_up(self) -> None:
+        """Find the latest earlier occurrence of the last NGRAM tokens."""
+        size = len(self._bytes)
+        last = bytes(self._bytes[-NGRAM * _SIZE :])
+        end, self._start = size - _SIZE, None
+        for _ in range(MOST_PLACES if size > len(last) else 0):
+            place = self._bytes.rfind(last, 0, end)
+            if place < 0:
+                return
+            if place % _SIZE == 0:
+                self._start = place + len(last)
+                return
+            end = place + len(last) - 1

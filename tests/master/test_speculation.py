@@ -1,0 +1,107 @@
+"""Which tokens are drafted, and which are accepted."""
+
+from __future__ import annotations
+
+import pytest
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_master.engine.iteration_message import build_iteration
+from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.kv_ledger import PagedLedger
+from orca_master.scheduling.prompt_lookup import PromptLookup
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.speculation import LEAST_ACCEPTANCE, MOST_ROWS, least_acceptance, num_accepted
+
+PROMPT = (4, 5, 6, 7, 4, 5)
+
+
+def begun(num_blocks: int = 9, most: int = 8, max_gen_tokens: int = 30, **limits: int) -> tuple[Scheduler, Request]:
+    """Return a scheduler and a request that has generated the token 6, so that 7, 4, 5, 6, … are its draft."""
+    scheduler = Scheduler(SchedulerConfig(**{"max_batch_size": 4, **limits}, n_workers=1, speculative_tokens=most),
+                          RequestPool(9, 999))  # fmt: skip
+    scheduler.add_pipeline("p", PagedLedger(num_blocks))
+    scheduler.row_cost = 0.01
+    request = Request("r", 0, PROMPT, max_gen_tokens, lookup=PromptLookup(PROMPT))
+    request.lookup.acceptance = 0.95
+    scheduler.pool.add(request)
+    while not request.generated:
+        batch = next_batch(scheduler)
+        scheduler.commit(batch, [6] * sum(entry.num_sampled for entry in batch.requests))
+    return scheduler, request
+
+
+def next_batch(scheduler: Scheduler) -> Batch:
+    return scheduler.dispatch("p", scheduler.select("p"))
+
+
+@pytest.mark.parametrize(
+    ("sampled", "count"), [([7, 4, 5, 6], 3), ([7, 4, 6, 6], 2), ([7, 5, 5, 6], 1), ([4, 4, 5, 6], 0)]
+)
+def test_drafts_are_accepted_up_to_the_first_other_token(sampled, count):
+    assert num_accepted((7, 4, 5), sampled) == count
+
+
+def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
+    scheduler, request = begun(most=10)
+    (entry,) = (batch := next_batch(scheduler)).requests
+    assert entry.draft == (7, 4, 5, 6, 7, 4, 5, 6, 7, 4)
+    message = build_iteration(1, 2, batch)
+    assert list(message.token) == [6, *entry.draft]
+    assert list(message.row) == [entry.row] * 11
+    assert list(message.context_length) == list(range(len(PROMPT), len(PROMPT) + 11))
+    assert list(message.num_tokens) == [1] * 11
+    assert list(message.sample) == [True] * 11
+    assert list(message.num_new_blocks) == [*[0] * 10, 1], "17 tokens"
+    assert scheduler.commit(batch, [7, 4, 5, 9, *[0] * 7]) == [(index, request) for index in range(4)]
+    assert request.generated == [6, 7, 4, 5, 9]
+    assert (request.num_computed, request.num_uncomputed) == (len(PROMPT) + 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"max_gen_tokens": 4}, 2),  # two more tokens follow from the drafts, the last of all from the second
+        ({"max_gen_tokens": 2}, 0),
+        ({"token_budget": 4, "most": 8}, 3),
+        ({"num_blocks": 1, "most": 9, "max_gen_tokens": 10}, 8),
+        ({"most": 99, "max_gen_tokens": 90}, 27),  # 0.95 ** 27 is the least acceptance
+    ],
+)
+def test_a_draft_keeps_all_limits(options, count):
+    scheduler, _ = begun(**options)
+    (entry,) = next_batch(scheduler).requests
+    assert len(entry.draft) == count <= MOST_ROWS - 1
+
+
+def test_a_draft_without_free_blocks_preempts_nobody():
+    scheduler, request = begun(num_blocks=2, most=16, max_gen_tokens=20)
+    other = Request("other", 1, (1,) * 8, BLOCK_SIZE)
+    scheduler.pool.add(other)
+    batch = next_batch(scheduler)
+    assert [entry.request for entry in batch.requests] == [request, other]
+    assert not batch.requests[0].draft
+    assert other.num_tokens_in_flight == 8
+
+
+def test_tokens_after_the_end_of_a_request_are_ignored():
+    scheduler, request = begun()
+    request.stop_token_ids = frozenset({4})
+    batch = next_batch(scheduler)
+    assert scheduler.commit(batch, [7, 4, 5, *[0] * 6]) == [(0, request), (1, request)]
+    assert request.generated == [6, 7, 4]
+    assert scheduler.ledger("p").num_holders == 0
+
+
+def test_tokens_of_a_rewound_request_are_ignored():
+    scheduler, request = begun()
+    batch = next_batch(scheduler)
+    scheduler.rewind(request)
+    assert scheduler.commit(batch, [7, 4, 5, *[0] * 6]) == []
+    assert request.generated == [6]
+
+
+def test_the_more_a_row_costs_the_surer_a_draft_must_be():
+    assert least_acceptance(1, 0.01) == LEAST_ACCEPTANCE
+    assert least_acceptance(16, 0.16) == pytest.approx(2.56 / 3.56)
+    assert least_acceptance(16, 1.0) < 1

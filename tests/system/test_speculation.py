@@ -1,0 +1,104 @@
+"""Speculative decoding: drafts are computed and accepted, and every request has the tokens that it has without them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_contract.topology import Topology
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.row_cost import RowCost
+from support.checkpoints import make_prompts
+from support.engines import engine_over, topology
+from support.random_arrivals import SAMPLING, Case, play
+
+NUM_TOKENS = 48
+
+
+FEW = {"logit_bias": ((99, 30.0), (107, 30.0), (183, 30.0))}
+"""Answers of three tokens repeat themselves, with and without a temperature; those of random weights seldom do."""
+
+
+def requests() -> list[Case]:
+    """Two thirds of the requests can have drafts; the other kinds of sampling read the tokens before."""
+    prompts = make_prompts((7, 12, 20, 30, 9, 40, 8, 21, 64, 5, 18, 33))
+    kinds = {}, {}, *SAMPLING
+    return [(prompt, NUM_TOKENS, {**kinds[index % 6], **FEW}) for index, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch):
+    """Leave the cost of a row as it is before it has been measured, on every machine."""
+    monkeypatch.setattr(RowCost, "note", lambda self, seconds, rows: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "admission"),
+    [
+        ("llama-gqa-tied", (1, 1), "paged"),
+        pytest.param("gpt2-head64-tied", (2, 1), "reserve", marks=pytest.mark.long),
+        pytest.param("llama-gqa-tied", (1, 2), "paged", marks=pytest.mark.long),
+        pytest.param("gpt2-head64-tied", (1, 1), "reserve", marks=pytest.mark.exhaustive),
+        pytest.param("gpt2-head64-tied", (1, 2), "reserve", marks=pytest.mark.exhaustive),
+        pytest.param("llama-gqa-tied", (2, 1), "paged", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_drafts_change_no_token(checkpoint, worker_pool, name, ranks, admission):
+    partitions, tensor_parallel_size = ranks
+    check(topology(checkpoint(name), worker_pool.addresses(partitions), tensor_parallel_size), admission)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.long),
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.long),
+        pytest.param({"quantization": "int8"}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_drafts_change_no_token_of_other_types(checkpoint, worker_pool, options):
+    spec = topology(checkpoint("llama-gqa-tied"), worker_pool.addresses(1))
+    check(spec.model_copy(update={"model": spec.model.model_copy(update=options)}), "paged")
+
+
+def check(spec: Topology, admission: str) -> None:
+    """Chunked prompts, all kinds of sampling, few blocks: with rewinds, cancels and preemption."""
+    shared: dict[str, Any] = {"max_batch_size": 3, "token_budget": 48, "deterministic": spec.model.dtype == "float32"}
+    drafts: dict[str, Any] = {"speculative_tokens": 6, "kv_slots": 20 * BLOCK_SIZE, "admission": admission}
+
+    async def compare() -> None:
+        async with engine_over(spec, EngineConfig(**shared)) as harness:
+            expected = await play(harness, requests(), 0)
+            assert not harness.drafts
+        async with engine_over(spec, EngineConfig(**shared, **drafts)) as harness:
+            for seed in range(3):
+                harness.drafts.clear()
+                assert await play(harness, requests(), seed) == expected
+                drafted, accepted = (sum(entry[place] for entry in harness.drafts) for place in (1, 2))
+                assert 0 < accepted < drafted
+            await asyncio.sleep(0.1)
+            harness.assert_nothing_held()
+
+    asyncio.run(asyncio.wait_for(compare(), 240))
+
+
+def test_log_probabilities_are_those_without_drafts(checkpoint, worker_pool):
+    spec = topology(checkpoint("llama-gqa-tied"), worker_pool.addresses(1))
+
+    async def outputs(**options: Any) -> list[tuple[Any, ...]]:
+        async with engine_over(spec, EngineConfig(deterministic=True, **options)) as harness:
+            harness.submit("r", make_prompts((20,))[0], NUM_TOKENS, logprobs=2, **FEW)
+            found = [await asyncio.wait_for(harness.outputs.get(), 60) for _ in range(NUM_TOKENS)]
+            assert any(accepted for _, _, accepted in harness.drafts) == bool(options)
+            return [(output.token, output.finish_reason, output.logprobs and (
+                output.logprobs.sampled, list(output.logprobs.token), list(output.logprobs.logprob)
+            )) for output in found]  # fmt: skip
+
+    async def compare() -> None:
+        expected = await outputs()
+        assert await outputs(speculative_tokens=6) == expected
+        assert [entry[1] for entry in expected[:-1]] == [None] * (NUM_TOKENS - 1)
+
+    asyncio.run(compare())
