@@ -19,7 +19,7 @@ from orca_master.bodies.response_items import InputItem
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.chat import chat_generation, token_logprob
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import deliver_body, deliver_stream
+from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
@@ -125,18 +125,14 @@ async def _events(
     numbers = itertools.count()
     ready = [_event(event, numbers) for event in answer.begin()]
     try:
-        if not first.done():
-            yield ready
-            ready = []
-        together = await first
-        while True:
-            ready += [_event(event, numbers) for piece in together for event in answer.feed(piece)]
-            yield ready
-            ready = []
-            try:
-                together = await anext(pieces)
-            except StopAsyncIteration:
-                break
+        async with groups_of(first, pieces) as groups:
+            if not first.done():
+                yield ready
+                ready = []
+            async for together in groups:
+                ready += [_event(event, numbers) for piece in together for event in answer.feed(piece)]
+                yield ready
+                ready = []
         ending = answer.end()
         await keep(answer.response)
         yield [_event(event, numbers) for event in ending]
@@ -146,8 +142,6 @@ async def _events(
         ending = answer.fail(code, str(in_response_fields(error)))
         await keep(answer.response)
         yield [*ready, *(_event(event, numbers) for event in ending)]
-    finally:
-        await pieces.aclose()  # type: ignore[attr-defined]
 
 
 def _event(event: Event, numbers: itertools.count[int]) -> str:
