@@ -229,6 +229,7 @@ def test_the_description_has_the_route(served):
     assert "post" in paths["/v1/responses"]
     assert {"get", "delete"} <= set(paths["/v1/responses/{response_id}"])
     assert "get" in paths["/v1/responses/{response_id}/input_items"]
+    assert "post" in paths["/v1/responses/{response_id}/cancel"]
     properties = description["components"]["schemas"]["ResponseRequest"]["properties"]
     assert properties["model"]["enum"] == [NAME]
     assert "at most 704 tokens" in properties["max_output_tokens"]["description"]
