@@ -10,7 +10,9 @@ from typing import Any, cast
 import openai
 import pytest
 from orca_master.endpoint.api_keys import digest
+from orca_master.endpoint.background import Acceptance
 from orca_master.endpoint.response_store import StoreLimits
+from orca_master.engine.messages import Output
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.request import FinishReason
 from support.played_engine import PlayedEngine
@@ -148,6 +150,9 @@ def test_only_background_responses_can_be_cancelled_or_streamed_again(play):
             assert refused.value.param == "stream"
         with pytest.raises(openai.BadRequestError, match="only allowed with stream"):
             await responses.retrieve(without_stream.id, starting_after=1)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await responses.retrieve(without_stream.id, stream=True, starting_after=-1)
+        assert refused.value.param == "starting_after"
         with pytest.raises(openai.NotFoundError):
             await responses.cancel(UNKNOWN)
 
@@ -216,7 +221,7 @@ def test_what_the_queue_refuses_is_refused_at_once(play, stream):
     [
         (StoreLimits(), {"store": False}, "with store: true"),
         (StoreLimits(0), {}, "stores no responses"),
-        (StoreLimits(), {"input": [{"role": "user", "content": "a"}], "instructions": "a" * 9000}, "half of"),
+        (StoreLimits(), {"instructions": "a" * 9000}, "half of"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(tmp_path, limits, options, words):
@@ -269,6 +274,35 @@ def test_an_answer_that_has_no_room_fails(tmp_path, stream, num_bytes):
             assert failed.output == []
         assert failed.error.code == "server_error"
         assert "--max-stored-response-bytes" in failed.error.message
+
+    play.run(scene)
+
+
+def test_an_acceptance_records_for_others():
+    calls: list[Any] = []
+
+    class Other:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: calls.append((name, *arguments))
+
+    acceptance = Acceptance([cast(Any, Other())])
+    output = Output("a", 1, None)
+    acceptance.note(0, output)
+    assert not acceptance.accepted.is_set()
+    acceptance.accept()
+    acceptance.flush()
+    acceptance.end("lost")
+    acceptance.interrupt()
+    assert acceptance.accepted.is_set()
+    assert calls == [("note", 0, output), ("accept",), ("flush",), ("end", "lost"), ("interrupt",)]
+
+
+def test_a_deadline_ends_a_response(play):
+    async def scene(_: Any) -> None:
+        begun = await play.begin(extra_headers={"X-Request-Deadline": "0.05"})
+        failed = await play.reaches("failed", begun.id)
+        assert failed.error.message.startswith("not finished within")
+        assert play.engine.aborted == [begun.id]
 
     play.run(scene)
 

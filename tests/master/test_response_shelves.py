@@ -54,17 +54,35 @@ def test_room_is_not_made_where_there_will_be_none():
     assert not state.by_owner["k"].responses
 
 
-def test_one_owner_runs_half_and_all_run_three_quarters():
+def test_one_owner_runs_half_and_responses_begin_in_three_quarters():
     state = shelves(count=8, num_bytes=800)
-    assert state.may_run("k", 4, 400)
-    assert not state.may_run("k", 5, 0)
-    assert not state.may_run("k", 0, 401)
+    assert state.may_begin("k", 400)
+    assert not state.may_begin("k", 401)
     for number in range(4):
-        state.add(kept(f"{number}", Phase.QUEUED, num_bytes=100))
-    assert not state.may_run("k", 1, 0)
-    assert state.may_run("other", 2, 200)
-    assert not state.may_run("other", 3, 0)
-    assert not state.may_run("other", 0, 201)
+        state.add(kept(f"{number}", Phase.QUEUED, num_bytes=90))
+    assert not state.may_begin("k", 0), "half of the number"
+    assert (state.may_grow("k", 40), state.may_grow("k", 41)) == (True, False)
+    assert (state.may_begin("other", 240), state.may_begin("other", 241)) == (True, False)
+    assert state.may_grow("other", 400), "what has begun may have the last quarter"
+    for number in range(2):
+        state.add(kept(f"{number}", Phase.QUEUED, "other"))
+    assert not state.may_begin("third", 0), "three quarters of the number"
+
+
+def test_the_running_responses_of_an_owner_count_when_room_is_made():
+    state = shelves(count=5)
+    for name, phase, owner in (
+        ("a", Phase.STORED, "few"),
+        ("b", Phase.STORED, "few"),
+        ("c", Phase.QUEUED, "many"),
+        ("d", Phase.QUEUED, "many"),
+        ("e", Phase.STORED, "many"),
+    ):
+        state.add(kept(name, phase, owner))
+    assert state.make_room(1, 0)
+    assert list(state.by_owner["few"].responses) == ["a", "b"]
+    assert state.make_room(2, 0)
+    assert list(state.by_owner["few"].responses) == ["b"], "only others can be removed"
 
 
 def test_the_size_of_events():

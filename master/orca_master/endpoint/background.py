@@ -103,13 +103,16 @@ class BackgroundRun:
         await self._store.delete(self.owner, self.response_id)
 
     async def run(self, first: asyncio.Task[list[Piece]], pieces: AsyncIterator[list[Piece]]) -> None:
-        """Store the events of the pieces and the response at its end. Closes `pieces`."""
+        """Store the events of the pieces and the response at its end. Closes `pieces`.
+
+        Raises EngineUnavailableError if the master, which has the store, has ended.
+        """
         try:
             *before, last = await self._generate(first, pieces)
             if not (await self._advance(before) and await self._end(self._answer.response, last)):
                 await self._end_without_output(NO_ROOM)
         except EngineUnavailableError:
-            pass  # the master, which has the store, has ended
+            raise
         except Exception as error:
             logger.exception("the background response %s cannot be generated", self.response_id)
             await self._end_without_output(f"internal error: {type(error).__name__}")
@@ -199,7 +202,7 @@ class BackgroundRuns:
     async def _run(
         self, run: BackgroundRun, first: asyncio.Task[list[Piece]], pieces: AsyncIterator[list[Piece]]
     ) -> None:
-        with self.busy():
+        with self.busy(), contextlib.suppress(EngineUnavailableError):
             await run.run(first, pieces)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from orca_master.endpoint.response_shelves import ENTRY_BYTES, Kept, Shelves, Watcher, size_of
+from orca_master.endpoint.response_shelves import ENTRY_BYTES, Kept, Shelves, Watcher, do_nothing, size_of
 from orca_master.endpoint.response_store import (
     MAX_CONVERSATION_BYTES,
     MAX_RESPONSE_BYTES,
@@ -93,7 +93,7 @@ class MemoryStore:
                 "background",
             )
         self.shelves.remove(stored.owner, stored.response_id)
-        if not self.shelves.may_run(stored.owner, 1, size) or not self.shelves.make_room(1, size):
+        if not self.shelves.may_begin(stored.owner, size) or not self.shelves.make_room(1, size):
             raise QueueFullError(
                 "the stored responses have no room for another background response (--max-stored-responses, "
                 "--max-stored-response-bytes): wait until one has ended, or cancel one"
@@ -106,7 +106,7 @@ class MemoryStore:
         if kept is None:
             return True
         size = size_of(events)
-        fits = sum(map(len, events)) <= MAX_RESPONSE_BYTES and self.shelves.may_run(owner, 0, size)
+        fits = sum(map(len, events)) <= MAX_RESPONSE_BYTES and self.shelves.may_grow(owner, size)
         if not fits or not self.shelves.make_room(0, size):
             return False
         self.shelves.take(kept)
@@ -133,9 +133,9 @@ class MemoryStore:
     async def cancel(self, owner: str, response_id: str) -> None:
         """See ResponseStore."""
         if (kept := self.shelves.running(owner, response_id)) is not None:
+            kept.stop()
             self.shelves.take(kept)
             self._add_ended(kept, Phase.CANCELLED)
-            kept.stop()
 
     def lose(self, owner: str, response_id: str) -> None:
         """Note that the process that generates a background response has ended."""
@@ -181,5 +181,6 @@ class MemoryStore:
     def _add_ended(self, kept: Kept, phase: Phase) -> None:
         """Add a response that ran, and was taken."""
         kept.phase = phase
+        kept.stop = do_nothing
         kept.num_bytes = len(kept.stored.data) + ENTRY_BYTES + size_of(kept.events)
         self.shelves.add(kept)

@@ -1,8 +1,8 @@
 """`Shelves`: the responses that are in memory, by owner, and the limits of their number, bytes and age.
 
 Room is made by removing the least recently used response of the owner that has most, so that no client can push out the
-responses of others. Background responses that run are not removed: those of one owner have at most half of the number
-and of the bytes, those of all owners three quarters.
+responses of others. Background responses that run are not removed. Those of one owner have at most half of the number
+and of the bytes; new ones begin while those of all owners have at most three quarters, so that the others can grow.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ Watcher = Callable[[str], None]
 """Is called with the id of a response that has changed."""
 
 
+def do_nothing() -> None:
+    """Stop a response that does not run."""
+
+
 @dataclass(slots=True)
 class Kept:
     """One response. `stop`, `events`: see ResponseStore.begin."""
@@ -29,7 +33,7 @@ class Kept:
     num_bytes: int
     phase: Phase = Phase.STORED
     events: list[bytes] = field(default_factory=list)
-    stop: Callable[[], None] = lambda: None
+    stop: Callable[[], None] = do_nothing
     watchers: set[Watcher] = field(default_factory=set)
     """Are called once, at the next change."""
     used_at: float = 0.0
@@ -111,16 +115,20 @@ class Shelves:
         kept.notify()
         return True
 
-    def may_run(self, owner: str, count: int, num_bytes: int) -> bool:
-        """Return True if the limits of background responses that run permit more of this owner."""
+    def may_begin(self, owner: str, num_bytes: int) -> bool:
+        """Return True if the limits of running background responses permit another one of this owner."""
         shelf = self.by_owner.get(owner, Shelf())
-        most, most_bytes = self.limits.count, self.limits.num_bytes
+        most = self.limits.count
         return (
-            self._num_running + count <= max(1, 3 * most // 4)
-            and self._running_bytes + num_bytes <= 3 * most_bytes // 4
-            and len(shelf.running) + count <= max(1, most // 2)
-            and shelf.running_bytes + num_bytes <= most_bytes // 2
+            self.may_grow(owner, num_bytes)
+            and len(shelf.running) < max(1, most // 2)
+            and self._num_running < max(1, 3 * most // 4)
+            and self._running_bytes + num_bytes <= 3 * self.limits.num_bytes // 4
         )
+
+    def may_grow(self, owner: str, num_bytes: int) -> bool:
+        """Return True if the running background responses of this owner may have so many bytes more."""
+        return self.by_owner.get(owner, Shelf()).running_bytes + num_bytes <= self.limits.num_bytes // 2
 
     def make_room(self, count: int, num_bytes: int) -> bool:
         """Remove responses until this is free; return False, and remove none, if running ones leave no such room."""
@@ -129,9 +137,9 @@ class Shelves:
             return False
         self.expire()
         while self.count > most:
-            self._evict(lambda shelf: len(shelf.responses))
+            self._evict(lambda shelf: len(shelf.responses) + len(shelf.running))
         while self.num_bytes > most_bytes:
-            self._evict(lambda shelf: shelf.num_bytes)
+            self._evict(lambda shelf: shelf.num_bytes + shelf.running_bytes)
         return True
 
     def expire(self) -> None:
@@ -142,7 +150,8 @@ class Shelves:
                 self.remove(owner, next(iter(shelf.responses)))
 
     def _evict(self, amount: Callable[[Shelf], int]) -> None:
-        owner, shelf = max(self.by_owner.items(), key=lambda entry: amount(entry[1]))
+        evictable = ((owner, shelf) for owner, shelf in self.by_owner.items() if shelf.responses)
+        owner, shelf = max(evictable, key=lambda entry: amount(entry[1]))
         self.remove(owner, next(iter(shelf.responses)))
 
     def _account(self, shelf: Shelf, kept: Kept, sign: int) -> None:
